@@ -22,8 +22,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from attnscope.hooks.engines import UNCHECKED
 from attnscope.hooks.listen import listen
-from attnscope.interventions.passes import CPU_TOKENS, prepared
-from attnscope.interventions.passes import ignore_call as unheard
+from attnscope.interventions.passes import CPU_TOKENS, ignore_call, prepared
 from attnscope.interventions.spec import HeadSet, Task
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.loading import load, wrap
@@ -113,7 +112,7 @@ def losses(loaded: LoadedModel, task: Task, batch: Sequence[int], one: HeadSet) 
         return output_BTHV.index_fill(2, torch.tensor(heads), 0.0) if heads else output_BTHV
 
     ids, rows = torch.tensor([task.ids[place] for place in batch]), list(task.rows[0])
-    logits = listen(loaded.model, ids, unheard, engine=replace(UNCHECKED, change=change), logits_at=rows).logits
+    logits = listen(loaded.model, ids, ignore_call, engine=replace(UNCHECKED, change=change), logits_at=rows).logits
     right = ids[:, [row + 1 for row in rows], None]
     return -logits.log_softmax(-1).gather(-1, right)[..., 0].double().mean(-1).numpy()
 

@@ -72,8 +72,7 @@ def model(name: str, tokens: int):
 
     from attnscope.model.loading import load, wrap
     from attnscope.model.options import LoadOptions
-    from attnscope.observe.request import CaptureSpec as Ask
-    from attnscope.observe.request import Request
+    from attnscope.observe.request import CaptureSpec, Request
     from attnscope.observe.run import read
 
     torch.set_num_threads(1)  # a process that has threads is not to be forked
@@ -83,7 +82,7 @@ def model(name: str, tokens: int):
         config = LlamaConfig(vocab_size=2000, num_key_value_heads=4, max_position_embeddings=131072, **LARGER)
         loaded = wrap(LlamaForCausalLM(config).eval().requires_grad_(False), loaded.tokenizer)
     for engine in ("eager", "tiles"):  # which imports what every reading needs
-        read(loaded, Ask(list(range(16)), Request(relations=True, maps="all"), engine=engine))
+        read(loaded, CaptureSpec(list(range(16)), Request(relations=True, maps="all"), engine=engine))
     return loaded
 
 
@@ -112,8 +111,7 @@ def measured(loaded, asked: str, tokens: int, engine: str, threads: int) -> dict
     import torch
 
     from attnscope.observe.layers import View
-    from attnscope.observe.request import CaptureSpec as Ask
-    from attnscope.observe.request import Request
+    from attnscope.observe.request import CaptureSpec, Request
     from attnscope.observe.run import read
 
     torch.set_num_threads(threads)
@@ -122,7 +120,7 @@ def measured(loaded, asked: str, tokens: int, engine: str, threads: int) -> dict
     ids = torch.randint(10, 2000, (tokens,), generator=torch.Generator().manual_seed(0)).tolist()
     request = Request(view=view, weights=kept, **how)
     clock, processor = time.perf_counter(), time.process_time()
-    read(loaded, Ask(ids, request, engine=engine))
+    read(loaded, CaptureSpec(ids, request, engine=engine))
     return {"clock": time.perf_counter() - clock, "processor": time.process_time() - processor}
 
 

@@ -1,7 +1,7 @@
 """Add one of each kind of extension to a copy of attnscope: `python scripts/extend.py FOLDER`.
 
-Each is what its author would write, in the files that CONTRIBUTING.md names. The files and lines that each took are
-printed; `tests/test_extend.py` runs the extensions, and leaves each out in turn.
+Each is what its author would write, in the files that CONTRIBUTING.md names; new files are in `extensions/`. The files
+and lines that each took are printed; `tests/test_extend.py` runs the extensions, and leaves each out in turn.
 `cd FOLDER && python -m attnscope heads --text "a b c" --sort two_back --engine recomputed --role sink`.
 """
 
@@ -42,101 +42,17 @@ def recomputed(spec: AttentionSpec) -> AttentionOperator:
 
 '''
 
-COLLECTOR = '''"""The largest weight of every row. Shapes: B text, H head, Q query."""
 
-from __future__ import annotations
+def new(name: str) -> tuple[tuple[str, str], ...]:
+    """A new file, as it is in `extensions/`, where linters see it and a name that is changed is changed too."""
+    return (("", (Path(__file__).with_name("extensions") / name).read_text(encoding="utf-8")),)
 
-from collections.abc import Sequence
-
-from torch import Tensor
-
-from attnscope.attention.questions import MaxWeight, Question
-from attnscope.observe.collector import Answers, Collector
-from attnscope.observe.layers import Layer
-from attnscope.observe.request import Asked, Request
-
-
-class LargestCollector(Collector):
-    """Of a layer (B, H, Q), of one text (H, Q)."""
-
-    name = "largest"
-
-    @classmethod
-    def of(cls, texts: Sequence[Asked], request: Request) -> LargestCollector:
-        """Of every text: a number a row is little."""
-        return cls()
-
-    def questions(self, layer: Layer) -> Sequence[Question]:
-        return [MaxWeight()]
-
-    def collect(self, layer: Layer, answers: Answers) -> Tensor:
-        return answers[MaxWeight()].float().cpu()
-
-    def of_text(self, collected: Tensor, row: int, text: Asked) -> Tensor:
-        return collected[row, :, : len(text.prompt)]
-'''
-
-INTERVENTION = '''"""Heads whose output is halved. Shapes: B text, T token, H head, V width of v."""
-
-from __future__ import annotations
-
-from collections.abc import Sequence
-from dataclasses import replace
-
-from torch import Tensor
-
-from attnscope.interventions.spec import HeadSet
-from attnscope.interventions.base import Intervention
-from attnscope.interventions.replacement import replacing
-from attnscope.hooks.calls import CallPlace
-from attnscope.hooks.engines import Engine
-
-
-class Halving(Intervention):
-    """A head's output, before the output projection, is halved."""
-
-    name = "halved"
-
-    def over(
-        self, engine: Engine, sets: Sequence[HeadSet], lengths: Sequence[int], texts: Sequence[int] = ()
-    ) -> Engine:
-        return replace(engine, change=replacing(sets, lengths, halved))
-
-
-def halved(place: CallPlace, output_BTHV: Tensor, lengths: Sequence[int]) -> Tensor:
-    """Half of what the head gave."""
-    return output_BTHV / 2
-'''
-
-COMMAND = '''"""`attnscope sentences`: how a text is cut into sentences."""
-
-from __future__ import annotations
-
-from attnscope.cli import output
-from attnscope.cli.options import ModelText, Printing
-from attnscope.cli.config import takes
-
-EXAMPLES = ('attnscope sentences --text "The bank. The river."',)
-
-
-@takes(ModelText, Printing)
-def sentences(asked: ModelText, printing: Printing) -> int:
-    """The sentences of a text, one a row."""
-    from attnscope.cli.single import prepared, read_text
-    from attnscope.utils.tables import as_table
-
-    format = output.wanted_format(printing.format)
-    found = prepared(asked, printing, read_text(asked, printing)).prompt.sentences
-    columns = {"first": [one.start for one in found], "sentence": [one.name for one in found]}
-    output.emit(as_table(columns), format, lambda: "\\n".join(columns["sentence"]))
-    return 0
-'''
 
 # Extension -> its files -> (the anchor before which it is written, or "" for a new file; what is written) ...
 EXTENSIONS: Mapping[str, Mapping[str, tuple[tuple[str, str], ...]]] = {
     "a metric": {"metrics/metrics.py": (('        Metric(\n            id="self",', METRIC.lstrip("\n")),)},
-    "a collector": {"keep/collectors/largest.py": (("", COLLECTOR),)},
-    "an intervention": {"intervene/halving.py": (("", INTERVENTION),)},
+    "a collector": {"observe/collectors/largest.py": new("largest.py")},
+    "an intervention": {"interventions/halving.py": new("halving.py")},
     "an option": {
         "cli/heads.py": (
             ("\n\nGROUPS = ", OPTION.rstrip("\n")),
@@ -145,13 +61,18 @@ EXTENSIONS: Mapping[str, Mapping[str, tuple[tuple[str, str], ...]]] = {
     },
     "an engine": {
         "hooks/engines.py": (
-            ("\ndef fastest(", ENGINE),
+            ("\ndef select_operator(", ENGINE),
             ('        Engine("fused", ', '        Engine("recomputed", recomputed, bytes=eager_bytes),\n'),
         ),
     },
     "a command": {
-        "cli/sentences.py": (("", COMMAND),),
+        "cli/sentences.py": new("sentences.py"),
         "cli/app.py": (('    "metrics": (', '    "sentences": (LOOK_UP, "The sentences of a text, one a row."),\n'),),
+    },
+    "a study": {
+        "studies/silence.py": new("silence.py"),
+        "cli/silence.py": new("silence_command.py"),
+        "cli/app.py": (('    "why": (', '    "silence": (STUDY, "What texts lose where a layer gives nothing."),\n'),),
     },
 }
 

@@ -2,7 +2,7 @@
 
 A share is the mean effect of a patch over the mean gap of S pairs. Pairs are made with a known share; counted is how
 often its interval holds it (95 % is meant), of the runs in which a share is given: `before`, the interval of the mean
-effect over the mean gap, as if the gap had no error; and `ratios` of attnscope.studies.statistics, whose open ends hold.
+effect over the mean gap, as if the gap had no error; and `ratios` of studies/statistics.py, whose open ends hold.
 
 Shapes: S pair, N run.
 """

@@ -9,14 +9,13 @@ import attnscope
 from attnscope import Request, View
 from attnscope.errors import UsageError
 from attnscope.inputs.prompt import from_text
-from attnscope.observe.request import SCHEMA
-from attnscope.observe.request import CaptureSpec as Ask
+from attnscope.observe.request import SCHEMA, CaptureSpec
 from attnscope.observe.run import read
 
 ASKS = (
-    Ask("the financial bank"),
-    Ask((5, 6, 7), engine="fused", memory="4GB", listen=True, verify=True, generate=4),
-    Ask(
+    CaptureSpec("the financial bank"),
+    CaptureSpec((5, 6, 7), engine="fused", memory="4GB", listen=True, verify=True, generate=4),
+    CaptureSpec(
         "the bank",
         Request(
             View("value", by_kv=True, heads={0: (1, 2), 3: (0,)}),
@@ -39,23 +38,23 @@ ASKS = (
 
 @pytest.mark.parametrize("ask", ASKS)
 def test_json_holds_the_whole_ask(ask):
-    assert Ask.of_json(json.loads(json.dumps(ask.as_json()))) == ask
+    assert CaptureSpec.of_json(json.loads(json.dumps(ask.as_json()))) == ask
 
 
 def test_a_prompt_is_its_tokens(demo):
     prompt = from_text(demo.tokenizer, "the bank")
-    again = Ask.of_json(Ask(prompt).as_json())
+    again = CaptureSpec.of_json(CaptureSpec(prompt).as_json())
     assert again.text == prompt.ids
     assert read(demo, again).prompt.ids == prompt.ids
 
 
 def test_what_lies_in_memory_alone_has_no_json(demo):
     with pytest.raises(UsageError, match="a picture in memory"):
-        Ask("a", picture=Image.new("RGB", (2, 2))).as_json()
+        CaptureSpec("a", picture=Image.new("RGB", (2, 2))).as_json()
     with pytest.raises(UsageError, match="an atlas in memory"):
-        Ask("a", atlas=object()).as_json()
+        CaptureSpec("a", atlas=object()).as_json()
     with pytest.raises(UsageError, match="a sound in memory"):
-        Ask(object()).as_json()
+        CaptureSpec(object()).as_json()
 
 
 @pytest.mark.parametrize(
@@ -77,7 +76,7 @@ def test_what_lies_in_memory_alone_has_no_json(demo):
 )
 def test_json_of_another_form_is_refused_by_name(change, said):
     with pytest.raises(UsageError) as error:
-        Ask.of_json(ASKS[0].as_json() | change)
+        CaptureSpec.of_json(ASKS[0].as_json() | change)
     assert str(error.value).startswith(said)
     assert len(str(error.value).splitlines()) == 1
 
@@ -85,7 +84,7 @@ def test_json_of_another_form_is_refused_by_name(change, said):
 @pytest.mark.parametrize("said", [None, [], "ask/1", {}, {"schema": SCHEMA}])
 def test_what_is_no_ask_is_refused(said):
     with pytest.raises(UsageError):
-        Ask.of_json(said)
+        CaptureSpec.of_json(said)
 
 
 def test_a_misspelt_keyword_is_refused(demo):

@@ -17,8 +17,7 @@ from attnscope.model.loaded import LoadedModel
 from attnscope.model.loading import load
 from attnscope.model.options import LoadOptions
 from attnscope.model.tasks import model_classes, task_of
-from attnscope.observe.request import CaptureSpec as Ask
-from attnscope.observe.request import Request
+from attnscope.observe.request import CaptureSpec, Request
 from attnscope.observe.run import read
 from helpers.command_line import call
 from helpers.families import tiny_config, tiny_model
@@ -94,7 +93,7 @@ def reward(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_weights_are_those_of_plain_transformers(tmp_path: Path, family: str, head: str) -> None:
     body = headless(tmp_path, family, head).base_model
     loaded = loaded_from(tmp_path)
-    seen = read(loaded, Ask(TEXT, target=TARGET if family == "bart" else None, keep=Request(weights=True)))
+    seen = read(loaded, CaptureSpec(TEXT, target=TARGET if family == "bart" else None, keep=Request(weights=True)))
     asked = {"input_ids": torch.tensor([seen.prompt.ids])}
     if family == "bart":
         asked["decoder_input_ids"] = torch.tensor([seen.queries.ids])
@@ -142,7 +141,7 @@ def test_the_class_is_the_one_whose_weights_are_there(tmp_path: Path) -> None:
 def test_an_encoder_decoder_of_a_tied_body_writes_its_target(tmp_path: Path, family: str) -> None:
     sizes = BART if family == "bart" else {"vocab_size": 2000, "decoder_start_token_id": 2}
     with_tokenizer(hf.AutoModel.from_config(tiny_config(family, **sizes)), tmp_path)
-    assert read(loaded_from(tmp_path), Ask(TEXT, generate=3)).queries.ids[0] == 2
+    assert read(loaded_from(tmp_path), CaptureSpec(TEXT, generate=3)).queries.ids[0] == 2
 
 
 @pytest.mark.parametrize(

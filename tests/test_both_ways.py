@@ -24,8 +24,7 @@ from attnscope.model.loaded import LoadedModel
 from attnscope.model.selection import heard_as
 from attnscope.model.tasks import both_ways, task_of
 from attnscope.observe.layers import View
-from attnscope.observe.request import CaptureSpec as Ask
-from attnscope.observe.request import Request
+from attnscope.observe.request import CaptureSpec, Request
 from attnscope.observe.run import prepare
 from helpers.families import NOT_BUILT, WITHOUT_ATTENTION, tiny_config
 from helpers.parity_models import rouse
@@ -162,14 +161,14 @@ def test_studies_of_what_comes_next_say_why_they_are_not_for_it() -> None:
         "an ablation": lambda: attnscope.ablate(loaded),
         "a knockout": lambda: attnscope.knockout(loaded, "the river bank", key="river", answer=" bank"),
         "patching": lambda: attnscope.patch(loaded, "the bank", corrupted="the mill", answer=" bank"),
-        "an effect on a logit": lambda: prepare(loaded, Ask("the bank", keep=Request(view=View("logit")))),
+        "an effect on a logit": lambda: prepare(loaded, CaptureSpec("the bank", keep=Request(view=View("logit")))),
     }
     for what, call in calls.items():
         with pytest.raises(ModelError, match=f"{what} is for a causal model, and it looks both ways: .* is_causal=f"):
             call()
     for asked in ({"generate": 2}, {"answer": " bank"}):
         with pytest.raises(UsageError, match="looks both ways: its config says is_causal=false"):
-            prepare(loaded, Ask("the bank", **asked))
+            prepare(loaded, CaptureSpec("the bank", **asked))
 
 
 def test_an_encoder_decoder_whose_decoder_looks_both_ways_is_refused() -> None:

@@ -23,8 +23,7 @@ from attnscope.api.scan import Scan
 from attnscope.errors import UsageError
 from attnscope.model.options import LoadOptions
 from attnscope.observe.layers import View
-from attnscope.observe.request import CaptureOptions as How
-from attnscope.observe.request import Request
+from attnscope.observe.request import CaptureOptions, Request
 from attnscope.serve.session import Session
 from helpers.command_line import HANGS, SENTENCE, call
 from helpers.hints import OPTION, hints_of_source, hints_of_the_library
@@ -32,7 +31,9 @@ from helpers.hints import OPTION, hints_of_source, hints_of_the_library
 ROOT = Path(attnscope.__file__).parents[1]
 SWAPPED = "Mary gave John a book", "John gave Mary a book"
 ROOMS = "batch", "explain", "parity"  # modules that are called
-KEYWORDS = {"How": {*How.__annotations__, *Request.__dataclass_fields__, *View.__dataclass_fields__}}
+KEYWORDS = {
+    "CaptureOptions": {*CaptureOptions.__annotations__, *Request.__dataclass_fields__, *View.__dataclass_fields__}
+}
 # positional arguments, else two
 GIVEN = {"connect": 0, "compare": 3, "explain": 3, "listen": 3, "why": 3}
 GIVEN |= dict.fromkeys(("load", "parity", "scan", "Session.capture"), 1)
@@ -166,7 +167,7 @@ def test_rooms_are_functions_whatever_is_imported_first(demo) -> None:
     for room in (attnscope.batch, attnscope.explain, attnscope.parity):
         assert callable(room)
         assert ">>> " in (room.__doc__ or "")
-    assert attnscope.corpus.folderlder.Job
+    assert attnscope.corpus.folder.Job
     assert attnscope.batch(demo, ["the bank"]).table().num_rows == 24
 
 

@@ -476,7 +476,7 @@ def test_ctrl_c_of_a_terminal_reaches_the_workers_too(tmp_path):
 def test_a_signal_that_a_callback_swallowed_comes_again():
     script = """
 import os, signal, time, weakref
-from attnscope import signals
+from attnscope.utils import signals
 
 class Thing: pass
 
@@ -529,7 +529,7 @@ def test_a_signal_that_a_library_swallowed_ends_the_next_step():
 def test_an_ignored_interrupt_stays_ignored():
     script = (
         "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
-        "from attnscope import signals; signals.listen()\n"
+        "from attnscope.utils import signals; signals.listen()\n"
         "assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN\n"
         "assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL"
     )

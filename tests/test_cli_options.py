@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from attnscope.cli.app import made
 from attnscope.cli.batch_options import BatchRun
-from attnscope.cli.config import with_options as takes
+from attnscope.cli.config import with_options
 from attnscope.cli.groups import fill, held, parameters, recorded
 from attnscope.cli.info import Named
 from attnscope.cli.load_options import EngineName
@@ -65,7 +65,10 @@ def test_an_option_is_one_field_of_one_group():
         # of relations how they are listed, of knockout what is cut, of patch what is patched
         "over": {("Ranked", "over"), ("Edges", "over"), ("Patches", "over")},
         "at": {("CacheBudgets", "at"), ("Patches", "at")},  # of knockout the end of a prompt, of patch what is patched
-        "method": {("Otherwise", "method"), ("Patches", "method")},  # of ablate a screen, of patch how all is known
+        "method": {
+            ("VariantOptions", "method"),
+            ("Patches", "method"),
+        },  # of ablate a screen, of patch how all is known
         # of relations what keys write to an answer's logit too, over the logit of a foil
         "weights": {("Entries", "weights"), ("Related", "weights")},
         "foil": {("Related", "foil"), ("Answered", "foil")},  # of knockout the effect's too
@@ -141,7 +144,7 @@ def test_a_command_is_called_with_one_object_per_group():
     toy = typer.Typer()
 
     @toy.command()
-    @takes(TopHeads, Relations)
+    @with_options(TopHeads, Relations)
     def command(*groups):
         """Take them."""
         given.extend(groups)
@@ -158,7 +161,7 @@ def test_a_file_gives_what_no_flag_gave(tmp_path):
     (tmp_path / "run.yaml").write_text("top: 9\ntop_k: 4\nout: runs\nfile: a.txt\nout_of: some\n")
 
     @toy.command()
-    @takes(Relations, Printing, TextRun, file=(Top,))
+    @with_options(Relations, Printing, TextRun, file=(Top,))
     def command(*groups):
         """Take them; of Top there is no option."""
         given.extend(groups)

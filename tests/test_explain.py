@@ -360,7 +360,7 @@ def test_a_check_that_fails_is_printed_as_such() -> None:
     assert broken.failures == ["step 7, softmax: differs from torch's weights by 0.5 (allowed 1e-05)"]
 
 
-EXAMPLES = ["attention", "jsonl", "records", "scaling", "steps", "toy", "traced"]
+EXAMPLES = ["attention", "records", "toy", "traced"]
 
 
 @pytest.mark.parametrize("module", EXAMPLES)

@@ -23,10 +23,11 @@ TEXT = "the financial bank is located on river bank by the river"
 EDITED = {  # files of existing code, at most
     "a metric": 1,
     "a collector": 0,
-    "an intervention": 1,
+    "an intervention": 0,
     "an option": 1,
     "an engine": 1,
     "a command": 1,
+    "a study": 1,
 }
 
 READ = ("--text", TEXT, "--format", "csv", "-q")
@@ -56,10 +57,15 @@ NEEDS = {  # extension -> a command, or a program, that only it makes possible
     "an option": (*STORY, "--role", "induction", "--top", "all", "--format", "table"),
     "an engine": (*HEADS, "recomputed", *READ),
     "a command": ("sentences", "--text", "The bank. The river.", "--format", "csv", "-q"),
+    "a study": ("silence", "--select", "1-2.*", "--out", "runs", *READ),
 }
-REFUSED_AT_ONCE = ("an option", "a command")  # before anything large is imported
+REFUSED_AT_ONCE = ("an option", "a command", "a study")  # before anything large is imported
+OTHER_LAYERS = ("silence", "--select", "0.*", "--out", "runs", *READ)
+REFUSED = {OTHER_LAYERS: 2}
 COMMANDS = (
     *NEEDS.values(),
+    OTHER_LAYERS,
+    ("silence", "--dry-run", *READ),
     (*HEADS, "eager", *READ),
     TALKING,
     INFO,
@@ -103,8 +109,10 @@ def said(copy: tuple[Path, dict[str, Cost]]) -> dict[tuple[str, ...], Result]:
     """{command: what it ended with} in a process of the copy."""
     done = within(copy[0], (sys.executable, "-c", PROCESS), input=json.dumps(COMMANDS))
     assert done.returncode == 0, done.stderr
-    found = [Result(code, out.encode(), err).ok() for code, out, err in json.loads(done.stdout)]
-    return dict(zip(COMMANDS, found, strict=True))
+    results = [Result(code, out.encode(), err) for code, out, err in json.loads(done.stdout)]
+    for command, result in zip(COMMANDS, results, strict=True):
+        assert result.code == REFUSED.get(command, 0), result.err
+    return dict(zip(COMMANDS, results, strict=True))
 
 
 @pytest.mark.parametrize("what", EXTENSIONS)
@@ -201,3 +209,33 @@ def test_the_engine_is_named_where_it_ran_and_help_lists_three(said: dict[tuple[
 def test_the_command_is_in_the_list_and_prints_its_table(said: dict[tuple[str, ...], Result]) -> None:
     assert b"sentences" in said[("--help",)].out
     assert [row["sentence"].strip() for row in said[NEEDS["a command"]].rows] == ["<s>", "The bank.", "The river."]
+
+
+@pytest.mark.e2e
+def test_the_study_costs_what_layers_without_attention_cost_by_hand(demo, said: dict[tuple[str, ...], Result]) -> None:
+    ids = torch.tensor([demo.tokenizer(TEXT).input_ids])
+
+    def loss() -> float:
+        with torch.no_grad():
+            logits = demo.model(ids).logits[0].log_softmax(-1).double()
+        return -sum(float(logits[at, ids[0, at + 1]]) for at in range(ids.shape[1] - 1)) / (ids.shape[1] - 1)
+
+    intact = loss()
+    rows = said[NEEDS["a study"]].rows
+    assert [row["set"] for row in rows] == ["L1", "L2"]
+    for layer, row in enumerate(rows, 1):
+        silence = demo.model.model.layers[layer].self_attn.o_proj.register_forward_pre_hook(
+            lambda module, args: (torch.zeros_like(args[0]),)
+        )
+        assert float(row["effect"]) == pytest.approx(loss() - intact, abs=1e-5)
+        silence.remove()
+
+
+@pytest.mark.e2e
+def test_the_study_leaves_its_record_says_its_cost_and_refuses_the_folder_of_another(
+    copy: tuple[Path, dict[str, Cost]], said: dict[tuple[str, ...], Result]
+) -> None:
+    assert json.loads((copy[0] / "runs" / "silence.json").read_text())["schema"] == "silence/1"
+    assert b"4 sets of heads, on 1 text: at most" in said["silence", "--dry-run", *READ].out
+    assert "runs" in said[OTHER_LAYERS].err
+    assert "silence" in said[OTHER_LAYERS].err

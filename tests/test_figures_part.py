@@ -18,8 +18,7 @@ from attnscope.figures.overview import overview_figure
 from attnscope.figures.style import TAKEN, alone, split_sink
 from attnscope.figures.writer import drawing
 from attnscope.observe.layers import View
-from attnscope.observe.request import CaptureSpec as Ask
-from attnscope.observe.request import Request
+from attnscope.observe.request import CaptureSpec, Request
 from attnscope.observe.run import prepare
 from helpers.command_line import SENTENCE, call
 from helpers.figures import causal, layer_figure, numbered, pixels, places, plain_drawing, shown, words
@@ -78,7 +77,7 @@ def test_a_small_part_of_a_long_text_is_not_binned_and_reads_its_rows_alone(demo
         monkeypatch.setattr(
             kind, "rows", lambda self, a, b, rows=kind.rows: read.update(range(a, b)) or rows(self, a, b)
         )
-    run = prepare(demo, Ask(LONG, Request(metrics=(), maps="all", query="bank", key="green"), engine=engine))
+    run = prepare(demo, CaptureSpec(LONG, Request(metrics=(), maps="all", query="bank", key="green"), engine=engine))
     read.clear()  # of what was compared with eager
     seen = run.observe()
     queries, keys = places(seen.prompt, "bank"), places(seen.prompt, "green")

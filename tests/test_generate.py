@@ -36,8 +36,7 @@ from attnscope.model.loading import DEMO_FOLDER, load, wrap
 from attnscope.model.options import LoadOptions
 from attnscope.observe.collect import observe
 from attnscope.observe.observation import Observation
-from attnscope.observe.request import CaptureSpec as Ask
-from attnscope.observe.request import Request
+from attnscope.observe.request import CaptureSpec, Request
 from attnscope.observe.run import answer_lines, prepare
 from helpers.command_line import call
 from helpers.families import few, tiny_config
@@ -420,7 +419,7 @@ def test_a_model_generates_alike_from_its_folder_and_wrapped(
     loaded = load(LoadOptions(model=with_settings(tmp_path / "m", **settings)))
     wrapped = wrap(AutoModelForCausalLM.from_pretrained(tmp_path / "m"), loaded.tokenizer)
     before = wrapped.model.generation_config.to_dict()
-    facts = [prepare(one, Ask(TEXT, generate=4)).facts["generated"] for one in (loaded, wrapped)]
+    facts = [prepare(one, CaptureSpec(TEXT, generate=4)).facts["generated"] for one in (loaded, wrapped)]
     assert facts[0] == facts[1]
     assert facts[0].get("ignored", []) == aside
     ours = [record for record in caplog.records if record.name.startswith("attnscope.")]
@@ -463,7 +462,7 @@ def test_a_model_that_stops_by_its_own_code_is_not_said_to_have_made_all(demo: L
 
     hasty = Hasty(demo.model.config).eval()
     hasty.load_state_dict(demo.model.state_dict())
-    run = prepare(replace(demo, model=hasty), Ask(TEXT, generate=3))
+    run = prepare(replace(demo, model=hasty), CaptureSpec(TEXT, generate=3))
     assert run.facts["generated"] == {"asked": 3, "ids": [265, 586], "stopped_by": "the model's own code"}
     assert list(answer_lines(run)) == ["generated 2 of 3 tokens, where its own code stops: the new(7-8)"]
 
@@ -501,7 +500,7 @@ def test_the_end_token_is_the_last_of_the_answer_and_more_are_not_asked_for(demo
     assert ended.prompt.text == TEXT + " the new castle.</s>"
     cut = attnscope.capture(demo, TEXT, generate=2, request=Request())
     assert cut.facts["generated"] == {"asked": 2, "ids": [265, 586], "stopped_by": "number asked for"}
-    one = prepare(demo, Ask(TEXT, generate=1))
+    one = prepare(demo, CaptureSpec(TEXT, generate=1))
     assert list(answer_lines(one)) == ["generated 1 token: the(7)"]
 
 

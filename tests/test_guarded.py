@@ -15,9 +15,9 @@ from attnscope.inputs.answers import reading_target, target
 from attnscope.inputs.prompt import from_ids, from_text
 from attnscope.inputs.tokens import DEEPEST, check_expression, defined, find
 from attnscope.observe.inputs import ids_of
-from attnscope.observe.request import CaptureSpec as Ask
+from attnscope.observe.request import CaptureSpec
 from attnscope.observe.run import prepare
-from attnscope.utils.isolation import IsolatedCall as Apart
+from attnscope.utils.isolation import IsolatedCall
 from helpers.alarms import short_seconds
 from helpers.command_line import call
 
@@ -61,7 +61,7 @@ def test_the_target_of_a_run_is_read_apart() -> None:
     brought = replace(loaded, source_folder=Path("somewhere"))
     assert brought.brought
     with pytest.raises(ModelError, match=r"\b1 seconds"):
-        prepare(brought, Ask([5, 6, 7], target="das Haus"))
+        prepare(brought, CaptureSpec([5, 6, 7], target="das Haus"))
 
 
 @pytest.mark.usefixtures("soon")
@@ -80,7 +80,7 @@ def test_a_batch_goes_on_after_a_target_that_never_ends() -> None:
     )
     loaded.model.config = loaded.model.generation_config = SimpleNamespace(decoder_start_token_id=None)
     with targets(loaded) as read, pytest.raises(InputError, match=r"\b1 seconds"):  # type: ignore[arg-type]
-        read(Ask("text", target="das Haus"))
+        read(CaptureSpec("text", target="das Haus"))
 
 
 def test_a_template_that_asks_for_gigabytes_is_refused(tmp_path) -> None:
@@ -104,14 +104,14 @@ def test_a_process_apart_keeps_a_limit_that_is_lower() -> None:
         return resource.getrlimit(resource.RLIMIT_AS)[0]
 
     assert limit() == resource.RLIM_INFINITY or limit() > 0
-    with Apart(limit, "process") as ask:
+    with IsolatedCall(limit, "process") as ask:
         found = ask()
     assert 0 < found != resource.RLIM_INFINITY
     assert resource.getrlimit(resource.RLIMIT_AS)[0] in (resource.RLIM_INFINITY, limit())
 
 
 def test_what_is_printed_apart_reaches_neither_stdout_nor_stderr(capfd) -> None:
-    with Apart(lambda: [os.write(number, b"said by a template") for number in (1, 2)], "process") as say:
+    with IsolatedCall(lambda: [os.write(number, b"said by a template") for number in (1, 2)], "process") as say:
         assert say() == [18, 18]
     assert capfd.readouterr() == ("", "")
 

@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 import pytest
 
 from attnscope.errors import ModelError
-from attnscope.model import sources as hub
+from attnscope.model import sources
 from attnscope.model.loading import load
 from attnscope.model.options import LoadOptions
 from helpers.command_line import HANGS
@@ -28,23 +28,23 @@ def folder(tmp_path):
 
 SCRIPT = """
 import sys, json, os
-from attnscope.model import hub
+from attnscope.model import sources
 from attnscope.errors import AttnscopeError
 from attnscope.model.libraries import silence_libraries
 from attnscope.model.loading import load
 from attnscope.model.options import LoadOptions
 silence_libraries(False)
-within, deadlines = hub.within, []
+within, deadlines = sources.within, []
 def counted(seconds, call):
     deadlines.append(seconds)
     return within(seconds, call)
-hub.within = counted
+sources.within = counted
 def say(options):
-    hub.ANSWER_SECONDS = options.pop("answer", hub.ANSWER_SECONDS)
+    sources.ANSWER_SECONDS = options.pop("answer", sources.ANSWER_SECONDS)
     try:
         if options.pop("files", False):  # what is downloaded, without what is made of it
-            snapshot = hub.fetch(options.pop("model"), **options)
-            hub.fetch_weights(snapshot, ["model.safetensors"])
+            snapshot = sources.fetch(options.pop("model"), **options)
+            sources.fetch_weights(snapshot, ["model.safetensors"])
             print("loaded", snapshot.commit, (snapshot.folder / "model.safetensors").is_file())
             return
         loaded = load(LoadOptions(**options))
@@ -209,10 +209,10 @@ def test_a_hub_that_takes_the_call_and_says_nothing_is_given_up_in_20_seconds(tm
 def test_the_deadline_bounds_what_has_no_timeout_of_its_own():
     late = threading.Event()
     with pytest.raises(TimeoutError, match="no answer"):
-        hub.within(0.1, late.wait)
+        sources.within(0.1, late.wait)
     late.set()
-    assert hub.within(5, lambda: "answer") == "answer"
-    assert hub.DEADLINE_SECONDS < 20
+    assert sources.within(5, lambda: "answer") == "answer"
+    assert sources.DEADLINE_SECONDS < 20
 
 
 def test_a_hub_model_is_identified_by_its_commit_without_its_weights(folder, tmp_path):

@@ -148,20 +148,19 @@ def test_the_reference_imports_torch_alone():
 
 
 def test_tables_and_figures_never_see_a_model():
-    """Nor do the rooms that they take from, all the way down."""
-    rooms, beneath = set(), {"figures", "tables"}
+    """Nor do the modules that they take from, all the way down."""
+    reached, beneath = set(), {name for name in SOURCES if room_of(name) == "figures"} | {"attnscope.utils.tables"}
     while beneath:
-        rooms |= beneath
-        beneath = {below for room in beneath for below in MAY_IMPORT[room].split()} - rooms
-    assert rooms >= {"figures", "tables", "files", "errors"}
-    for module in SOURCES:
-        if room_of(module) in rooms:
-            assert not within(imports_of(module), "torch", "transformers"), module
+        reached |= beneath
+        beneath = {below for module in beneath for below in taken(module)} - reached
+    assert reached >= {"attnscope.figures.writer", "attnscope.utils.files", "attnscope.errors"}
+    for module in reached - {"attnscope"}:
+        assert not within(imports_of(module), "torch", "transformers"), module
 
 
-def test_only_parity_and_explain_know_both_sides():
+def test_only_the_certificate_and_the_steps_know_both_sides():
     both = {room_of(name) for name in SOURCES if within(imports_of(name), "attnscope.reference")}
-    assert both == {"reference", "parity", "explain"}
+    assert both == {"reference", "certificate", "steps"}
 
 
 ASKED = (  # by bash, what may follow `attnscope heads --sort `
@@ -195,7 +194,7 @@ ASKED = (  # by bash, what may follow `attnscope heads --sort `
         ),
         ("import attnscope.figures as f; f.Style()", "torch transformers matplotlib"),
         pytest.param(
-            "import attnscope.figures.heads, attnscope.figures.overview, attnscope.figures.pool, attnscope.utils.tables",
+            "import attnscope.figures.heads, attnscope.figures.overview, attnscope.utils.tables",
             "torch transformers",
             marks=pytest.mark.e2e,  # imports matplotlib; by default the sources are looked at
         ),

@@ -17,12 +17,10 @@ from torch import Tensor
 from transformers import pipeline
 
 import attnscope
-from attnscope.export.export import Export
-from attnscope.export.export import ExportOptions as Ways
+from attnscope.export.export import Export, ExportOptions
 from attnscope.figures.style import Style, StyleFields
 from attnscope.observe.layers import View
-from attnscope.observe.request import CaptureOptions as How
-from attnscope.observe.request import CaptureSpec as Ask
+from attnscope.observe.request import CaptureOptions, CaptureSpec
 from helpers.command_line import HANGS, SENTENCE, call
 from helpers.families import tiny_model
 from helpers.forks import forked
@@ -436,8 +434,8 @@ def arrays(found: object) -> Iterator[np.ndarray | Tensor]:
 @pytest.mark.parametrize(
     ("keywords", "record", "without"),
     [
-        (How, Ask, {"text", "keep"}),
-        (Ways, Export, set()),
+        (CaptureOptions, CaptureSpec, {"text", "keep"}),
+        (ExportOptions, Export, set()),
         (StyleFields, Style, {"image", "about"}),
     ],
     ids=lambda one: getattr(one, "__name__", ""),

@@ -12,9 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModel
 
-from attnscope import capture, wrap
-from attnscope import corpus as batch
-from attnscope.certificate import check as parity
+from attnscope import batch, capture, parity, wrap
 from attnscope.errors import AttnscopeError, InputError, ModelError, UsageError
 from attnscope.model import sources as hub
 from attnscope.model.checkpoint import digest

@@ -20,8 +20,7 @@ from attnscope.figures import Style
 from attnscope.figures.mosaic import prepare_heads
 from attnscope.hooks.engines import engine_named
 from attnscope.inputs.prompt import from_text
-from attnscope.inputs.tokens import TokenMatch as Found
-from attnscope.inputs.tokens import TokenSelection as Chosen
+from attnscope.inputs.tokens import TokenMatch, TokenSelection
 from attnscope.metrics.metrics import Texts
 from attnscope.model.loading import load
 from attnscope.model.options import LoadOptions
@@ -29,8 +28,7 @@ from attnscope.observe.collect import observe
 from attnscope.observe.collectors.maps import Maps
 from attnscope.observe.layers import Layer, LayerKey, View
 from attnscope.observe.observation import Observation
-from attnscope.observe.request import CaptureSpec as Ask
-from attnscope.observe.request import Request
+from attnscope.observe.request import CaptureSpec, Request
 from attnscope.observe.run import read
 from attnscope.utils.tables import rows
 from helpers.own import attentions
@@ -48,7 +46,7 @@ def demo_sdpa():
 def seen_by(request: pytest.FixtureRequest, demo, demo_sdpa):
     """A function that observes a text with one of the engines."""
 
-    def see(wanted: Request, text: str = TEXT, chosen: Chosen | None = None) -> Observation:
+    def see(wanted: Request, text: str = TEXT, chosen: TokenSelection | None = None) -> Observation:
         loaded = demo if request.param == "eager" else demo_sdpa
         engine = engine_named(request.param.split(",")[0], listen="listening" in request.param)
         asked = None if chosen is None else [chosen]
@@ -101,9 +99,9 @@ def test_groups_sum_over_keys_and_average_over_queries(demo, seen_by, group: str
     np.testing.assert_allclose(found.sum(-1), 1, atol=1e-5)
 
 
-def chosen(query: tuple[int, ...] | None = None, key: tuple[int, ...] | None = None) -> Chosen:
+def chosen(query: tuple[int, ...] | None = None, key: tuple[int, ...] | None = None) -> TokenSelection:
     """What a person asked about, found at these positions."""
-    return Chosen(*(None if places is None else Found("", places) for places in (query, key)))
+    return TokenSelection(*(None if places is None else TokenMatch("", places) for places in (query, key)))
 
 
 CHOSEN = [
@@ -413,4 +411,4 @@ def test_no_other_length_is_proposed_to_a_model_that_adds_its_own_tokens_to_ever
     model = replace(as_loaded(roused_model("cpmant")), tokenizer=demo.tokenizer)
     for tokens in (3, 26):
         with pytest.raises(InputError, match=rf"the {tokens} tokens .* adds tokens to this text; choose another$"):
-            read(model, Ask(list(range(10, 10 + tokens))))
+            read(model, CaptureSpec(list(range(10, 10 + tokens))))

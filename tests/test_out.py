@@ -20,7 +20,7 @@ from attnscope.studies import atlas
 from attnscope.studies import comparison as differences
 from attnscope.studies.ablation import Ablation
 from attnscope.studies.budgets import BudgetCosts
-from attnscope.studies.knockout_records import KnockoutResult as Knocked
+from attnscope.studies.knockout_records import KnockoutResult
 from attnscope.studies.parts import claim
 from attnscope.studies.patching import PatchedPairs
 from attnscope.utils.folders import KINDS, OTHERS, PICTURES, TABLES, check
@@ -76,7 +76,7 @@ def test_no_kind_of_result_is_written_into_the_folder_of_another(own, tmp_path):
 def test_every_study_says_in_its_folder_what_kind_it_is():
     known = {name for names in KINDS.values() for name in names}
     finished = {one.NAME for one in (atlas, differences, why_record)}
-    finished |= {f"{one.stem}.json" for one in (Knocked, PatchedPairs, BudgetCosts, Ablation)}
+    finished |= {f"{one.stem}.json" for one in (KnockoutResult, PatchedPairs, BudgetCosts, Ablation)}
     assert {"manifest.json", "run.json", "checkpoints.parquet", *KEEPERS, *finished} <= known
 
 

@@ -17,7 +17,7 @@ import attnscope
 from attnscope.errors import AttnscopeError, InputError, UsageError
 from attnscope.export.drawing import layer_maps
 from attnscope.export.manifest import PROMPT, prompt_of, tokens_of
-from attnscope.export.redraw import load_run as kept_run
+from attnscope.export.redraw import load_run
 from attnscope.figures.mosaic import foot
 from attnscope.figures.style import Style
 from attnscope.hooks.forward import known_types
@@ -182,7 +182,7 @@ def test_a_run_of_a_pair_is_repeated_and_drawn_again(bert: str, tmp_path: Path) 
     assert [one["name"] for one in said["prompt"]["segments"]] == ["text", "pair"]
     again = call("heads", "--from", str(tmp_path / "run")).ok()
     assert again.out == first.out
-    assert kept_run(tmp_path / "run").queries.parts["pair"] == range(8, 10)
+    assert load_run(tmp_path / "run").queries.parts["pair"] == range(8, 10)
     other = call("heads", *asked[:4], "--out", str(tmp_path / "run"))
     assert other.code == 2
     assert "another run" in other.err

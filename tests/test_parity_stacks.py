@@ -18,7 +18,7 @@ from attnscope.errors import UsageError
 from attnscope.hooks.modules import ModuleRun
 from attnscope.model.loading import DEMO_FOLDER, load
 from attnscope.model.options import LoadOptions
-from attnscope.observe.request import CaptureSpec as Ask
+from attnscope.observe.request import CaptureSpec
 from attnscope.observe.run import read
 from attnscope.reference import reader
 from attnscope.reference.layouts import ENCODERS, FAMILIES, UNREAD, UNREAD_ENCODERS, layout_of
@@ -351,7 +351,7 @@ def test_the_command_on_two_texts(folders: Mapping[str, Path], tmp_path: Path) -
 def test_heads_verified(folders: Mapping[str, Path]) -> None:
     texts = ("--text", "the river bank", "--target", "a bank")
     call("heads", "--model", str(folders["bart"]), *texts, "--verify").ok()
-    seen = read(load(LoadOptions(model=str(folders["bart"]))), Ask(texts[1], target=texts[3], verify=True))
+    seen = read(load(LoadOptions(model=str(folders["bart"]))), CaptureSpec(texts[1], target=texts[3], verify=True))
     parity = seen.facts["parity"]
     assert (parity["holds"], parity["levels"]) == (True, dict.fromkeys(STACKS, "full"))
 

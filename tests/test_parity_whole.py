@@ -30,7 +30,7 @@ from attnscope.errors import AttnscopeError, MemoryLimitError, ModelError, Usage
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.loading import DEMO_FOLDER, load
 from attnscope.model.options import LoadOptions
-from attnscope.observe.request import CaptureSpec as Ask
+from attnscope.observe.request import CaptureSpec
 from attnscope.observe.run import prepare
 from helpers.brought import a_gguf, an_adapter
 from helpers.command_line import call
@@ -230,10 +230,10 @@ def test_however_a_model_comes_the_second_comes_too(
 ) -> None:
     request.getfixturevalue(where)
     loaded = load(way(tmp_path))
-    report = check_parity(loaded, prepare(loaded, Ask(TEXT, engine="eager")).prompt, whole=True)
+    report = check_parity(loaded, prepare(loaded, CaptureSpec(TEXT, engine="eager")).prompt, whole=True)
     assert report.whole.holds, report.whole
     loaded.model.get_input_embeddings().register_forward_hook(lambda module, args, output: output * 1.01)
-    assert not check_parity(loaded, prepare(loaded, Ask(TEXT, engine="eager")).prompt, whole=True).holds
+    assert not check_parity(loaded, prepare(loaded, CaptureSpec(TEXT, engine="eager")).prompt, whole=True).holds
 
 
 # What cannot be compared.

@@ -20,7 +20,7 @@ from attnscope.certificate.check import ATOL, ParityReport, certificate, check_p
 from attnscope.certificate.oracle import arrangements_of
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.selection import DECODER, VISION
-from attnscope.observe.request import CaptureSpec as Ask
+from attnscope.observe.request import CaptureSpec
 from attnscope.observe.run import prepare
 from attnscope.reference import reader
 from attnscope.reference.masks import grid_positions, mixed_positions, windows
@@ -58,7 +58,7 @@ def and_slowly(quick: str, *slow: str) -> list[Any]:
 
 
 def parity(loaded: LoadedModel, pictures: Any, **how: Any) -> ParityReport:
-    run = prepare(loaded, Ask(SAID, picture=pictures, engine="eager"))
+    run = prepare(loaded, CaptureSpec(SAID, picture=pictures, engine="eager"))
     return check_parity(run.loaded, run.prompt, engine=run.engine, **how)
 
 
@@ -117,7 +117,7 @@ def test_paligemma_2_sees_its_whole_prompt_beyond_the_window(
 
 @pytest.mark.parametrize("family", and_slowly("paligemma", "gemma3", "qwen3_vl"))
 def test_an_answer_follows_the_prompt(family: str, models: dict[str, LoadedModel], field: str) -> None:
-    run = prepare(models[family], Ask(SAID, picture=field, engine="eager", answer=" A house and the sun."))
+    run = prepare(models[family], CaptureSpec(SAID, picture=field, engine="eager", answer=" A house and the sun."))
     assert_full(check_parity(run.loaded, run.prompt, engine=run.engine))
 
 
@@ -137,7 +137,7 @@ def test_what_is_not_known_is_said(models: dict[str, LoadedModel], field: str, m
 def test_what_a_small_picture_cannot_show(models: dict[str, LoadedModel], place: Path, field: str) -> None:
     small = picture(place / "small.png", (56, 56))
     assert "vision: the windows of 16" in parity(models["qwen2_5_vl"], small).too_short
-    run = prepare(models["qwen2_5_vl"], Ask(SAID, picture=field, engine="eager"))
+    run = prepare(models["qwen2_5_vl"], CaptureSpec(SAID, picture=field, engine="eager"))
     report = check_parity(run.loaded, run.prompt, engine=run.engine)
     assert report.too_short == ()
     written = certificate(report, run.loaded, run.prompt)

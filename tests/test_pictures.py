@@ -23,7 +23,7 @@ from attnscope.model.loaded import LoadedModel
 from attnscope.model.selection import DECODER, VISION
 from attnscope.observe.layers import PerLayer
 from attnscope.observe.observation import Observation
-from attnscope.observe.request import CaptureSpec as Ask
+from attnscope.observe.request import CaptureSpec
 from attnscope.observe.run import prepare
 from helpers.command_line import Result, call
 from helpers.families import few
@@ -171,7 +171,7 @@ def test_patches_lie_where_the_picture_was_cut(read: Callable[[str], Observation
 
 def test_several_pictures_have_numbers(models: dict[str, LoadedModel], field: str) -> None:
     for family in ("llava", "qwen2_vl", "idefics3", "gemma3"):
-        prompt = prepare(models[family], Ask(TEXT, picture=[field, field])).prompt
+        prompt = prepare(models[family], CaptureSpec(TEXT, picture=[field, field])).prompt
         assert list(prompt.parts) == ["img", "img2"]
         first, second = ([prompt.tokens[at] for at in prompt.parts[name]] for name in ("img", "img2"))
         assert [one.replace("img", "img2") for one in first] == second
@@ -226,7 +226,7 @@ def test_image_tokens_are_no_repeated_text(models: dict[str, LoadedModel], field
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_parity_holds(family: str, models: dict[str, LoadedModel], field: str) -> None:
-    run = prepare(models[family], Ask(TEXT, picture=field, engine="eager"))
+    run = prepare(models[family], CaptureSpec(TEXT, picture=field, engine="eager"))
     report = check_parity(run.loaded, run.prompt, engine=run.engine)
     assert report.holds
     assert report.levels == {DECODER: "full", VISION: "full"}
@@ -324,7 +324,9 @@ def test_a_picture_is_read_as_it_is_seen(place: Path, caplog: pytest.LogCaptureF
 
 def test_a_picture_is_known_by_its_hash(models: dict[str, LoadedModel], place: Path, field: str) -> None:
     other = picture(place / "other.png", (96, 96))
-    one, same, two = (prepare(models["llava"], Ask(TEXT, picture=file)).prompt for file in (field, field, other))
+    one, same, two = (
+        prepare(models["llava"], CaptureSpec(TEXT, picture=file)).prompt for file in (field, field, other)
+    )
     assert one.sha256 == same.sha256 != two.sha256
     alone = attnscope.capture(models["llava"], one.text.removeprefix("<s>"))
     assert alone.prompt.sha256 != one.sha256
@@ -377,7 +379,7 @@ def test_a_tower_too_large_to_keep_is_refused(
     models: dict[str, LoadedModel], field: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The matrices of the decoder alone would fit."""
-    prompt = prepare(models["qwen2_vl"], Ask(TEXT, picture=field)).prompt
+    prompt = prepare(models["qwen2_vl"], CaptureSpec(TEXT, picture=field)).prompt
     tokens, patches = len(prompt), len(prompt.medium.tower[0])
     assert 4 * 8 * tokens**2 < 30_000 < 4 * 12 * patches**2
     monkeypatch.setattr("attnscope.observe.run.SURELY_FREE", 0)
@@ -540,7 +542,7 @@ def test_smolvlm_without_num2words_is_a_line_that_names_it(
 @pytest.mark.parametrize("family", few(FAMILIES, ["llava", "qwen2_vl"]))
 def test_why_a_token_of_a_picture_is_looked_at(models: dict[str, LoadedModel], field: str, family: str) -> None:
     loaded = models[family]
-    patch = min(prepare(loaded, Ask(TEXT, picture=field)).prompt.medium.patches)
+    patch = min(prepare(loaded, CaptureSpec(TEXT, picture=field)).prompt.medium.patches)
     found = attnscope.why(loaded, TEXT, "L1H1", key=patch, picture=field)
     assert found.parts.sum == pytest.approx(found.parts.logit, abs=1e-5)
     assert found.token(patch).startswith("img")

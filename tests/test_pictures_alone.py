@@ -19,7 +19,7 @@ from attnscope.model.loading import load, load_tokenizer
 from attnscope.model.options import LoadOptions
 from attnscope.model.tasks import model_class, task_of
 from attnscope.observe.observation import Observation
-from attnscope.observe.request import CaptureSpec as Ask
+from attnscope.observe.request import CaptureSpec
 from attnscope.observe.run import prepare
 from attnscope.reference.layouts import UNREAD_TOWERS
 from helpers.command_line import call
@@ -84,7 +84,7 @@ def test_weights_are_the_models_own(kind: str, place: Path, field: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_parity_holds(kind: str, place: Path, field: str) -> None:
     model = model_of(kind, place)
-    prompt = prepare(model, Ask("", picture=field)).prompt
+    prompt = prepare(model, CaptureSpec("", picture=field)).prompt
     report = check_parity(model, prompt)
     assert report.holds
     assert report.levels == {"vision": "full"}
@@ -95,7 +95,7 @@ def test_parity_holds(kind: str, place: Path, field: str) -> None:
 @pytest.mark.parametrize("kind", sorted(UNREAD_TOWERS))
 def test_what_is_not_full_says_why(kind: str, place: Path, field: str) -> None:
     model = model_of(kind, place)
-    report = check_parity(model, prepare(model, Ask("", picture=field)).prompt)
+    report = check_parity(model, prepare(model, CaptureSpec("", picture=field)).prompt)
     assert report.level in ("scores", "none")
     assert all(layer.why.startswith(UNREAD_TOWERS[kind]) for layer in report.layers)
 

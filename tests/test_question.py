@@ -16,8 +16,7 @@ import attnscope
 from attnscope.errors import UsageError
 from attnscope.hooks.engines import ENGINES
 from attnscope.inputs.prompt import Prompt, from_text
-from attnscope.inputs.tokens import TokenMatch as Found
-from attnscope.inputs.tokens import TokenSelection as Chosen
+from attnscope.inputs.tokens import TokenMatch, TokenSelection
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.loading import load
 from attnscope.model.options import LoadOptions
@@ -42,8 +41,8 @@ def prompt_of(tokens: int, seed: int = 0) -> Prompt:
     return Prompt(" ".join(words), tuple(ids), words, words, (False,) * len(words), plain, ())
 
 
-def chosen_of(query: Sequence[int] | None = None, key: Sequence[int] | None = None) -> Chosen:
-    return Chosen(*(None if one is None else Found("these", tuple(one)) for one in (query, key)))
+def chosen_of(query: Sequence[int] | None = None, key: Sequence[int] | None = None) -> TokenSelection:
+    return TokenSelection(*(None if one is None else TokenMatch("these", tuple(one)) for one in (query, key)))
 
 
 def attentions(loaded: LoadedModel, prompt: Prompt) -> np.ndarray:
@@ -68,7 +67,7 @@ def mass_by_loops(row_QK: np.ndarray, queries: Iterable[int], keys: Sequence[int
     return mean(masses), mean(uniform)
 
 
-def seen_by(engine: str, loaded: LoadedModel, prompt: Prompt, chosen: Chosen, **wanted: object) -> Observation:
+def seen_by(engine: str, loaded: LoadedModel, prompt: Prompt, chosen: TokenSelection, **wanted: object) -> Observation:
     return observe(loaded, [prompt], Request(**wanted), engine=ENGINES[engine], chosen=[chosen])[0]
 
 
@@ -172,7 +171,7 @@ def test_roles_are_not_shown_by_few_queries() -> None:
     assert {head.near_uniform for head in seen.heads} == {None}
     assert {layer["two_keys"] for layer in seen.support.values()} == {1}
     every = seen_by("eager", loaded, prompt, chosen_of(range(80)))
-    plain = seen_by("eager", loaded, prompt, Chosen())
+    plain = seen_by("eager", loaded, prompt, TokenSelection())
     assert [head.role for head in every.heads] == [head.role for head in plain.heads]
     assert every.table().equals(plain.table())
 

@@ -20,7 +20,7 @@ from attnscope.errors import UsageError
 from attnscope.export.manifest import OURS, ask_of, prompt_of
 from attnscope.figures.style import ImageFormat
 from attnscope.inputs.prompt import Prompt
-from attnscope.observe.request import CaptureSpec as Ask
+from attnscope.observe.request import CaptureSpec
 from attnscope.observe.run import prepare, read
 from attnscope.studies.comparison import check_folder
 from attnscope.utils.tables import FORMULA_STARTS, as_table, save, tamed, write
@@ -127,7 +127,7 @@ def test_the_manifest_lists_every_file_with_its_hash_and_every_token(tmp_path, d
     drawn = ("--figures", "overview,layers", "-s", "0.0")
     call("heads", "--text", STORY, *drawn, "--out", str(tmp_path), "-q").ok()
     assert listed(tmp_path) == {"heads.csv", "relations.csv", "overview.png", "layers/L00.png"}
-    prompt = prepare(demo, Ask(STORY)).prompt
+    prompt = prepare(demo, CaptureSpec(STORY)).prompt
     tokens = said(tmp_path)["prompt"]
     assert (tokens["text"], tokens["ids"], tokens["tokens"]) == (STORY, list(prompt.ids), list(prompt.tokens))
 

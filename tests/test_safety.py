@@ -736,7 +736,7 @@ def test_no_process_is_left(folder: Path) -> None:
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="reads the list of files from /proc")
 @pytest.mark.parametrize("listed", [True, False])
 def test_a_fork_holds_no_file_of_ours(tmp_path: Path, monkeypatch, listed: bool) -> None:
-    from attnscope.utils.isolation import IsolatedCall as Apart
+    from attnscope.utils.isolation import IsolatedCall
 
     def missing(place: str) -> list[str]:
         raise FileNotFoundError(place)
@@ -744,7 +744,7 @@ def test_a_fork_holds_no_file_of_ours(tmp_path: Path, monkeypatch, listed: bool)
     listdir = os.listdir
     if not listed:
         monkeypatch.setattr(os, "listdir", missing)
-    with (tmp_path / "open").open("w") as ours, Apart(lambda: listdir("/proc/self/fd"), "process") as there:
+    with (tmp_path / "open").open("w") as ours, IsolatedCall(lambda: listdir("/proc/self/fd"), "process") as there:
         assert ours.fileno() > 3
         assert sorted(map(int, there())) == [0, 1, 2, 3, 4]  # the last is the list's own
 

@@ -21,7 +21,7 @@ from attnscope.model.checkpoint import read_json
 from attnscope.model.loading import DEMO_FOLDER, load, load_tokenizer
 from attnscope.model.options import LoadOptions
 from attnscope.observe.atlas import atlas_of
-from attnscope.studies.atlas import load_atlas as kept
+from attnscope.studies.atlas import load_atlas
 from attnscope.studies.comparison import check_folder
 from attnscope.studies.parts import claim
 from attnscope.utils import files as reading
@@ -36,7 +36,7 @@ READERS = {
     "manifest.json": lambda folder: read_manifest(folder / "manifest.json"),
     "run.json": check_ours,
     "journal.jsonl": Journal,
-    "atlas.json": kept,
+    "atlas.json": load_atlas,
     "compare.json": lambda folder: check_folder(folder, {}, False),
     "config.json": lambda folder: read_json(folder / "config.json"),
     "readings/scan.json": lambda folder: claim(folder, "readings", "scan", {}, False),
@@ -125,11 +125,11 @@ def test_a_text_without_an_end_is_refused(flag: str, tmp_path: Path) -> None:
 
 def test_a_table_of_more_rows_than_any_atlas_has_is_not_read(tmp_path: Path) -> None:
     made_atlas(tmp_path, {(3, 0): ("induction",)}).save(tmp_path)
-    assert kept(tmp_path).named("induction") == {3: (0,)}
+    assert load_atlas(tmp_path).named("induction") == {3: (0,)}
     row = pq.read_table(tmp_path / "atlas.parquet").slice(0, 1)
     pq.write_table(row.take(pa.array(np.zeros(600_000, int))), tmp_path / "atlas.parquet")
     with pytest.raises(InputError, match="no whole atlas"):
-        kept(tmp_path)
+        load_atlas(tmp_path)
 
 
 def long_texts(rows: int) -> pa.DictionaryArray:

@@ -21,8 +21,7 @@ from attnscope.inputs.sound import Sound, read_sound, sound_of
 from attnscope.model.loading import wrap
 from attnscope.model.selection import CROSS, DECODER, ENCODER
 from attnscope.observe.layers import View
-from attnscope.observe.request import CaptureSpec as Ask
-from attnscope.observe.request import Request
+from attnscope.observe.request import CaptureSpec, Request
 from attnscope.observe.run import prepare, read, target_lines
 from helpers.command_line import SENTENCE, call
 from helpers.sounds import FRAMES, HEADS, LAYERS, RATE, samples, saved_whisper, tiny_listener, write_wav
@@ -99,7 +98,7 @@ def test_without_the_extra_wav_is_read_and_others_are_refused(tmp_path, monkeypa
     with pytest.raises(UsageError, match="need soundfile"):
         read_sound(str(flac))
     with pytest.raises(UsageError, match=r"8000 .* 16000"):
-        prepare(whisper, Ask(sound_of((samples(0.1, 8_000), 8_000))))
+        prepare(whisper, CaptureSpec(sound_of((samples(0.1, 8_000), 8_000))))
 
 
 def test_sounds_from_python(wav):
@@ -183,17 +182,20 @@ def test_what_pads_is_a_question_of_its_own(whisper, wav):
 def test_a_long_sound_is_cut(side, whisper):
     whole = samples(1.5)
     with pytest.raises(InputError, match=r"1\.50 s, .* 1;"):
-        prepare(whisper, Ask(sound_of((whole, RATE)), target="hello"))
-    run = prepare(whisper, Ask(sound_of((whole, RATE)), target="hello", truncate=side))
+        prepare(whisper, CaptureSpec(sound_of((whole, RATE)), target="hello"))
+    run = prepare(whisper, CaptureSpec(sound_of((whole, RATE)), target="hello", truncate=side))
     kept = whole[:RATE] if side == "right" else whole[-RATE:]
-    alone = prepare(whisper, Ask(sound_of((kept, RATE)), target="hello"))
+    alone = prepare(whisper, CaptureSpec(sound_of((kept, RATE)), target="hello"))
     torch.testing.assert_close(run.source.medium.inputs["input_features"], alone.source.medium.inputs["input_features"])
     assert (run.source.removed, any(run.source.special)) == (25, False)
     assert run.source.labels[0] == {"left": "0.50s", "right": "0.00s"}[side]
 
 
 def test_another_rate_is_resampled(whisper):
-    given = [prepare(whisper, Ask(sound_of((samples(SPOKEN, rate), rate)), target="hello")) for rate in (44_100, RATE)]
+    given = [
+        prepare(whisper, CaptureSpec(sound_of((samples(SPOKEN, rate), rate)), target="hello"))
+        for rate in (44_100, RATE)
+    ]
     first, second = (run.source.medium.inputs["input_features"] for run in given)
     assert sum(given[0].source.special) == FRAMES - OWN
     loud = second > second.max() - 0.5
@@ -201,7 +203,7 @@ def test_another_rate_is_resampled(whisper):
 
 
 def test_a_target_is_generated_by_the_models_own_rule(whisper, folder, wav):
-    run = prepare(whisper, Ask(sound_of(wav), generate=8))
+    run = prepare(whisper, CaptureSpec(sound_of(wav), generate=8))
     model = AutoModelForSpeechSeq2Seq.from_pretrained(folder).eval()
     made = model.generate(features_of(folder, wav).input_features, max_new_tokens=8, do_sample=False)
     starts = ["<|startoftranscript|>", "<|en|>", "<|notimestamps|>"]
@@ -218,23 +220,23 @@ def test_the_rows_of_a_target_are_those_that_made_it(whisper, wav):
 
 def test_a_target_may_say_its_own_start(whisper, wav):
     starts = ["<|startoftranscript|>", "<|en|>", "<|transcribe|>"]
-    run = prepare(whisper, Ask(sound_of(wav), target="".join([*starts, "hi"])))
+    run = prepare(whisper, CaptureSpec(sound_of(wav), target="".join([*starts, "hi"])))
     assert list(run.prompt.tokens) == [*starts, "h", "i"]
 
 
 def test_a_target_has_no_more_tokens_than_the_decoder_reads(whisper, wav):
     most = whisper.geometry.max_positions
     for asked_for in (None, 300):
-        run = prepare(whisper, Ask(sound_of(wav), generate=asked_for))
+        run = prepare(whisper, CaptureSpec(sound_of(wav), generate=asked_for))
         assert len(run.prompt) == most == 3 + run.facts["target"]["made"]
         assert (run.facts["target"]["asked"], run.facts["target"]["stopped_by"]) == (asked_for, POSITIONS)
     assert "(37 of 300 tokens, as many as the decoder reads)" in "".join(target_lines(run))
-    few = prepare(whisper, Ask(sound_of(wav), generate=1)).facts["target"]
+    few = prepare(whisper, CaptureSpec(sound_of(wav), generate=1)).facts["target"]
     assert (few["made"], few["stopped_by"], len(few["ids"])) == (1, "number asked for", 4)
 
 
 def test_fused_reads_what_eager_reads(whisper, wav, seen):
-    run = prepare(whisper, Ask(sound_of(wav), EVERY, engine="fused", target="hello"))
+    run = prepare(whisper, CaptureSpec(sound_of(wav), EVERY, engine="fused", target="hello"))
     fused = run.observe()
     assert run.facts["largest_difference_to_eager"] < 1e-5
     for kind in (ENCODER, DECODER, CROSS):
@@ -243,7 +245,7 @@ def test_fused_reads_what_eager_reads(whisper, wav, seen):
 
 
 def test_every_layer_holds_against_the_oracle(whisper, wav):
-    found = read(whisper, Ask(sound_of(wav), target="hello", verify=True))
+    found = read(whisper, CaptureSpec(sound_of(wav), target="hello", verify=True))
     assert (found.facts["parity"]["holds"], found.facts["parity"]["level"]) == (True, "full")
 
 
@@ -274,11 +276,13 @@ def test_maps_are_labelled_by_seconds_alone(seen):
 
 def test_models_in_memory_say_what_they_lack(whisper, wav):
     bare = wrap(whisper.model, whisper.tokenizer, "in memory")
-    assert len(prepare(bare, Ask(sound_of(wav), target="hello")).source) == FRAMES  # from where transformers loaded it
+    assert (
+        len(prepare(bare, CaptureSpec(sound_of(wav), target="hello")).source) == FRAMES
+    )  # from where transformers loaded it
     bare.model.config.name_or_path, kept = "", bare.model.config.name_or_path
     try:
         with pytest.raises(ModelError, match="feature extractor"):
-            prepare(bare, Ask(sound_of(wav), target="hello"))
+            prepare(bare, CaptureSpec(sound_of(wav), target="hello"))
     finally:
         bare.model.config.name_or_path = kept
 
@@ -328,7 +332,7 @@ def test_the_mean_of_the_heads_is_no_head(demo, tmp_path):
     with pytest.raises(ModelError, match="the mean of its heads"):
         attnscope.capture(loaded, audio=(samples(SPOKEN), RATE))
     with pytest.raises(InputError, match="less than a frame"):
-        prepare(loaded, Ask(sound_of((samples(0.001), RATE))))
+        prepare(loaded, CaptureSpec(sound_of((samples(0.001), RATE))))
 
 
 # The command line

@@ -20,8 +20,7 @@ from attnscope.model.loading import DEMO_FOLDER, wrap
 from attnscope.model.selection import CAUSAL, STACKS, select_stacks
 from attnscope.model.tasks import task_of
 from attnscope.observe.layers import LayerKey, PerLayer
-from attnscope.observe.request import CaptureSpec as Ask
-from attnscope.observe.request import Request
+from attnscope.observe.request import CaptureSpec, Request
 from attnscope.observe.run import prepare, target_lines
 from helpers import made_tokenizers
 from helpers.command_line import call
@@ -203,9 +202,9 @@ def test_the_target_is_read_as_it_is_trained(bart, demo, seen):
 def test_a_target_that_nobody_gave_is_what_the_model_makes(bart):
     source = torch.tensor([attnscope.capture(bart, SOURCE, target="a").prompt.ids])
     made = bart.model.generate(source, do_sample=False, num_beams=1, max_new_tokens=5)[0].tolist()
-    run = prepare(bart, Ask(SOURCE, generate=5))
+    run = prepare(bart, CaptureSpec(SOURCE, generate=5))
     assert run.facts["target"]["generated"]
-    assert prepare(bart, Ask(SOURCE)).facts["target"]["generated"], "also where no length is given"
+    assert prepare(bart, CaptureSpec(SOURCE)).facts["target"]["generated"], "also where no length is given"
     assert list(run.prompt.ids) == (made[:-1] if made[-1] == bart.model.generation_config.eos_token_id else made)
 
 
@@ -233,8 +232,8 @@ def test_a_target_says_how_many_tokens_were_made_of_how_many_and_what_ended_them
     config.forced_eos_token_id = 7  # belongs to a length of the config's own
     loaded = replace(bart, geometry=geometry)
     if end:
-        config.eos_token_id = prepare(loaded, Ask(SOURCE, generate=5)).prompt.ids[3]
-    run = prepare(loaded, Ask(SOURCE, generate=generate))
+        config.eos_token_id = prepare(loaded, CaptureSpec(SOURCE, generate=5)).prompt.ids[3]
+    run = prepare(loaded, CaptureSpec(SOURCE, generate=generate))
     count, why, words = expected
     assert len(run.prompt) == 1 + count
     facts = {"ids": list(run.prompt.ids), "generated": True, "asked": generate, "made": count, "stopped_by": why}
@@ -331,7 +330,7 @@ def test_the_seam_says_of_which_stack_a_call_is(bart):
 )
 def test_what_cannot_be_asked_of_two_texts(bart, how, error, says):
     with pytest.raises(error, match=says):
-        prepare(bart, Ask(SOURCE, **how))
+        prepare(bart, CaptureSpec(SOURCE, **how))
 
 
 def test_a_model_of_sound_is_given_no_text(demo):
@@ -339,7 +338,7 @@ def test_a_model_of_sound_is_given_no_text(demo):
     config = transformers.WhisperConfig(**sizes, pad_token_id=0, bos_token_id=1, eos_token_id=2)
     model = transformers.WhisperForConditionalGeneration._from_config(config, attn_implementation="eager").eval()
     with pytest.raises(ModelError, match=r"sound, .*text"):
-        prepare(wrap(model, demo.tokenizer, "tiny-whisper"), Ask(SOURCE, target=TARGET))
+        prepare(wrap(model, demo.tokenizer, "tiny-whisper"), CaptureSpec(SOURCE, target=TARGET))
 
 
 def test_a_stack_of_which_nothing_is_kept_is_named(demo):
@@ -356,7 +355,7 @@ def test_a_stack_of_which_nothing_is_kept_is_named(demo):
 
 def test_a_target_for_a_causal_model(demo):
     with pytest.raises(UsageError, match="a target is for an encoder-decoder"):
-        prepare(demo, Ask(SOURCE, target=TARGET))
+        prepare(demo, CaptureSpec(SOURCE, target=TARGET))
 
 
 @pytest.fixture(scope="module")

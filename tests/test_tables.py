@@ -59,7 +59,7 @@ JSONL = r"""
 {"layer": 1, "head": null, "role": "-", "key_token": "a,b\nc", "weight": null, "entropy": 1e-05, "holds": false, "why": "\r"}
 {"layer": 2, "head": 2, "role": "sink", "key_token": "tab\there", "weight": 1e-05, "entropy": null, "holds": null, "why": "'"}
 {"layer": 3, "head": null, "role": "other", "key_token": " café 🙂", "weight": 0.33333334, "entropy": "inf", "holds": true, "why": null}
-""".lstrip("\n")
+""".lstrip("\n")  # noqa: E501
 
 
 def written(table: pa.Table, form: str) -> bytes:

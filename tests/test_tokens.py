@@ -9,8 +9,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from attnscope.errors import InputError, UsageError
 from attnscope.inputs.prompt import Prompt, from_chat, from_ids, from_text
-from attnscope.inputs.tokens import TokenMatch as Found
-from attnscope.inputs.tokens import choose, defined, described, find
+from attnscope.inputs.tokens import TokenMatch, choose, defined, described, find
 from attnscope.model.loading import DEMO_FOLDER
 from helpers.command_line import SENTENCE
 from helpers.made_tokenizers import MAKERS, SlowBytes, byte_level, llama, wordpiece
@@ -177,7 +176,7 @@ def test_the_table_is_long_enough():
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_what_expressions_mean(text):
-    expected = {expression: Found(expression, positions) for name, expression, positions in TABLE if name == text}
+    expected = {expression: TokenMatch(expression, positions) for name, expression, positions in TABLE if name == text}
     groups = {one: {"odd": "/e/"} if text == "chat" and one != "user" else GROUPS for one in expected}
     assert {one: find(prompt(text), one, groups[one]) for one in expected} == expected
 
@@ -195,7 +194,7 @@ PARTS = [
 @pytest.mark.parametrize(("text", "expression", "positions", "part"), PARTS)
 def test_parts_of_words_are_taken_where_there_is_no_whole_one_and_that_is_said(text, expression, positions, part):
     note = f"{part} is not a whole word of the text: parts of words were taken"
-    assert find(prompt(text), expression) == Found(expression, positions, (note,))
+    assert find(prompt(text), expression) == TokenMatch(expression, positions, (note,))
 
 
 LISTED = "the tokens are 0 <s>, 1 the, 2 ·financial, 3 ·bank, 4 ·is, 5 ·located, 6 ·on, 7 ·river, 8 ·bank (9 tokens)"

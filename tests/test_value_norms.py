@@ -14,8 +14,7 @@ import attnscope
 from attnscope.attention.spec import AttentionSpec, Visibility
 from attnscope.attention.tiling import TiledAttention
 from attnscope.errors import UsageError
-from attnscope.hooks.calls import AttentionCall
-from attnscope.hooks.calls import CallSite as CallPlace
+from attnscope.hooks.calls import AttentionCall, CallSite
 from attnscope.hooks.engines import ENGINES
 from attnscope.hooks.listen import listen
 from attnscope.hooks.projections import ProjectionInputs
@@ -255,7 +254,7 @@ def test_no_tensor_is_as_wide_as_the_model_for_every_key() -> None:
     q, v = torch.randn(1, heads, keys, width), torch.randn(1, 2, keys, width)
     attention, out = nn.Identity(), nn.Linear(heads * width, model, bias=False)
     P = TiledAttention(AttentionSpec(q, v, v, 1.0, Visibility(keys, keys)))
-    call = AttentionCall(CallPlace(0, 0, "", attention), P, P.spec)
+    call = AttentionCall(CallSite(0, 0, "", attention), P, P.spec)
     norms = ValueNorms(Projections({attention: out}, {}, ProjectionInputs({})), call)
     norms(0, 1)  # W_O itself is read once
     again = ValueNorms(Projections({attention: out}, {}, ProjectionInputs({})), call)

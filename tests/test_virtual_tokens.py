@@ -17,7 +17,7 @@ from attnscope.model.loading import DEMO_FOLDER, load
 from attnscope.model.modules import put_before
 from attnscope.model.options import LoadOptions
 from attnscope.observe.inputs import reading
-from attnscope.observe.request import CaptureSpec as Ask
+from attnscope.observe.request import CaptureSpec
 from helpers.brought import an_adapter, in_peft
 from helpers.command_line import call
 from helpers.folders import saved
@@ -162,4 +162,4 @@ def test_an_answer_beside_pictures_or_in_a_process_of_its_own_is_refused_too():
     loaded = attnscope.load("demo")
     put_before(loaded.model, torch.zeros(2, 192))
     with reading(loaded, "here", 510) as read, pytest.raises(AttnscopeError, match="an answer reads texts as they are"):
-        read(Ask("the bank", answer=" river"))
+        read(CaptureSpec("the bank", answer=" river"))

@@ -6,7 +6,7 @@ from attnscope.api.why import VERIFIED
 from attnscope.errors import ModelError
 from attnscope.hooks import families as watching
 from attnscope.reference import reader as rules
-from attnscope.studies.attribution_records import LogitQuery as AskedLogit
+from attnscope.studies.attribution_records import LogitQuery
 from helpers.families import BYPASS, few, of_all_families
 from helpers.parity_models import DECODERS, TYPES, ids_for, roused_model
 from helpers.stack_families import SEQ2SEQ, inputs_of, tiny
@@ -67,9 +67,9 @@ def test_where_q_and_k_are_not_seen_it_is_said(family):
 @pytest.mark.parametrize("family", ["gptj", "rembert"])
 def test_outside_the_interface_pairs_sum_and_components_are_replaced(family):
     loaded, ids = wrapped(roused_model(family)), ids_for(family)[0].tolist()
-    whole, pairs = (taken_apart(loaded, ids, AskedLogit(3, 1, QUERY, 13, side=side)) for side in ("key", "both"))
+    whole, pairs = (taken_apart(loaded, ids, LogitQuery(3, 1, QUERY, 13, side=side)) for side in ("key", "both"))
     assert pairs.sum == pytest.approx(whole.logit, abs=1e-5)
-    tried = taken_apart(loaded, ids, AskedLogit(3, 1, QUERY, 13, verify=VERIFIED)).true_N
+    tried = taken_apart(loaded, ids, LogitQuery(3, 1, QUERY, 13, verify=VERIFIED)).true_N
     assert (tried == tried).sum() == VERIFIED
 
 
@@ -102,7 +102,7 @@ def test_a_cross_layer_has_the_heads_of_the_encoder_on_its_key_side_and_those_of
     model, ids = tiny("bart"), stack_ids(16, texts=1)
     inputs = {name: value[:1] for name, value in inputs_of(model).items()}
     of_key, of_query = (
-        [one.name for one in taken_apart(wrapped(model), ids, AskedLogit(1, 0, 9, 3, **how), **inputs).components]
+        [one.name for one in taken_apart(wrapped(model), ids, LogitQuery(1, 0, 9, 3, **how), **inputs).components]
         for how in ({"stack": "cross"}, {"stack": "cross", "side": "query"})
     )
     encoder = [name for layer in range(4) for name in (*heads("encoder ", layer), f"encoder L{layer} rest")]
@@ -133,7 +133,7 @@ def test_where_an_encoder_is_not_seen_its_decoder_is():
 def test_layers_that_share_a_block_write_under_their_own_numbers():
     model, ids = tiny("albert"), stack_ids(16, texts=1)[0].tolist()
     assert last_of(model, ids) < 1e-5
-    names = [one.name for one in taken_apart(wrapped(model), ids, AskedLogit(3, 1, QUERY)).components]
+    names = [one.name for one in taken_apart(wrapped(model), ids, LogitQuery(3, 1, QUERY)).components]
     assert {"L0H0", "L1H3", "L2H0"} <= set(names)
 
 
@@ -142,23 +142,23 @@ def test_keys_that_are_no_tokens_are_refused_layer_by_layer(family):
     loaded, ids = wrapped(roused_model(family)), ids_for(family)[0].tolist()
     for layer in loaded.geometry.heads_by_layer:
         if layer not in SUMMARIES[family]:
-            found = taken_apart(loaded, ids, AskedLogit(layer, 0, QUERY))
+            found = taken_apart(loaded, ids, LogitQuery(layer, 0, QUERY))
             assert abs(found.sum - found.logit) < 1e-5 * abs(found.contribution_N).sum()
             continue
         with pytest.raises(ModelError, match="no tokens of the text"):
-            taken_apart(loaded, ids, AskedLogit(layer, 0, QUERY))
+            taken_apart(loaded, ids, LogitQuery(layer, 0, QUERY))
 
 
 def test_keys_of_an_earlier_layer_are_what_writes_the_residual_there():
     """Gemma 3n's layer 4 takes the keys of layer 2: the same logit with its own query."""
     loaded, ids = wrapped(roused_model("gemma3n_text")), ids_for("gemma3n_text")[0].tolist()
     assert loaded.model.config.kv_sharing_modes[4] == "reuse"
-    found = taken_apart(loaded, ids, AskedLogit(4, 0, QUERY, 9, verify=VERIFIED))
+    found = taken_apart(loaded, ids, LogitQuery(4, 0, QUERY, 9, verify=VERIFIED))
     assert [one.name for one in found.components] == [
-        one.name for one in taken_apart(loaded, ids, AskedLogit(2, 0, QUERY, 9)).components
+        one.name for one in taken_apart(loaded, ids, LogitQuery(2, 0, QUERY, 9)).components
     ]
     assert found.logit == pytest.approx(
-        taken_apart(loaded, ids, AskedLogit(4, 0, QUERY, 9, side="query")).logit, rel=1e-5
+        taken_apart(loaded, ids, LogitQuery(4, 0, QUERY, 9, side="query")).logit, rel=1e-5
     )
     assert (found.true_N == found.true_N).sum() == VERIFIED
 
@@ -166,7 +166,7 @@ def test_keys_of_an_earlier_layer_are_what_writes_the_residual_there():
 def test_what_all_keys_share_is_a_row_where_there_is_a_sink_logit():
     loaded, ids = wrapped(roused_model("gpt_oss")), ids_for("gpt_oss")[0].tolist()
     for side in ("key", "query", "both"):
-        found = taken_apart(loaded, ids, AskedLogit(3, 1, QUERY, 13, side=side))
+        found = taken_apart(loaded, ids, LogitQuery(3, 1, QUERY, 13, side=side))
         assert found.sinks
         assert found.components[-1].name == "all keys"
         assert found.contribution_N[-1] == 0
@@ -175,7 +175,7 @@ def test_what_all_keys_share_is_a_row_where_there_is_a_sink_logit():
         assert found.sum == pytest.approx(found.logit, abs=1e-4)
         assert found.share_N[:-1].sum() == pytest.approx(1) or abs(found.logit - found.base) < 0.1
         assert found.share_N[-1] != found.share_N[-1]
-    against = taken_apart(loaded, ids, AskedLogit(3, 1, QUERY, 13, 12))
+    against = taken_apart(loaded, ids, LogitQuery(3, 1, QUERY, 13, 12))
     assert "all keys" not in {one.name for one in against.components}  # one other key is not all
 
 
@@ -186,7 +186,7 @@ OUTSIDE = sorted({*TYPES} & {*BYPASS} - {*NOT_SEEN})  # the interface; weights a
 @pytest.mark.parametrize("family", few([*OUTSIDE, "gpt_oss", "granite_swa"], also=("granite_swa",)))
 def test_the_tokens_of_a_head_sum_to_it(family):
     loaded, ids = wrapped(roused_model(family)), ids_for(family)[0].tolist()
-    whole, split = (taken_apart(loaded, ids, AskedLogit(3, 1, QUERY, 13, by_tokens=by)) for by in (False, True))
+    whole, split = (taken_apart(loaded, ids, LogitQuery(3, 1, QUERY, 13, by_tokens=by)) for by in (False, True))
     sums = dict.fromkeys((one.name for one in whole.components), 0.0)
     for one, value in zip(split.components, split.contribution_N, strict=True):
         sums[one.name] += float(value)
@@ -197,7 +197,7 @@ def test_the_tokens_of_a_head_sum_to_it(family):
 def test_values_that_are_not_seen_are_not_split_by_tokens(monkeypatch):
     monkeypatch.setattr(watching, "PRODUCTS", ())
     with pytest.raises(ModelError, match='the values of this model\'s heads are not seen; leave out by="tokens"'):
-        taken_apart(wrapped(roused_model("gptj")), ids_for("gptj"), AskedLogit(3, 1, QUERY, 13, by_tokens=True))
+        taken_apart(wrapped(roused_model("gptj")), ids_for("gptj"), LogitQuery(3, 1, QUERY, 13, by_tokens=True))
 
 
 @of_all_families

@@ -428,7 +428,7 @@ def test_a_machine_that_builds_no_kernel_says_so_once(
     why = "needs a C compiler, and there is none: install gcc"
     monkeypatch.setattr(operator, "_interpreted", lambda: False)
     monkeypatch.setattr(operator, "device_can", lambda device: True)
-    monkeypatch.setattr(operator.driver, "missing", lambda: why)
+    monkeypatch.setattr(operator, "missing", lambda: why)
     monkeypatch.setattr(proof, "_unbuilt", set())
     spec = spec_of(20, dtype=torch.float16)
     with caplog.at_level(logging.WARNING, "attnscope"):
@@ -481,7 +481,7 @@ def cards(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.skip("there is a card")
     for room in (operator, choice):
         monkeypatch.setattr(room, "device_can", lambda device: True)
-    monkeypatch.setattr(operator.driver, "missing", lambda: "")
+    monkeypatch.setattr(operator, "missing", lambda: "")
     monkeypatch.setattr(Sweep, "_launch", launch_on_held)
 
 

@@ -19,8 +19,7 @@ from attnscope.model.loaded import check_loaded
 from attnscope.model.options import LoadOptions
 from attnscope.model.selection import everything, pairs, select
 from attnscope.observe.atlas import atlas_of
-from attnscope.observe.progress import NO_PROGRESS as SILENT
-from attnscope.observe.progress import Progress as Teller
+from attnscope.observe.progress import NO_PROGRESS, Progress
 from attnscope.studies import ablation as tasks
 from attnscope.studies.ablation import Ablation, AblationStudy, HeadSets, direct_means
 from attnscope.studies.ablation_search import (
@@ -36,8 +35,7 @@ from attnscope.studies.ablation_search import (
     read_sets,
     selected,
 )
-from attnscope.studies.atlas import ScanStudy, plan
-from attnscope.studies.atlas import load_atlas as kept
+from attnscope.studies.atlas import ScanStudy, load_atlas, plan
 from attnscope.utils.display import head_name, model_name
 from attnscope.utils.schema import takes_fields
 
@@ -172,7 +170,7 @@ def loss_task(loaded: LoadedModel, texts: Sequence[str] | None, asked: AblateOpt
 
 
 def named_sets(
-    loaded: LoadedModel, heads: HeadsOption | None, asked: AblateOptions, tell: Teller = SILENT
+    loaded: LoadedModel, heads: HeadsOption | None, asked: AblateOptions, tell: Progress = NO_PROGRESS
 ) -> tuple[Sequence[HeadSet], Atlas | None]:
     """The sets that were asked for, and the atlas where one was read: of a file, or of a selection and each of its
     heads, or a set per role of the atlas, which probes find where there is none."""
@@ -196,7 +194,7 @@ def named_sets(
 
 def atlas_named(loaded: LoadedModel, asked: Atlas | Path | str | None) -> Atlas | None:
     """The atlas that was asked for, or the one in the model's folder; None without one."""
-    atlas = atlas_of(loaded, asked, kept)
+    atlas = atlas_of(loaded, asked, load_atlas)
     if atlas is not None and set(atlas.heads) != set(_all_heads(loaded)):
         raise InputError("the atlas is of a model with other heads", "scan this one")
     return atlas
@@ -208,7 +206,7 @@ def probes_of(loaded: LoadedModel, seed: int) -> Plan:
     return replace(planned, trials=[one for one in planned.trials if one.name.startswith(PROBED)])
 
 
-def probed(loaded: LoadedModel, seed: int, tell: Teller = SILENT) -> Atlas:
+def probed(loaded: LoadedModel, seed: int, tell: Progress = NO_PROGRESS) -> Atlas:
     """What the probes find."""
     planned, layers = probes_of(loaded, seed), len(loaded.geometry.layers)
     tell.say(f"no sets were named: probes find the roles, {planned.tokens} tokens x {layers} layers")
@@ -240,7 +238,7 @@ def run_ablation(
     study: AblationStudy | HeadStudy[Any],
     asked: AblateOptions,
     atlas: Atlas | None = None,
-    tell: Teller = SILENT,
+    tell: Progress = NO_PROGRESS,
     total: int | None = None,
     style: Style = Style(),
 ) -> AblationResult | Answered:

@@ -24,10 +24,7 @@ from attnscope.observe.collect import observe
 from attnscope.observe.collectors.maps import drawn_whole
 from attnscope.observe.layers import View
 from attnscope.observe.observation import Observation
-from attnscope.observe.request import CaptureOptions as How
-from attnscope.observe.request import CaptureSpec as Ask
-from attnscope.observe.request import Request
-from attnscope.observe.request import TextInputs as Asked
+from attnscope.observe.request import CaptureOptions, CaptureSpec, Request, TextInputs
 from attnscope.observe.run import Run, prepare, read
 from attnscope.utils.schema import takes_fields
 
@@ -38,7 +35,7 @@ if TYPE_CHECKING:
 KERNEL = "numba"
 
 
-def read_texts(loaded: LoadedModel, asks: Sequence[Ask]) -> list[Observation]:
+def read_texts(loaded: LoadedModel, asks: Sequence[CaptureSpec]) -> list[Observation]:
     """What is asked of each text, in order; texts of like length are read in one pass, within what memory allows.
 
     The asks differ in their text alone. Raises as `run.read`, which reads those that need a pass of their own.
@@ -62,11 +59,11 @@ def read_texts(loaded: LoadedModel, asks: Sequence[Ask]) -> list[Observation]:
 def _place(run: Run, at: int) -> int:
     """What keeps a text apart from others: its own place, with binned maps or other inputs; else -1."""
     medium, request = run.prompt.medium, run.request
-    binned = request.maps is not None and not drawn_whole(Asked(run.prompt, run.chosen), request)
+    binned = request.maps is not None and not drawn_whole(TextInputs(run.prompt, run.chosen), request)
     return at if binned or medium.inputs or medium.unasked else -1
 
 
-def _together(runs: Sequence[Run], ask: Ask) -> list[Observation]:
+def _together(runs: Sequence[Run], ask: CaptureSpec) -> list[Observation]:
     """One pass over texts that may be read side by side; what does not hold there is read text by text."""
     if len(runs) == 1:
         return [runs[0].observe()]
@@ -107,7 +104,7 @@ def capture(  # type: ignore[overload-overlap]  # a str is a sequence of them, a
     key: str | int | None = None,
     define: Mapping[str, str] | None = None,
     audio: Any = None,
-    **how: Unpack[How],
+    **how: Unpack[CaptureOptions],
 ) -> Capture: ...
 @overload
 def capture(
@@ -120,9 +117,9 @@ def capture(
     key: str | int | None = None,
     define: Mapping[str, str] | None = None,
     audio: None = None,
-    **how: Unpack[How],
+    **how: Unpack[CaptureOptions],
 ) -> list[Capture]: ...
-@hints_of(How, Request, View, LoadOptions)
+@hints_of(CaptureOptions, Request, View, LoadOptions)
 def capture(
     model: LoadedModel,
     text: Any = None,
@@ -133,7 +130,7 @@ def capture(
     key: str | int | None = None,
     define: Mapping[str, str] | None = None,
     audio: Any = None,
-    **how: Unpack[How],
+    **how: Unpack[CaptureOptions],
 ) -> Capture | list[Capture]:
     """One forward pass over one text: every head's weights, scores, role, relations and map.
 
@@ -144,10 +141,10 @@ def capture(
     on the keys; define: names for such expressions.
     audio: instead of a text, for a model of sound: a file, or (samples, rate).
 
-    how: the other fields of `attnscope.observe.request.Ask`: engine, memory, listen, verify, select, atlas, chat, truncate,
-    generate, answer, target, picture, pair. With an answer `prompt`, `answer` and `made` name tokens, and each head has
-    its `lookback`. Of a pair `text` and `pair` name the tokens of each. The tokens of a picture are `img 3,7`, row and
-    column, and `img` names them all; `beside["vision"]` has the vision tower's layers.
+    how: the other fields of `attnscope.observe.request.CaptureSpec`: engine, memory, listen, verify, select, atlas,
+    chat, truncate, generate, answer, target, picture, pair. With an answer `prompt`, `answer` and `made`
+    name tokens, and each head has its `lookback`. Of a pair `text` and `pair` name the tokens of each. The tokens of a
+    picture are `img 3,7`, row and column, and `img` names them all; `beside["vision"]` has the vision tower's layers.
 
     Returns a Capture, which is an Observation with its ways out: `weights[layer]` is (H, Q, K) fp32 on the CPU; `heads`
     has one entry per head; `prompt` the tokens. Raises InputError for a text that does not fit the model,
@@ -165,14 +162,14 @@ def capture(
     keep = kept(heads, request, query, key, define, how)
     if is_several(text):
         return [Capture.made_of(one) for one in read_texts(model, [_ask(one, keep, how) for one in text])]
-    return Capture.made_of(read(model, Ask(sound_of(audio) if text is None else text, keep, **how)))
+    return Capture.made_of(read(model, CaptureSpec(sound_of(audio) if text is None else text, keep, **how)))
 
 
-def _ask(text: Any, keep: Request, how: How) -> Ask:
+def _ask(text: Any, keep: Request, how: CaptureOptions) -> CaptureSpec:
     """What is asked of one of several texts, or of a pair of them."""
     if isinstance(text, tuple | list) and len(text) == 2 and all(isinstance(one, str) for one in text):
-        return replace(Ask(text[0], keep, **how), pair=text[1])
-    return Ask(text, keep, **how)
+        return replace(CaptureSpec(text[0], keep, **how), pair=text[1])
+    return CaptureSpec(text, keep, **how)
 
 
 def kept(
@@ -181,10 +178,10 @@ def kept(
     query: str | int | None,
     key: str | int | None,
     define: Mapping[str, str] | None,
-    how: How,
+    how: CaptureOptions,
 ) -> Request:
     """What `capture` keeps; heads: of the layers that were named. Raises UsageError for what cannot be meant."""
-    unknown = next((name for name in how if name not in How.__annotations__), None)
+    unknown = next((name for name in how if name not in CaptureOptions.__annotations__), None)
     if unknown is not None:
         raise UnknownOptionError(f"capture has no option {unknown!r}", _instead(unknown, dict(how)[unknown]))
     if request is None:
@@ -198,7 +195,7 @@ def kept(
 
 def _instead(name: str, value: object) -> str:
     """What takes an option that `capture` lacks: one of its records, or `load`; else the options that it has."""
-    own = ("layers", "request", "query", "key", "define", "audio", *How.__annotations__)
+    own = ("layers", "request", "query", "key", "define", "audio", *CaptureOptions.__annotations__)
     view, request, loading = ([one.name for one in fields(record)] for record in (View, Request, LoadOptions))
     given = f'{name}="{value}"' if isinstance(value, str) and value.isidentifier() else f"{name}=..."
     if name in view and (name not in request or isinstance(value, str)):  # entries to be read, or whole matrices

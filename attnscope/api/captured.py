@@ -17,8 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from attnscope.errors import UsageError
-from attnscope.inputs.tokens import TokenMatch as Found
-from attnscope.inputs.tokens import choose, described
+from attnscope.inputs.tokens import TokenMatch, choose, described
 from attnscope.metrics.metrics import KEPT_FIRST, KNOWN, LENGTHS, LOOKBACKS, MASS, METRICS
 from attnscope.model.selection import STACKS
 from attnscope.observe.layers import LayerKey
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     import torch
 
     from attnscope.export.drawing import Picture
-    from attnscope.export.export import ExportOptions as Ways
+    from attnscope.export.export import ExportOptions
     from attnscope.figures.style import StyleFields
     from attnscope.inputs.prompt import Prompt
     from attnscope.observe.records import Head
@@ -182,7 +181,7 @@ def coloured_text(seen: Observation, query: str | int | None, head: str | None) 
     return ColouredText(seen.keys, weight_T, title, tuple(rows) if alike else ())
 
 
-def _queries(seen: Observation, query: str | int | None) -> Found:
+def _queries(seen: Observation, query: str | int | None) -> TokenMatch:
     if query is None and seen.chosen.query is not None:
         return seen.chosen.query
     found = choose(seen.queries, "last" if query is None else str(query), None, {}, ()).query
@@ -304,7 +303,7 @@ class Capture(Observation):
         whole = selected(select, there, named) if select is not None else {}
         return page_of([side], Plan(max_mb, precision, whole), about(self, whole))
 
-    def export(self, folder: str | Path, **how: Unpack[Ways]) -> list[Path]:
+    def export(self, folder: str | Path, **how: Unpack[ExportOptions]) -> list[Path]:
         """Write tables, figures and manifest.json into a folder; the paths. how: fields of `attnscope.export.Export`.
 
         A path that ends in the format of a picture (png, svg, pdf) or of a table (csv, tsv, jsonl, parquet, arrow) is

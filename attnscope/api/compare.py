@@ -17,9 +17,8 @@ from attnscope.model.loaded import check_loaded
 from attnscope.model.options import LoadOptions
 from attnscope.model.selection import everything, select_stacks
 from attnscope.observe.atlas import atlas_of
-from attnscope.observe.progress import NO_PROGRESS as SILENT
-from attnscope.observe.progress import Progress as Teller
-from attnscope.observe.request import CaptureSpec as Ask
+from attnscope.observe.progress import NO_PROGRESS, Progress
+from attnscope.observe.request import CaptureSpec
 from attnscope.observe.run import prepare
 from attnscope.studies.comparison import (
     OneSide,
@@ -51,7 +50,7 @@ HeadsOfStacks = Mapping[str, Mapping[int, Sequence[int]]]
 
 @dataclass(frozen=True, kw_only=True)
 class CompareOptions:
-    """What is compared, and how the texts are read; the last five are fields of `attnscope.observe.request.Ask`.
+    """What is compared, and how the texts are read; the last five are fields of `CaptureSpec`.
 
     compare_text: what the other side reads instead of the same text. align: how tokens are paired, by "position" or by
     "text"; by position without it where both sides have as many words. select, atlas: the heads that are listed, in
@@ -125,7 +124,7 @@ def compared(
     out: Path | None = None,
     force: bool = False,
     maps: bool = True,
-    tell: Teller = SILENT,
+    tell: Progress = NO_PROGRESS,
     ready: Any = lambda run: None,
 ) -> Compared:
     """Read both sides of every text.
@@ -166,14 +165,14 @@ def heads_of(loaded: LoadedModel, asked: CompareOptions) -> HeadsOfStacks:
 
 
 def readings(
-    texts: Sequence[SidesOfText], loaded: Sequence[LoadedModel], asked: CompareOptions, tell: Teller, ready: Any
+    texts: Sequence[SidesOfText], loaded: Sequence[LoadedModel], asked: CompareOptions, tell: Progress, ready: Any
 ) -> Iterator[tuple[OneSide, OneSide]]:
     """Both sides of each text, ready to be read; of many, those that do not fit are named and left out."""
 
     def prepared(model: LoadedModel, text: Text, chat: bool) -> Run:
         how = {"engine": asked.engine, "memory": asked.memory, "truncate": asked.truncate, "target": asked.target}
         how |= {"pair": asked.pair, "global_tokens": asked.global_tokens}
-        return prepare(model, Ask(text, chat=chat, **how))  # type: ignore[arg-type]
+        return prepare(model, CaptureSpec(text, chat=chat, **how))  # type: ignore[arg-type]
 
     for name, first, other in texts:
         try:

@@ -10,8 +10,7 @@ from attnscope.errors import UsageError, hints_of
 from attnscope.inputs.tokens import described
 from attnscope.model.options import LoadOptions
 from attnscope.model.selection import check_one_head, only_head, pairs, select
-from attnscope.observe.request import CaptureSpec as Ask
-from attnscope.observe.request import Request
+from attnscope.observe.request import CaptureSpec, Request
 from attnscope.observe.run import prepare
 from attnscope.steps import explain_head
 from attnscope.utils.schema import takes_fields
@@ -27,7 +26,7 @@ STACKS = ("an explanation", "decoder", "encoder")  # what needs which models
 
 @dataclass(frozen=True, kw_only=True)
 class ExplainOptions:
-    """Which token is followed, and how the text is read; the other fields are those of `attnscope.observe.request.Ask`.
+    """Which token is followed, and how the text is read; the other fields are those of `CaptureSpec`.
 
     query: the one token, as `5`, `last` or `bank#2`.
     """
@@ -61,7 +60,7 @@ def explain(call: ExplainCall) -> Explained:
         >>> attnscope.explain(attnscope.load("demo"), "the cat sat on the mat", head="L2H3").table().to_pandas()
     """
     how = {name: getattr(call, name) for name in ("chat", "truncate", "answer", "generate", "pair")}
-    run = prepare(call.model, Ask(call.text, Request(query=str(call.query)), engine="eager", **how))
+    run = prepare(call.model, CaptureSpec(call.text, Request(query=str(call.query)), engine="eager", **how))
     run.loaded.check_task(*STACKS)
     return followed(run, call.head)
 

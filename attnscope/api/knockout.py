@@ -10,7 +10,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from attnscope.errors import UsageError, hints_of
-from attnscope.interventions.spec import DRAWS, METHODS, OVER, WHAT, CutPlan, asked_of
+from attnscope.interventions.spec import (
+    DRAWS,
+    METHODS,
+    OVER,
+    WHAT,
+    CutPlan,
+    asked_of,
+    check_below,
+    check_budgets,
+    check_no_budget,
+)
 from attnscope.model.loaded import check_loaded
 from attnscope.model.options import LoadOptions
 from attnscope.model.selection import select as selected
@@ -20,21 +30,17 @@ from attnscope.studies.budgets import (
     AskedCache,
     BudgetPlan,
     BudgetStudy,
-    check_below,
-    check_budgets,
-    check_no_budget,
 )
 from attnscope.studies.knockout import KnockoutStudy
 from attnscope.studies.patching import AskedPair, PatchPlan, PatchStudy
 
 if TYPE_CHECKING:
     from attnscope.attention.rows import CutHow
-    from attnscope.interventions.spec import Method, Over, Selection, Texts
-    from attnscope.interventions.spec import PatchTarget as What
+    from attnscope.interventions.spec import Method, Over, PatchTarget, Selection, Texts
     from attnscope.model.loaded import LoadedModel
     from attnscope.observe.atlas import HeadNames
     from attnscope.studies.budgets import BudgetCosts
-    from attnscope.studies.knockout_records import KnockoutResult as Knocked
+    from attnscope.studies.knockout_records import KnockoutResult
     from attnscope.studies.patching import PatchedPairs
 
 
@@ -57,7 +63,7 @@ def knockout(
     atlas: HeadNames | Path | str | None = None,
     out: Path | str | None = None,
     force: bool = False,
-) -> Knocked: ...
+) -> KnockoutResult: ...
 
 
 @overload
@@ -104,7 +110,7 @@ def knockout(
     atlas: HeadNames | Path | str | None = None,
     out: Path | str | None = None,
     force: bool = False,
-) -> Knocked | BudgetCosts:
+) -> KnockoutResult | BudgetCosts:
     """What an answer loses where heads may not look from the queries at the keys (Geva et al. 2023, arXiv 2304.14767).
 
     text: one text, or token ids; or records of {"text", "query", "key", "answer", "foil"}, each of which may leave out
@@ -163,7 +169,7 @@ def patch(
     at: str | int | None = None,
     answer: str | Sequence[int] | None = None,
     foil: str | Sequence[int] | None = None,
-    what: What = "output",
+    what: PatchTarget = "output",
     over: Over = "none",
     select: str | None = None,
     method: Method = "measure",

@@ -11,7 +11,7 @@ from attnscope.certificate.check import ATOL, TEXT, certificate, check_parity, i
 from attnscope.errors import UsageError, hints_of
 from attnscope.model.options import LoadOptions
 from attnscope.model.selection import resolved
-from attnscope.observe.request import CaptureSpec as Ask
+from attnscope.observe.request import CaptureSpec
 from attnscope.observe.run import prepare
 from attnscope.utils.files import save_json
 from attnscope.utils.schema import takes_fields
@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ParityOptions:
-    """What is compared, and how the text is read; the fields after `whole` are those of `attnscope.observe.request.Ask`.
+    """What is compared, and how the text is read; the fields after `whole` are those of
+    `attnscope.observe.request.CaptureSpec`.
 
     select: heads whose weights are compared, all without it. atlas: what `@ROLE` in select names. atol: what weights,
     and outputs relative to their norm, may differ by. whole: compare hidden states and output, too, with a second
@@ -53,10 +54,10 @@ class ParityOptions:
         if not self.atol >= 0:
             raise UsageError(f"atol: expected a size from 0, got {self.atol}", "leave it out for 1e-5")
 
-    def ask(self, text: Text) -> Ask:
+    def ask(self, text: Text) -> CaptureSpec:
         """How a text is read: by the model's own eager attention."""
         names = ("select", "atlas", "chat", "truncate", "generate", "target", "picture", "pair", "global_tokens")
-        return Ask(text, engine="eager", **{name: getattr(self, name) for name in names})
+        return CaptureSpec(text, engine="eager", **{name: getattr(self, name) for name in names})
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from attnscope.errors import visible
 from attnscope.export.drawing import Picture
 from attnscope.figures import Style
-from attnscope.observe.progress import NO_PROGRESS as SILENT
-from attnscope.observe.progress import Progress as Teller
+from attnscope.observe.progress import NO_PROGRESS, Progress
 from attnscope.steps.records import divisor, json_lines
 from attnscope.utils.display import model_name
 from attnscope.utils.files import write_whole
@@ -112,7 +111,7 @@ def run_study(
     study: Study[Found],
     out: str | Path | None,
     force: bool,
-    tell: Teller = SILENT,
+    tell: Progress = NO_PROGRESS,
     total: int | None = None,
     unit: str = PASSED,
 ) -> Found:

@@ -14,8 +14,7 @@ from attnscope.export.study_figures import HEAD_JS, save_head_js, save_probes
 from attnscope.figures import Style
 from attnscope.model.loaded import check_loaded
 from attnscope.model.options import LoadOptions
-from attnscope.observe.progress import NO_PROGRESS as SILENT
-from attnscope.observe.progress import Progress as Teller
+from attnscope.observe.progress import NO_PROGRESS, Progress
 from attnscope.studies.atlas import Atlas, ScanStudy, plan
 from attnscope.studies.head_distances import DIVERGENCES, LOOKS, on_texts, prompts_of
 from attnscope.studies.probes import SEQUENCES
@@ -78,7 +77,7 @@ def study_of(model: LoadedModel, asked: ScanOptions, drawn: int | None = None) -
     return ScanStudy(model, planned, asked.sequences, asked.pool, prompts)
 
 
-def run_scan(study: ScanStudy, asked: ScanOptions, tell: Teller = SILENT, style: Style = Style()) -> Scan:
+def run_scan(study: ScanStudy, asked: ScanOptions, tell: Progress = NO_PROGRESS, style: Style = Style()) -> Scan:
     """Read the probes, and then the texts; with a folder, write there and draw."""
     into = None if asked.out is None else Path(asked.out)
     found = Scan(study, run_study(study, into, asked.force, tell, study.planned.tokens, "tokens"))

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING
 from attnscope.api.why_record import MEAN, Why, WhyOptions, ask_of
 from attnscope.errors import ModelError, UsageError, hints_of
 from attnscope.hooks.forward import given_of
-from attnscope.inputs.tokens import TokenMatch as Found
-from attnscope.inputs.tokens import described, find
+from attnscope.inputs.tokens import TokenMatch, described, find
 from attnscope.model.loaded import check_loaded
 from attnscope.model.options import LoadOptions
 from attnscope.model.selection import OF_TWO_TEXTS, TEXT_TASKS, check_one_head, only_head, pairs, select_stacks
 from attnscope.observe.run import prepare
-from attnscope.studies.attribution import decompose_logit as parts_of
-from attnscope.studies.attribution_records import LogitQuery as AskedLogit
+from attnscope.studies.attribution import decompose_logit
+from attnscope.studies.attribution_records import LogitQuery
 from attnscope.utils.schema import takes_fields
 
 if TYPE_CHECKING:
@@ -72,7 +71,7 @@ def taken_apart(run: Run, head: str, asked: WhyOptions) -> Why:
     if asked.against != MEAN:
         found = find(meant.looked_at, str(asked.against), asked.define or {})
         against = _one("against", meant.looked_at, found)
-    logit = AskedLogit(
+    logit = LogitQuery(
         layer,
         number,
         _one("query", meant.prompt, meant.chosen.query),
@@ -85,7 +84,7 @@ def taken_apart(run: Run, head: str, asked: WhyOptions) -> Why:
     )
     reads, inputs = given_of(run.loaded, run.prompt, run.source)
     texts = {None if one == geometry.stack else one: of_stack for one, of_stack in run.asked.items()}
-    return Why(parts_of(run.loaded, reads, logit, **inputs), texts, run.loaded.name)
+    return Why(decompose_logit(run.loaded, reads, logit, **inputs), texts, run.loaded.name)
 
 
 def one_head(text: str, geometry: Geometry) -> tuple[str, int, int]:
@@ -99,7 +98,7 @@ def one_head(text: str, geometry: Geometry) -> tuple[str, int, int]:
     return found[0]
 
 
-def _one(what: str, prompt: Prompt, found: Found) -> int:
+def _one(what: str, prompt: Prompt, found: TokenMatch) -> int:
     """The one token that was meant."""
     if len(found.positions) != 1:
         raise UsageError(f"{what} {found.expression} means {described(prompt, found)}, expected one token", ONE)

@@ -19,8 +19,7 @@ from attnscope.figures import About, Style
 from attnscope.inputs.labels import visible_blanks
 from attnscope.inputs.tokens import check_expression
 from attnscope.model.selection import is_cross, prefix
-from attnscope.observe.request import CaptureSpec as Ask
-from attnscope.observe.request import Request
+from attnscope.observe.request import CaptureSpec, Request
 from attnscope.studies.attribution_records import Component, LogitParts
 from attnscope.studies.statistics import rank_correlation
 from attnscope.utils.display import head_name, number, signed
@@ -32,8 +31,7 @@ if TYPE_CHECKING:
     from attnscope.export.drawing import Picture
     from attnscope.inputs.pictures import PictureSource
     from attnscope.inputs.prompt import Prompt, Side
-    from attnscope.observe.request import Text
-    from attnscope.observe.request import TextInputs as Asked
+    from attnscope.observe.request import Text, TextInputs
 
 MEAN = "mean"
 SIDES, ROWS = ("key", "query", "both"), ("component", "tokens")
@@ -47,7 +45,7 @@ class WhyOptions:
     `mean`, of all keys that the query sees, or another key. side: what the components wrote into: the key, the query,
     or both, in pairs. by: `tokens` splits what a head wrote by the tokens that it read. verify: replace the components
     with the largest contrasts one by one, and make the logit again. define: names for tokens. chat, truncate, target,
-    picture, generate, pair: how the text is read, as of `attnscope.observe.request.Ask`.
+    picture, generate, pair: how the text is read, as of `attnscope.observe.request.CaptureSpec`.
     """
 
     query: str | int = "last"
@@ -78,10 +76,10 @@ class WhyOptions:
                 check_expression(str(expression), self.define or {})
 
 
-def ask_of(text: Text, asked: WhyOptions) -> Ask:
+def ask_of(text: Text, asked: WhyOptions) -> CaptureSpec:
     """How the text is read, and which of its tokens are meant."""
     how = {name: getattr(asked, name) for name in ("chat", "truncate", "target", "picture", "generate", "pair")}
-    return Ask(text, request(asked), **how)
+    return CaptureSpec(text, request(asked), **how)
 
 
 def request(asked: WhyOptions) -> Request:
@@ -99,7 +97,7 @@ class Why(Record):
     """A logit and what wrote it; see `LogitParts`. texts: what each stack reads, as `Component.stack` names it."""
 
     parts: LogitParts
-    texts: Mapping[str | None, Asked]
+    texts: Mapping[str | None, TextInputs]
     source: str
 
     @property

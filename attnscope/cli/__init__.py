@@ -147,9 +147,9 @@ def _trace(error: Exception, arguments: Sequence[str]) -> None:
 
 
 def _say(message: str, code: int) -> int:
-    from attnscope.cli.output import log as talk
+    from attnscope.cli.output import log
 
-    talk(f"attnscope: {message}", quiet=False)  # which makes a line of it
+    log(f"attnscope: {message}", quiet=False)  # which makes a line of it
     return code
 
 

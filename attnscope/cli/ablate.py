@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from typer import Option
 
 from attnscope.cli import output
-from attnscope.cli.config import with_options as takes
+from attnscope.cli.config import with_options
 from attnscope.cli.figure_options import MOST_SEQUENCES, MOST_SETS, Look, Sequences
 from attnscope.cli.groups import FIRST, command_line, fill, option_group
 from attnscope.cli.heads import GROUPS
@@ -209,7 +209,7 @@ EXAMPLES = (
 )
 
 
-@takes(Studied, Taken, On, VariantOptions, Measured, Look, file=GROUPS)
+@with_options(Studied, Taken, On, VariantOptions, Measured, Look, file=GROUPS)
 def ablate(studied: Studied, taken: Taken, on: On, otherwise: VariantOptions, measured: Measured, look: Look) -> int:
     """What is lost without some heads, alone and together.
 
@@ -230,7 +230,7 @@ def ablate(studied: Studied, taken: Taken, on: On, otherwise: VariantOptions, me
         output.show(_before_probes(loaded, task, on))
         return 0
     style = look.style(command_line("ablate", studied, taken, on, otherwise, look))
-    tell = output.Talk(measured.quiet)
+    tell = output.TerminalProgress(measured.quiet)
     with unwinding():
         heads = taken.sets if taken.sets is not None else taken.select
         named, atlas = ([], None) if whole else named_sets(loaded, heads, asked, tell)

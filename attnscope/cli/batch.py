@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnscope.cli import output
 from attnscope.cli.batch_options import BatchCommand, BatchRun
-from attnscope.cli.config import with_options as takes
+from attnscope.cli.config import with_options
 from attnscope.cli.heads import GROUPS
 from attnscope.errors import InputError, visible
 from attnscope.utils.signals import GracefulStop, unwinding
@@ -40,7 +40,7 @@ EXAMPLES = (
 COMMAND = BatchCommand
 
 
-@takes(BatchRun, file=GROUPS)
+@with_options(BatchRun, file=GROUPS)
 def batch(asked: BatchRun) -> int:
     """Heads and relations of every text of a corpus, as a dataset.
 

@@ -11,7 +11,7 @@ from typer import Option
 
 from attnscope.cli import output
 from attnscope.cli.completion import models
-from attnscope.cli.config import with_options as takes
+from attnscope.cli.config import with_options
 from attnscope.cli.figure_options import Look, ManyTexts
 from attnscope.cli.groups import FIRST, UNRECORDED, command_line, fill, option_group, recorded
 from attnscope.cli.heads import GROUPS
@@ -80,7 +80,7 @@ class Differences(Results):
     out: Annotated[Path | None, Option(help="Write tables, signed maps and compare.json here.")] = None
 
 
-@takes(Sides, Room, Selected, Top, Differences, Look, file=GROUPS)
+@with_options(Sides, Room, Selected, Top, Differences, Look, file=GROUPS)
 def compare(asked: Sides, room: Room, selected: Selected, top: Top, printing: Differences, look: Look) -> int:
     """Two texts, or two models on the same texts, head by head.
 
@@ -112,7 +112,7 @@ def compare(asked: Sides, room: Room, selected: Selected, top: Top, printing: Di
         out=printing.out,
         force=printing.force,
         maps=printing.out is not None,
-        tell=output.Talk(printing.quiet),
+        tell=output.TerminalProgress(printing.quiet),
         ready=partial(tell_side, quiet=printing.quiet),
     )
     # Files first: a reader of stdout that goes away takes nothing from the folder.
@@ -197,15 +197,14 @@ def report(comparison: Comparison, quiet: bool) -> int:
 def tell_shared(text: Shared, quiet: bool) -> None:
     """Say how many tokens a text has on both sides, how they are paired, and which moved or have no partner."""
     from attnscope.inputs.spans import WORDS
-    from attnscope.inputs.tokens import TokenMatch as Found
-    from attnscope.inputs.tokens import described
+    from attnscope.inputs.tokens import TokenMatch, described
 
     moved = f", {text.moved} of them at another position" if text.moved else ""
     output.log(f"{text.name + ': ' * bool(text.name)}{text.units.size} shared tokens, {WORDS[text.by]}{moved}", quiet)
     sides = zip((f"the first {text.name or 'text'}", "the other"), text[2:4], text.units.alone, strict=True)
     for name, prompt, alone in sides:
         if alone:
-            output.log(f"only in {name}: {described(prompt, Found('', tuple(alone)))}", quiet)
+            output.log(f"only in {name}: {described(prompt, TokenMatch('', tuple(alone)))}", quiet)
 
 
 def tell_first(comparison: Comparison, quiet: bool) -> None:

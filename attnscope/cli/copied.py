@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from attnscope.cli.knockout_options import Answered, Compared, Edges
-    from attnscope.observe.request import CaptureSpec as Ask
+    from attnscope.observe.request import CaptureSpec
     from attnscope.viewer.page import Copied
 
 RUNS = ("view", "heads", "heatmap", "text", "relations")  # commands that take whatever a page takes
@@ -22,7 +22,7 @@ NO_ROOM = 2_000  # letters of a text that was piped in: a longer one does not go
 STDIN = "-"
 
 
-def copied(asked: TextRun, other: OtherSide, ask: Ask) -> Copied:
+def copied(asked: TextRun, other: OtherSide, ask: CaptureSpec) -> Copied:
     """The words that name text and model, by command; ask: what the first side of the page was asked."""
     from attnscope.viewer.page import Copied
 
@@ -36,7 +36,7 @@ def copied(asked: TextRun, other: OtherSide, ask: Ask) -> Copied:
     return Copied(commands, python(asked, ask))
 
 
-def words_of(asked: TextRun, ask: Ask, group: type = TextRun) -> list[str]:
+def words_of(asked: TextRun, ask: CaptureSpec, group: type = TextRun) -> list[str]:
     """The options of a group that were given, the text among them, from whatever source."""
     return _named(
         asked, [word for name, one in parameters(group).items() for word in _words(asked, ask.text, name, one)]
@@ -103,7 +103,7 @@ def _load(asked: ModelText) -> str:
     return f"model = attnscope.load({', '.join([repr(str(options.model)), *_given(options, 'model')])})"
 
 
-def python(asked: TextRun, ask: Ask) -> list[str]:
+def python(asked: TextRun, ask: CaptureSpec) -> list[str]:
     """The lines of a program that ends with the observation of the page, as `seen`."""
     text = ask.text if isinstance(ask.text, str) else getattr(ask.text, "ids", ask.text)
     lines, first = ["import attnscope", ""], repr(list(text) if isinstance(text, tuple) else text)

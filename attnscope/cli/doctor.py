@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnscope.cli import output
 from attnscope.cli.completion import cache_folder, cached_models
-from attnscope.cli.config import with_options as takes
+from attnscope.cli.config import with_options
 from attnscope.cli.options import Facts
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ VARIABLES = (
 BROWSERS = ("firefox", "chromium", "chromium-browser", "google-chrome", "microsoft-edge")
 
 
-@takes(Facts)
+@with_options(Facts)
 def doctor(printing: Facts) -> int:
     """Versions, devices, fonts and caches: what a bug report needs.
 

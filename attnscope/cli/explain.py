@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from typer import Option
 
 from attnscope.cli import output
-from attnscope.cli.config import with_options as takes
+from attnscope.cli.config import with_options
 from attnscope.cli.figure_options import Look
 from attnscope.cli.groups import FIRST, command_line, option_group
 from attnscope.cli.heads import GROUPS
@@ -82,7 +82,7 @@ class Telling(Look, Config, Format, Writing):
         return self.file or (self.out and self.out / f"{name}.{self.image}")
 
 
-@takes(StepsText, Steps, Telling, file=GROUPS)
+@with_options(StepsText, Steps, Telling, file=GROUPS)
 def explain(asked: StepsText, steps: Steps, telling: Telling) -> int:
     """One head, one sentence, every step with its numbers.
 

@@ -12,7 +12,7 @@ from typer import Context, Option
 
 from attnscope.cli import output
 from attnscope.cli.completion import metrics as metric_names
-from attnscope.cli.config import with_options as takes
+from attnscope.cli.config import with_options
 from attnscope.cli.figure_options import FIGURES, Drawing, kinds_of_file
 from attnscope.cli.groups import SETTING, build, command_line, of_run, option_group
 from attnscope.cli.options import Entries, Question, Relations, Results, TextRun
@@ -166,7 +166,7 @@ def is_dataset(folder: Path) -> bool:
     return kept.is_dataset(folder)
 
 
-@takes(*GROUPS, of_folder=over_texts, folders=is_dataset)
+@with_options(*GROUPS, of_folder=over_texts, folders=is_dataset)
 def heads(
     asked: TextRun,
     entries: MeasuredEntries,

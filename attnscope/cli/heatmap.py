@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Context, Option
 
 from attnscope.cli import output
-from attnscope.cli.config import refuse_others
-from attnscope.cli.config import with_options as takes
+from attnscope.cli.config import refuse_others, with_options
 from attnscope.cli.figure_options import DEPTH, FIGURES, Drawing, kinds_of_file, names, place_of_pictures
 from attnscope.cli.groups import SETTING, build, command_line, of_run, option_group, parameters
 from attnscope.cli.heads import GROUPS as OF_HEADS
@@ -89,7 +88,7 @@ def again(context: Context, folder: Path, given: dict[str, Any]) -> int:
     return 0
 
 
-@takes(*GROUPS, file=OF_HEADS, of_folder=again)
+@with_options(*GROUPS, file=OF_HEADS, of_folder=again)
 def heatmap(
     asked: Drawable,
     entries: Drawn,
@@ -226,8 +225,7 @@ def _run(
     """
     from attnscope.export.drawing import drawings
     from attnscope.export.manifest import NAME
-    from attnscope.export.redraw import AGAIN, Redrawn
-    from attnscope.export.redraw import load_run as kept_run
+    from attnscope.export.redraw import AGAIN, Redrawn, load_run
     from attnscope.model.selection import pairs
     from attnscope.model.selection import select as selected
 
@@ -236,7 +234,7 @@ def _run(
             f"{folder} is a folder without results of attnscope",
             f"name the folder of a run, scan, ablation or comparison; --text {folder} reads the name",
         )
-    seen = kept_run(folder, sink_apart=style.sink == "mask")
+    seen = load_run(folder, sink_apart=style.sink == "mask")
     chosen: list[str] = []
     if select is not None:
         heads_by_layer = {key.layer: heads for key, (heads, _) in seen.kv_of.items()}

@@ -13,7 +13,7 @@ from typer import Argument, Option
 
 from attnscope.cli import output
 from attnscope.cli.completion import models
-from attnscope.cli.config import with_options as takes
+from attnscope.cli.config import with_options
 from attnscope.cli.groups import option_group
 from attnscope.cli.load_options import Checkpoint
 from attnscope.cli.options import Facts, Noise
@@ -70,7 +70,7 @@ class Costs(Facts):
         return [int(part) for part in parts]
 
 
-@takes(Named, Costs, Noise)
+@with_options(Named, Costs, Noise)
 def info(named: Named, costs: Costs, noise: Noise) -> int:
     """A model's layers, heads, windows, and what N tokens would cost.
 

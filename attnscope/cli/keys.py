@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Option
 
 from attnscope.cli import output
-from attnscope.cli.config import with_options as takes
+from attnscope.cli.config import with_options
 from attnscope.cli.groups import of_run, option_group
 from attnscope.cli.heads import GROUPS
 from attnscope.cli.options import Heads, Results, TextRun
 from attnscope.cli.output import Top
 from attnscope.cli.relations import relations_sheet
-from attnscope.metrics.roles import SINK_MASS as RESTS
+from attnscope.metrics.roles import SINK_MASS
 from attnscope.utils.folders import TABLES
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Listing(Results):
 
 LEGEND = (
     "received: mean weight on the token as a key, over queries and heads",
-    f"heads: how many give it most, with a mean weight above {RESTS}; {TOP_KEY}: each of them, with that weight",
+    f"heads: how many give it most, with a mean weight above {SINK_MASS}; {TOP_KEY}: each of them, with that weight",
 )
 
 
@@ -52,7 +52,7 @@ def keys_sheet(table: pa.Table, top: int | None) -> RichTable:
     return relations_sheet(table.rename_columns(titles), top, wrapped=TOP_KEY)
 
 
-@takes(TextRun, Heads, Top, Listing, file=GROUPS)
+@with_options(TextRun, Heads, Top, Listing, file=GROUPS)
 def keys(asked: TextRun, chosen: Heads, top: Top, printing: Listing) -> int:
     """What every token receives as a key, and from which heads most.
 

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from attnscope.cli import output
-from attnscope.cli.config import with_options as takes
+from attnscope.cli.config import with_options
 from attnscope.cli.copied import knockout_command, knockout_python
 from attnscope.cli.figure_options import Look
 from attnscope.cli.groups import command_line
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from attnscope.model.geometry import Geometry
     from attnscope.serve.questions import KnockedModel
     from attnscope.studies.budgets import BudgetCosts
-    from attnscope.studies.knockout_records import KnockoutResult as Knocked
+    from attnscope.studies.knockout_records import KnockoutResult
 
 
 def measure_budgets(
@@ -79,7 +79,7 @@ EXAMPLES = (
 )
 
 
-@takes(Answered, Edges, CacheBudgets, Compared, Table, Look, file=GROUPS)
+@with_options(Answered, Edges, CacheBudgets, Compared, Table, Look, file=GROUPS)
 def knockout(
     answered: Answered, edges: Edges, budgets: CacheBudgets, compared: Compared, table: Table, look: Look
 ) -> int:
@@ -118,16 +118,16 @@ def knockout(
     again = Again(said, knockout_command(*asked_as), knockout_python(*asked_as))
     style = look.style(said)
 
-    def draw(record: Knocked, folder: Path) -> list[Path | None]:
+    def draw(record: KnockoutResult, folder: Path) -> list[Path | None]:
         from attnscope.export.study_figures import save_knockout
 
         return [save_knockout(record, folder, style)]
 
-    def printed(geometry: Geometry) -> Printed[Knocked]:
-        def write_page(record: Knocked, path: Path) -> None:
+    def printed(geometry: Geometry) -> Printed[KnockoutResult]:
+        def write_page(record: KnockoutResult, path: Path) -> None:
             cuts_page(record, geometry, cautions(record, geometry), again).save(path)
 
-        def write_html(record: Knocked) -> None:
+        def write_html(record: KnockoutResult) -> None:
             if table.html is not None:
                 with unwinding():
                     write_page(record, table.html)

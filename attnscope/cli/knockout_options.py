@@ -19,8 +19,8 @@ from attnscope.utils.folders import PICTURES, TABLES
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from attnscope.observe.request import CaptureSpec as Ask
-    from attnscope.serve.questions import KnockoutQuestion as CutEdges
+    from attnscope.observe.request import CaptureSpec
+    from attnscope.serve.questions import KnockoutQuestion
 
 
 @option_group
@@ -113,7 +113,7 @@ class CacheBudgets(Generated):
         """Raise UsageError for what has no meaning with a budget, or without one."""
         from attnscope.inputs.answers import check_answer
         from attnscope.inputs.tokens import check_expression, defined
-        from attnscope.studies.budgets import check_below, check_budgets, check_no_budget
+        from attnscope.interventions.spec import check_below, check_budgets, check_no_budget
         from attnscope.studies.knockout_records import check_over
 
         if self.keep is None:
@@ -171,12 +171,12 @@ class Table(StudyTable):
 
 def cut_asked(
     answered: Answered, edges: Edges, compared: Compared, text: str | Sequence[int] | None
-) -> tuple[Ask, CutEdges]:
+) -> tuple[CaptureSpec, KnockoutQuestion]:
     """What is asked of the text, "" of a corpus, and what is cut in it."""
     from attnscope.observe.request import Request
-    from attnscope.serve.questions import KnockoutQuestion as CutEdges
+    from attnscope.serve.questions import KnockoutQuestion
 
     asks = edges.asks()
     keep = Request(query=asks["query"] or "last", key=asks["key"], define=asks["define"])
     ask = replace(answered.ask(text or "", edges, keep), answer=answered.answer)
-    return ask, CutEdges(answered.foil, edges.over, edges.how, compared.random, compared.seed)
+    return ask, KnockoutQuestion(answered.foil, edges.over, edges.how, compared.random, compared.seed)

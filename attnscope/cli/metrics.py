@@ -8,7 +8,7 @@ from typer import Argument
 
 from attnscope.cli import output
 from attnscope.cli.completion import metrics as metric_names
-from attnscope.cli.config import with_options as takes
+from attnscope.cli.config import with_options
 from attnscope.cli.groups import option_group
 from attnscope.cli.options import Format
 
@@ -28,7 +28,7 @@ class ChosenMetrics:
     ] = None
 
 
-@takes(ChosenMetrics, Format)
+@with_options(ChosenMetrics, Format)
 def metrics(which: ChosenMetrics, printing: Format) -> int:
     """What each metric is, and the rules that name a head's role.
 

@@ -28,9 +28,7 @@ from attnscope.utils.folders import TABLES, suffix_of
 if TYPE_CHECKING:
     from attnscope.model.options import LoadOptions
     from attnscope.observe.layers import View
-    from attnscope.observe.request import CaptureOptions as How
-    from attnscope.observe.request import CaptureSpec as Ask
-    from attnscope.observe.request import Request, Text, TokenFields
+    from attnscope.observe.request import CaptureOptions, CaptureSpec, Request, Text, TokenFields
 
 # The sections of --help in their order; a group without a panel is of the first.
 PANELS = (
@@ -115,15 +113,15 @@ class ModelText(OneText, Loading):
     """One text and the model that reads it."""
 
     @property
-    def how(self) -> How:
+    def how(self) -> CaptureOptions:
         """How the text is read."""
         return {"chat": self.chat, "truncate": self.truncate}
 
-    def ask(self, text: Text, selected: Selected, keep: Request) -> Ask:
+    def ask(self, text: Text, selected: Selected, keep: Request) -> CaptureSpec:
         """What is asked of the text."""
-        from attnscope.observe.request import CaptureSpec as Ask
+        from attnscope.observe.request import CaptureSpec
 
-        return replace(Ask(text, keep, **self.how), select=selected.select, atlas=selected.atlas)
+        return replace(CaptureSpec(text, keep, **self.how), select=selected.select, atlas=selected.atlas)
 
 
 @option_group
@@ -149,7 +147,7 @@ class PairedText(Pair, GlobalTokens, ModelText):
     panel = "Text"
 
     @property
-    def how(self) -> How:
+    def how(self) -> CaptureOptions:
         return {**super().how, "pair": self.pair, "global_tokens": self.global_tokens}
 
 
@@ -186,7 +184,7 @@ class ModelTexts(PairedText):
         return super()._places | {"--audio": self.audio}
 
     @property
-    def how(self) -> How:
+    def how(self) -> CaptureOptions:
         return {**super().how, "target": self.target, "picture": self.picture or None}
 
     def load_options(self) -> LoadOptions:
@@ -251,8 +249,8 @@ class TextRun(EngineChoice, Answer, MayAsk, ModelTexts):
             )
 
     @property
-    def how(self) -> How:
-        answer: How = {"generate": self.generate, "answer": self.answer, "verify": self.verify}
+    def how(self) -> CaptureOptions:
+        answer: CaptureOptions = {"generate": self.generate, "answer": self.answer, "verify": self.verify}
         return {**super().how, **answer, "engine": self.engine, "memory": self.memory, "listen": self.listen}  # type: ignore[typeddict-item]  # its parser knows the words
 
     @property

@@ -26,7 +26,7 @@ from typer import Option
 
 from attnscope.cli.groups import DRAWN, option_group, parameters
 from attnscope.errors import LINES, UsageError, in_a_line, numbered, visible
-from attnscope.observe.progress import Progress as Teller
+from attnscope.observe.progress import Progress
 from attnscope.utils import signals
 from attnscope.utils.folders import PICTURES, TABLES, suffix_of
 from attnscope.utils.signals import unwinding
@@ -234,11 +234,12 @@ def progress(title: str, total: int | None, quiet: bool, unit: str = "") -> Iter
     if quiet or not sys.stderr.isatty():
         yield lambda steps: signals.again()
         return
-    from rich.progress import BarColumn, Progress, TextColumn
+    from rich.progress import BarColumn, TextColumn
+    from rich.progress import Progress as Bars
 
     columns: list[Any] = [TextColumn("{task.description}", markup=False), BarColumn(None)]
     columns += [TextColumn(f"{{task.completed:,.0f}}/{{task.total:,.0f}} {unit}".rstrip())] if total else []
-    with Progress(*columns, _clock(), console=console(sys.stderr), transient=True) as bar:
+    with Bars(*columns, _clock(), console=console(sys.stderr), transient=True) as bar:
         task = bar.add_task(in_a_line(title), total=total)
 
         def advance(steps: int) -> None:
@@ -248,7 +249,7 @@ def progress(title: str, total: int | None, quiet: bool, unit: str = "") -> Iter
         yield advance
 
 
-class Talk(Teller):
+class TerminalProgress(Progress):
     """What a call of the library says, as lines on stderr, and its stages as bars."""
 
     def __init__(self, quiet: bool) -> None:

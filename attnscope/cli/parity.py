@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Option
 
 from attnscope.cli import output
-from attnscope.cli.config import with_options as takes
+from attnscope.cli.config import with_options
 from attnscope.cli.groups import option_group
 from attnscope.cli.heads import GROUPS
 from attnscope.cli.options import ModelTexts, Printing, Selected
@@ -61,7 +61,7 @@ class Certified(Printing):
             check_file(self.out, "certificate.json")
 
 
-@takes(ModelTexts, Selected, Tolerance, Certified, file=GROUPS)
+@with_options(ModelTexts, Selected, Tolerance, Certified, file=GROUPS)
 def parity(asked: ModelTexts, selected: Selected, tolerance: Tolerance, printing: Certified) -> int:
     """Every layer against attention written from the papers.
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Option
 
 from attnscope.cli import output
-from attnscope.cli.config import with_options as takes
+from attnscope.cli.config import with_options
 from attnscope.cli.figure_options import MOST_SEQUENCES, MOST_SETS, Look, StudyTable
 from attnscope.cli.groups import FIRST, UNRECORDED, command_line, option_group
 from attnscope.cli.heads import GROUPS
@@ -21,8 +21,7 @@ from attnscope.cli.options import Named, Selected
 from attnscope.cli.study import Printed, load_studied, questions, read_one, run_study
 from attnscope.cli.study_tables import patch_table_shown as shown
 from attnscope.cli.study_tables import to_know
-from attnscope.interventions.spec import Method, Over
-from attnscope.interventions.spec import PatchTarget as What
+from attnscope.interventions.spec import Method, Over, PatchTarget
 from attnscope.utils.folders import PICTURES, TABLES
 
 if TYPE_CHECKING:
@@ -56,7 +55,7 @@ class Patches(Named, Selected):
 
     panel = "Question"
     what: Annotated[
-        What,
+        PatchTarget,
         Option(help="A head's output, the pattern of its rows, or its group's keys or values."),
         FIRST,
     ] = "output"
@@ -136,7 +135,7 @@ EXAMPLES = (
 )
 
 
-@takes(Paired, Patches, BesideOthers, PatchTable, Look, file=GROUPS)
+@with_options(Paired, Patches, BesideOthers, PatchTable, Look, file=GROUPS)
 def patch(paired: Paired, patches: Patches, beside: BesideOthers, table: PatchTable, look: Look) -> int:
     """What an answer loses where heads are as in another text.
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypedDict
 from typer import Option
 
 from attnscope.cli import output
-from attnscope.cli.config import with_options as takes
+from attnscope.cli.config import with_options
 from attnscope.cli.groups import FIRST, HELD, of_run, option_group
 from attnscope.cli.heads import GROUPS
 from attnscope.cli.options import Heads, Question, Relations, Results, TextRun
@@ -108,7 +108,7 @@ class Ranked(Relations):
         return {**self.written(), "over": "heads", "other_keys": not self.all_keys}
 
 
-@takes(TextRun, Related, Question, Top, Listing, Ranked, file=GROUPS)
+@with_options(TextRun, Related, Question, Top, Listing, Ranked, file=GROUPS)
 def relations(asked: TextRun, entries: Related, question: Question, top: Top, printing: Listing, listed: Ranked) -> int:
     """Which token looks at which: the strongest keys of every query.
 

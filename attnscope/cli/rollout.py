@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from typer import Option
 
 from attnscope.cli import output
-from attnscope.cli.config import with_options as takes
+from attnscope.cli.config import with_options
 from attnscope.cli.figure_options import Map
 from attnscope.cli.groups import FIRST, command_line, of_run, option_group
 from attnscope.cli.heads import GROUPS
@@ -53,7 +53,7 @@ class Rolled(Results):
     ] = None
 
 
-@takes(TextRun, Top, Rolled, Units, Map, file=GROUPS)
+@with_options(TextRun, Top, Rolled, Units, Map, file=GROUPS)
 def rollout(asked: TextRun, top: Top, printing: Rolled, units: Units, drawing: Map) -> int:
     """Attention rolled out: which tokens each token is attributed to.
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 from typer import Option
 
 from attnscope.cli import output
-from attnscope.cli.config import with_options as takes
+from attnscope.cli.config import with_options
 from attnscope.cli.figure_options import Look, Sequences
 from attnscope.cli.groups import FIRST, command_line, fill, option_group
 from attnscope.cli.heads import GROUPS
@@ -117,7 +117,7 @@ class Kept(Config, Format, Exporting):
     ] = None
 
 
-@takes(Scanned, Probing, Kept, Look, file=GROUPS)
+@with_options(Scanned, Probing, Kept, Look, file=GROUPS)
 def scan(scanned: Scanned, probing: Probing, kept: Kept, look: Look) -> int:
     """What each head does on probes, against a null, with intervals.
 
@@ -186,7 +186,7 @@ def scan_one(options: LoadOptions, given: ScanFiles, probing: Probing, kept: Kep
         return None
     output.log(cost.line, kept.quiet)
     with unwinding():
-        return run_scan(study, asked, output.Talk(kept.quiet), style)
+        return run_scan(study, asked, output.TerminalProgress(kept.quiet), style)
 
 
 def scan_each(scanned: Scanned, given: ScanFiles, probing: Probing, kept: Kept, style: Style) -> int:

@@ -20,7 +20,7 @@ from typer import Option
 
 from attnscope.cli import output
 from attnscope.cli.completion import models
-from attnscope.cli.config import with_options as takes
+from attnscope.cli.config import with_options
 from attnscope.cli.groups import FIRST, fill, option_group
 from attnscope.cli.load_options import Loading
 from attnscope.cli.options import Quiet
@@ -95,7 +95,7 @@ class Session:
         return int(number) * UNITS[unit]
 
 
-@takes(Served, Session, Quiet)
+@with_options(Served, Session, Quiet)
 def serve(served: Served, session: Session, noise: Quiet) -> int:
     """Models that stay loaded, for commands that ask about them.
 

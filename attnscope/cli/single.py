@@ -35,15 +35,14 @@ from attnscope.utils import display as cells
 from attnscope.utils.signals import unwinding
 
 if TYPE_CHECKING:
-    from attnscope.export.export import ExportOptions as Ways
+    from attnscope.export.export import ExportOptions
     from attnscope.figures import Style
     from attnscope.inputs.sound import Sound
     from attnscope.model.loaded import LoadedModel
     from attnscope.observe.observation import Observation
-    from attnscope.observe.progress import RunInfo as Prepared
+    from attnscope.observe.progress import RunInfo
     from attnscope.observe.records import Head
-    from attnscope.observe.request import CaptureSpec as Ask
-    from attnscope.observe.request import MapFields, Request, Text
+    from attnscope.observe.request import CaptureSpec, MapFields, Request, Text
     from attnscope.observe.run import Run
     from attnscope.serve.questions import Purpose
     from attnscope.serve.worker import KeptModels
@@ -88,18 +87,18 @@ def nothing(*given: object) -> None:
 
 def answer(
     asked: MayAsk,
-    ask: Ask,
+    ask: CaptureSpec,
     purpose: Purpose,
     writing: Writing,
     *,
-    check: Callable[[Prepared], object] = nothing,
+    check: Callable[[RunInfo], object] = nothing,
     beside: Callable[[], object] = nothing,
 ) -> Any:
     """What a server of this user's answers, or, where none does, a model that is loaded here.
 
     beside: begun while the model that was loaded here reads the text.
     """
-    tell = output.Talk(writing.quiet)
+    tell = output.TerminalProgress(writing.quiet)
     found = served(asked, ask, purpose, tell, writing.verbose, check)
     if found is not None:
         return found
@@ -110,11 +109,11 @@ def answer(
 
 def served(
     asked: MayAsk,
-    ask: Ask,
+    ask: CaptureSpec,
     purpose: Purpose,
-    tell: output.Talk,
+    tell: output.TerminalProgress,
     verbose: bool,
-    check: Callable[[Prepared], object] = nothing,
+    check: Callable[[RunInfo], object] = nothing,
 ) -> Any:
     """What a server of this user's answers; None where none does, and --verbose says why."""
     if asked.no_server or ask.verify or KEPT is not None:
@@ -130,7 +129,7 @@ def served(
         return None
 
 
-def check_out(found: Prepared, writing: Exporting, options: Mapping[str, Any]) -> None:
+def check_out(found: RunInfo, writing: Exporting, options: Mapping[str, Any]) -> None:
     """Refuse a folder with another run in it, before the forward pass."""
     if writing.folder is not None:
         from attnscope.export.manifest import check, run_facts
@@ -209,7 +208,7 @@ def say(lines: Iterable[str], quiet: bool) -> None:
         output.log(line, quiet)
 
 
-def export_text(seen: Observation, writing: Exporting, **how: Unpack[Ways]) -> list[Path]:
+def export_text(seen: Observation, writing: Exporting, **how: Unpack[ExportOptions]) -> list[Path]:
     """Write what was seen into --out, with a bar while pictures are drawn; says what was written."""
     from attnscope.export.drawing import drawings
     from attnscope.export.export import Export, export, export_file

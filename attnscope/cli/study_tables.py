@@ -49,8 +49,7 @@ if TYPE_CHECKING:
     from attnscope.studies.budgets import BudgetCosts
     from attnscope.studies.comparison import Comparison
     from attnscope.studies.head_distances import OnTexts
-    from attnscope.studies.knockout_records import KnockoutResult as Knocked
-    from attnscope.studies.knockout_records import NullKind
+    from attnscope.studies.knockout_records import KnockoutResult, NullKind
     from attnscope.studies.patching import PatchedPairs
 
 ALL_AT_ONCE = ("low_all", "high_all")
@@ -370,14 +369,14 @@ EDGE = "an edge is cut, and not what it carries: later layers and other position
 SINK = "key 0 is often a sink: to cut it harms whatever the head does"
 
 
-def knockout_table_notes(found: Knocked, geometry: Geometry) -> list[str]:
+def knockout_table_notes(found: KnockoutResult, geometry: Geometry) -> list[str]:
     """What a reader of the table has to know, and what was measured without a cut."""
     facts, unit = found.facts, found.facts["measure"]["unit"]
     intact = f"intact {facts['intact']:.3f} {unit}, {len(found.cases)} text{'s' * (len(found.cases) > 1)}"
     return [*cautions(found, geometry), intact]
 
 
-def cautions(found: Knocked, geometry: Geometry) -> list[str]:
+def cautions(found: KnockoutResult, geometry: Geometry) -> list[str]:
     """How the numbers are read, and what they do not say."""
     facts, unit = found.facts, found.facts["measure"]["unit"]
     lines = [
@@ -400,7 +399,7 @@ def cautions(found: Knocked, geometry: Geometry) -> list[str]:
     return lines
 
 
-def _null_lines(found: Knocked) -> list[str]:
+def _null_lines(found: KnockoutResult) -> list[str]:
     """What each null is, the least p that its draws can give, and why some cuts have none."""
     if not found.facts["random"]:
         return []
@@ -423,7 +422,7 @@ def _null_lines(found: Knocked) -> list[str]:
     return lines
 
 
-def shown(found: Knocked, top: int | None) -> RenderableType:
+def shown(found: KnockoutResult, top: int | None) -> RenderableType:
     """The table; above it, where keys were cut one by one, the text in the colours of their effects."""
     from rich.console import Group
 
@@ -431,7 +430,7 @@ def shown(found: Knocked, top: int | None) -> RenderableType:
     return Group(coloured(found), table) if found.facts["over"] == "keys" else table
 
 
-def cuts_sheet(found: Knocked, top: int | None) -> Sheet:
+def cuts_sheet(found: KnockoutResult, top: int | None) -> Sheet:
     """A row per cut."""
     rows, intervals = found.table().to_pylist(), has_intervals(found)
     columns = [
@@ -458,14 +457,14 @@ def _effects_and_p(row: Row) -> str:
     return f"{cells.interval(row['low_permuted'], row['high_permuted'])} {p}"
 
 
-def has_intervals(found: Knocked) -> bool:
+def has_intervals(found: KnockoutResult) -> bool:
     """Whether there are texts enough for an interval of any effect."""
     from attnscope.studies.statistics import FEWEST
 
     return bool((found.statistics["n"] >= FEWEST).any())
 
 
-def coloured(found: Knocked) -> Prose:
+def coloured(found: KnockoutResult) -> Prose:
     """The text, each key by what its cut costs; keys that were not cut, or that no row sees, have no colour."""
     from attnscope.figures.colours import Limits
     from attnscope.figures.terminal import Prose
@@ -480,7 +479,7 @@ def coloured(found: Knocked) -> Prose:
     return Prose(case.prompt.plain, effect_T, limits, marked=marked, summed=False, title=title, legend=legend)
 
 
-def case_name(found: Knocked, place: int) -> str:
+def case_name(found: KnockoutResult, place: int) -> str:
     """A token as the table names it."""
     from attnscope.studies.knockout_records import key_name
 

@@ -9,7 +9,7 @@ import numpy as np
 from typer import Option
 
 from attnscope.cli import output
-from attnscope.cli.config import with_options as takes
+from attnscope.cli.config import with_options
 from attnscope.cli.figure_options import Scale
 from attnscope.cli.groups import FIRST, fill, of_run, option_group
 from attnscope.cli.heads import GROUPS
@@ -61,7 +61,7 @@ class Colours(Scale):
     ] = None
 
 
-@takes(TextRun, Heads, Question, Mean, ColouredText, Colours, file=GROUPS)
+@with_options(TextRun, Heads, Question, Mean, ColouredText, Colours, file=GROUPS)
 def text(
     asked: TextRun, chosen: Heads, question: Question, mean: Mean, printing: ColouredText, colours: Colours
 ) -> int:

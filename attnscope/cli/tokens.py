@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from attnscope.cli import output
-from attnscope.cli.config import with_options as takes
+from attnscope.cli.config import with_options
 from attnscope.cli.groups import option_group
 from attnscope.cli.options import Format, MayAsk, Noise, OneText, Pair, Question
 from attnscope.cli.relations import relations_sheet
@@ -34,7 +34,7 @@ class Listed(Pair, OneText, MayAsk):
     """One text, or a pair, and the model whose tokenizer reads it."""
 
 
-@takes(Listed, Question, Format, Noise)
+@with_options(Listed, Question, Format, Noise)
 def tokens(asked: Listed, question: Question, printing: Format, noise: Noise) -> int:
     """A text's tokens by number, and which of them an expression means.
 
@@ -65,11 +65,11 @@ def tokens(asked: Listed, question: Question, printing: Format, noise: Noise) ->
 def read_tokens(asked: Listed, text: str | list[int], noise: Noise) -> Tokenised:
     """The text as the model reads it; longer than that too, unless it is to be cut."""
     from attnscope.cli.single import served
-    from attnscope.observe.request import CaptureSpec as Ask
+    from attnscope.observe.request import CaptureSpec
     from attnscope.serve.questions import Tokenise, tokenised
 
-    ask = Ask(text, chat=asked.chat, truncate=asked.truncate, pair=asked.pair)
-    answer: Tokenised | None = served(asked, ask, Tokenise(), output.Talk(noise.quiet), noise.verbose)
+    ask = CaptureSpec(text, chat=asked.chat, truncate=asked.truncate, pair=asked.pair)
+    answer: Tokenised | None = served(asked, ask, Tokenise(), output.TerminalProgress(noise.quiet), noise.verbose)
     if answer is not None:
         return answer
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Option
 
 from attnscope.cli import output
-from attnscope.cli.config import with_options as takes
+from attnscope.cli.config import with_options
 from attnscope.cli.copied import copied
 from attnscope.cli.groups import FIRST, command_line, option_group
 from attnscope.cli.heads import GROUPS
@@ -23,7 +23,7 @@ from attnscope.utils.signals import unwinding
 
 if TYPE_CHECKING:
     from attnscope.observe.observation import Observation
-    from attnscope.observe.request import CaptureSpec as Ask
+    from attnscope.observe.request import CaptureSpec
     from attnscope.serve.questions import PageSide
     from attnscope.viewer.page import Page
 
@@ -66,7 +66,7 @@ class Pages(Config, OtherSide, Writing):
         self.check_other_side()
 
 
-@takes(TextRun, Selected, Question, Pages, file=GROUPS)
+@with_options(TextRun, Selected, Question, Pages, file=GROUPS)
 def view(asked: TextRun, selected: Selected, question: Question, pages: Pages) -> int:
     """A text's attention as a page to hover over, in one HTML file.
 
@@ -100,7 +100,7 @@ def view(asked: TextRun, selected: Selected, question: Question, pages: Pages) -
 
 def shown_sides(
     asked: TextRun, selected: Selected, question: Question, pages: Pages, purpose: ShowPage
-) -> tuple[Ask, list[PageSide]]:
+) -> tuple[CaptureSpec, list[PageSide]]:
     """What is asked of the text; what the page shows of it, and of what it is compared with."""
     from attnscope.cli.single import answer, read_run
     from attnscope.observe.request import Request
@@ -112,14 +112,14 @@ def shown_sides(
     return ask, [side, *([side.beside] if side.beside else [])]
 
 
-def model_beside(asked: TextRun, ask: Ask, pages: Pages, purpose: ShowPage) -> PageSide:
+def model_beside(asked: TextRun, ask: CaptureSpec, pages: Pages, purpose: ShowPage) -> PageSide:
     """What the page shows of the text by the model, and next to it by another."""
     from attnscope.cli.single import load_model
     from attnscope.inputs.sound import Sound
     from attnscope.serve.questions import beside
 
     assert pages.compare_model is not None
-    loaded, tell = load_model(asked, pages), output.Talk(pages.quiet)
+    loaded, tell = load_model(asked, pages), output.TerminalProgress(pages.quiet)
     [run] = purpose.runs(loaded, ask, tell, of_two=True)
     other = load_model(replace(asked, model=pages.compare_model, revision=None, base=None), pages)
     other.check_task("the other side of a page", "decoder", "encoder")

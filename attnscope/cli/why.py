@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from typer import Option
 
 from attnscope.cli import output
-from attnscope.cli.config import with_options as takes
+from attnscope.cli.config import with_options
 from attnscope.cli.figure_options import Look, StudyTable
 from attnscope.cli.groups import FIRST, command_line, fill, option_group
 from attnscope.cli.heads import GROUPS
@@ -93,7 +93,7 @@ EXAMPLES = (
 )
 
 
-@takes(LogitText, Logit, Top, WhyTable, Look, file=GROUPS)
+@with_options(LogitText, Logit, Top, WhyTable, Look, file=GROUPS)
 def why(asked: LogitText, logit: Logit, top: Top, table: WhyTable, look: Look) -> int:
     """Why a head looks where it looks: its logit, by what wrote it.
 
@@ -113,9 +113,9 @@ def why(asked: LogitText, logit: Logit, top: Top, table: WhyTable, look: Look) -
 
     from attnscope.api.why_record import ask_of
     from attnscope.cli.single import answer
-    from attnscope.serve.questions import AttributeLogit as TakeApart
+    from attnscope.serve.questions import AttributeLogit
 
-    found: Why = answer(asked, ask_of(text, options), TakeApart.of(head, options), table)
+    found: Why = answer(asked, ask_of(text, options), AttributeLogit.of(head, options), table)
 
     def draw(record: Why, folder: Path) -> list[Path]:
         return [record.draw(folder, look.style(command_line("why", asked, logit, look)))]

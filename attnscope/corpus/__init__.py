@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from attnscope.corpus.run import run_folder
 
 __all__ = ["Corpus", "Job", "run_folder"]
-_HOME = {"Corpus": "records", "Job": "shards", "run_folder": "run"}
+_HOME = {"Corpus": "records", "Job": "folder", "run_folder": "run"}
 
 
 def __getattr__(name: str) -> Any:

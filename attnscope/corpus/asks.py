@@ -32,7 +32,7 @@ from attnscope.inputs.sound import MODEL_OF_SOUND, Sound, extractor_of, read_sou
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.selection import VISION_ONLY
 from attnscope.observe.inputs import notes_of, reading, reading_targets
-from attnscope.observe.request import CaptureSpec as Ask
+from attnscope.observe.request import CaptureSpec
 from attnscope.utils.isolation import Where
 from attnscope.utils.memory import DTYPE_BYTES, free_memory
 
@@ -72,7 +72,7 @@ def check_fields(job: Job, loaded: LoadedModel) -> None:
             )
 
 
-def ask_for(job: Job, item: Item) -> Ask:
+def ask_for(job: Job, item: Item) -> CaptureSpec:
     """What is asked of one text: the job's options, and what its record says.
 
     Raises InputError where there is no text, or where a field of the record does not say what it should.
@@ -88,7 +88,7 @@ def ask_for(job: Job, item: Item) -> Ask:
     # What a record says of the tokens to ask about stands in place of the job's own query and key.
     fields = {"query": job.query_field, "key": job.key_field}
     named = {name: _expression(item, field) for name, field in fields.items() if field is not None}
-    return Ask(
+    return CaptureSpec(
         text,
         replace(job.request, **named),  # type: ignore[arg-type]
         engine=job.engine,
@@ -104,12 +104,12 @@ def ask_for(job: Job, item: Item) -> Ask:
 
 
 @contextmanager
-def prompts(job: Job, loaded: LoadedModel) -> Iterator[Callable[[Ask], Prompt]]:
+def prompts(job: Job, loaded: LoadedModel) -> Iterator[Callable[[CaptureSpec], Prompt]]:
     """What makes a Prompt of the ask of an item; it raises InputError where the text is what is wrong."""
     with reading(loaded, _where(loaded), job.max_tokens or loaded.geometry.max_positions) as read:
         warned = set[str]()
 
-        def read_prompt(ask: Ask) -> Prompt:
+        def read_prompt(ask: CaptureSpec) -> Prompt:
             try:
                 prompt = read(ask)
                 check_room(prompt, None, loaded.geometry.max_positions)
@@ -130,11 +130,11 @@ def prompts(job: Job, loaded: LoadedModel) -> Iterator[Callable[[Ask], Prompt]]:
 
 
 @contextmanager
-def targets(loaded: LoadedModel) -> Iterator[Callable[[Ask], Prompt]]:
+def targets(loaded: LoadedModel) -> Iterator[Callable[[CaptureSpec], Prompt]]:
     """What makes a Prompt of the target that an ask gives; it raises InputError where the target is what is wrong."""
     with reading_targets(loaded, _where(loaded)) as read:
 
-        def target(ask: Ask) -> Prompt:
+        def target(ask: CaptureSpec) -> Prompt:
             try:
                 return read(ask)
             except ModelError as error:

@@ -38,7 +38,7 @@ from attnscope.model.options import LoadOptions
 from attnscope.observe.request import Request
 from attnscope.utils.files import check_schema, json_line, open_regular, read_json, refuse_links, save_json, whole_file
 from attnscope.utils.folders import LOCK, append, changes, document, locked, read_journal, writable
-from attnscope.utils.schema import from_json as typed
+from attnscope.utils.schema import from_json
 from attnscope.utils.tables import FORMATS
 
 if TYPE_CHECKING:
@@ -193,7 +193,7 @@ def _failure_line(failure: Failure) -> bytes:
 def _record(values: Mapping[str, Any]) -> Record | None:
     """The record of a line; None where a field is not of its type, or a count is below 0."""
     try:
-        record: Record = typed(Record, values, "record")
+        record: Record = from_json(Record, values, "record")
     except UsageError:
         return None
     counts = (record.first, record.items, record.texts, record.tokens, *record.rows.values(), *record.files.values())

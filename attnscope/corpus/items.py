@@ -36,7 +36,7 @@ from attnscope.corpus.records import (
 from attnscope.errors import InputError, brief
 from attnscope.inputs.labels import touched
 from attnscope.inputs.prompt import Prompt
-from attnscope.inputs.tokens import TokenMatch as Found
+from attnscope.inputs.tokens import TokenMatch
 from attnscope.utils.files import decode_utf8
 
 ITEM_BYTES = 64 * 2**20
@@ -366,7 +366,7 @@ READERS: Mapping[str, Callable[[CorpusFile, BytesRead], Iterator[Raw]]] = {
 FIELD = "spans"
 
 
-def given_spans(item: Item, prompt: Prompt, names: Sequence[str], chat: bool = False) -> dict[str, Found | None]:
+def given_spans(item: Item, prompt: Prompt, names: Sequence[str], chat: bool = False) -> dict[str, TokenMatch | None]:
     """Those of the names that the item's record gives: their tokens, None where it gives no range, or cut ones.
 
     A cell of csv holds them as JSON; null is as if nothing was there. Raises InputError for what are no ranges of
@@ -378,17 +378,17 @@ def given_spans(item: Item, prompt: Prompt, names: Sequence[str], chat: bool = F
     if not isinstance(value, Mapping):
         raise InputError(f'field {FIELD!r}: expected {{"subject": [[5, 9]]}}, got {brief(value)}')
     named = {name: value[name] for name in names if value.get(name) is not None}
-    spans = dict[str, Found | None]()
+    spans = dict[str, TokenMatch | None]()
     for name, value in named.items():
         ranges = ranges_of(value)
         if ranges is None:
             raise InputError(f"span {name!r}: expected ranges like [[5, 9]], got {brief(value)}")
         places = _found(prompt, f"span {name!r}", ranges, chat)
-        spans[name] = None if places is None else Found(name, places)
+        spans[name] = None if places is None else TokenMatch(name, places)
     return spans
 
 
-def given_tokens(item: Item, prompt: Prompt, field: str, chat: bool = False) -> Found | None:
+def given_tokens(item: Item, prompt: Prompt, field: str, chat: bool = False) -> TokenMatch | None:
     """The tokens of the ranges in a field of the item's record; None where it names tokens by an expression.
 
     Raises InputError for what are no ranges of characters of the text, and where no token is left of them.
@@ -399,7 +399,7 @@ def given_tokens(item: Item, prompt: Prompt, field: str, chat: bool = False) -> 
     places = _found(prompt, f"field {field!r}", ranges, chat)
     if places is None:
         raise InputError(f"field {field!r}: no token is left of the characters {ranges}")
-    return Found(json.dumps(ranges), places)
+    return TokenMatch(json.dumps(ranges), places)
 
 
 def ranges_of(value: object) -> list[list[int]] | None:

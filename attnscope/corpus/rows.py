@@ -41,7 +41,7 @@ from attnscope.utils.folders import sync, sync_file
 from attnscope.utils.tables import flags, json_rows, numbers, texts_at, words
 
 if TYPE_CHECKING:
-    from attnscope.inputs.tokens import TokenSelection as Chosen
+    from attnscope.inputs.tokens import TokenSelection
     from attnscope.observe.observation import Observation
     from attnscope.observe.records import HeadColumns
 
@@ -176,7 +176,7 @@ def _chosen(obs: Observation) -> dict[str, str | None]:
     return {**cells, "note": "; ".join(notes) or None}
 
 
-def _positions(chosen: Chosen) -> dict[str, Any]:
+def _positions(chosen: TokenSelection) -> dict[str, Any]:
     tokens = {"query": chosen.query, "key": chosen.key}
     cells: dict[str, Any] = {name: spelled(match.positions) or None for name, match in tokens.items() if match}
     if chosen.spans:

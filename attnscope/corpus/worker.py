@@ -37,9 +37,7 @@ from attnscope.errors import AttnscopeError, ForwardError, InputError, ModelErro
 from attnscope.hooks.engines import ENGINES, Engine
 from attnscope.hooks.generation import check_generates, say_ignored, translation
 from attnscope.inputs.prompt import Prompt, from_ids
-from attnscope.inputs.tokens import NOWHERE, naming
-from attnscope.inputs.tokens import TokenMatch as Found
-from attnscope.inputs.tokens import TokenSelection as Chosen
+from attnscope.inputs.tokens import NOWHERE, TokenMatch, TokenSelection, naming
 from attnscope.model.geometry import with_tower
 from attnscope.model.loaded import LoadedModel, pads
 from attnscope.model.loading import load
@@ -47,8 +45,7 @@ from attnscope.model.selection import NAMES, SEQ2SEQ, select_stacks
 from attnscope.observe.choice import FASTER_SCORES, Choice, choose, kernel_reads
 from attnscope.observe.collect import observe
 from attnscope.observe.observation import Observation
-from attnscope.observe.request import CaptureSpec as Ask
-from attnscope.observe.request import Request
+from attnscope.observe.request import CaptureSpec, Request
 from attnscope.utils.memory import is_out_of_memory, keep_freed_memory
 from attnscope.utils.signals import ProcessWide
 
@@ -142,7 +139,7 @@ class Text(NamedTuple):
     item: Item
     asked: Request
     prompt: Prompt
-    chosen: Chosen = Chosen()
+    chosen: TokenSelection = TokenSelection()
     target: Prompt | None = None
     stopped_by: str | None = None
 
@@ -250,7 +247,7 @@ class Worker:
         return Measured.joined([Measured(len(window.failures), [], window.failures), *parts])
 
     def _tokenise(
-        self, item: Item, window: Window, read: Callable[[Ask], Prompt], target: Callable[[Ask], Prompt]
+        self, item: Item, window: Window, read: Callable[[CaptureSpec], Prompt], target: Callable[[CaptureSpec], Prompt]
     ) -> float:
         """Put an item into the window; about how many bytes its results will take."""
         window.items += 1
@@ -293,7 +290,7 @@ class Worker:
             check_generates(loaded, "give the targets with {target_field=NAME}")
             say_ignored(loaded)
 
-    def _chosen(self, text: Text) -> Chosen:
+    def _chosen(self, text: Text) -> TokenSelection:
         """The tokens of an item that are asked about. Raises InputError where what says so means none."""
         request, prompt = text.asked, text.prompt
         of_record = given_spans(text.item, prompt, request.spans, self.job.chat) if request.spans else {}
@@ -305,7 +302,7 @@ class Worker:
             if field is not None and (match := given_tokens(text.item, prompt, field, self.job.chat))
         }
 
-        def spanned(chosen: Chosen, of_record: Mapping[str, Found | None]) -> Chosen:
+        def spanned(chosen: TokenSelection, of_record: Mapping[str, TokenMatch | None]) -> TokenSelection:
             """With the spans that the record gives, which are of its text."""
             return replace(chosen, spans={name: {**of_record, **chosen.spans}.get(name) for name in request.spans})
 

@@ -26,8 +26,7 @@ from attnscope.utils.tables import FORMATS, save
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from attnscope.inputs.tokens import TokenMatch as Found
-    from attnscope.inputs.tokens import TokenSelection as Chosen
+    from attnscope.inputs.tokens import TokenMatch, TokenSelection
     from attnscope.observe.observation import Observation
 
 ONE_PICTURE = 'choose a head with heads=["L1H4"], or a figure with figures=["overview"]; or name a folder'
@@ -265,7 +264,7 @@ def manifest(seen: Observation, options: Mapping[str, Any], asked: Mapping[str, 
     }
 
 
-def named(chosen: Chosen) -> dict[str, Found]:
+def named(chosen: TokenSelection) -> dict[str, TokenMatch]:
     """The queries and the keys that were chosen, where some were."""
     return {name: match for name, match in (("query", chosen.query), ("key", chosen.key)) if match is not None}
 

@@ -34,10 +34,10 @@ from attnscope.utils.folders import (
     refuse_other_kind,
     writable,
 )
-from attnscope.utils.schema import from_json as typed
+from attnscope.utils.schema import from_json
 
 if TYPE_CHECKING:
-    from attnscope.observe.request import CaptureSpec as Ask
+    from attnscope.observe.request import CaptureSpec
 
 SCHEMA = "run/4"  # of a folder; goes up when a file or a column is renamed, or means something else
 BEFORE = "run/3"  # whose heads.csv has the text's role alone, as `role`: what reads it knows that
@@ -86,14 +86,14 @@ def read_manifest(path: Path) -> dict[str, Any]:
     return manifest
 
 
-def ask_of(path: Path) -> Ask:
+def ask_of(path: Path) -> CaptureSpec:
     """What the run of a manifest asked, of the tokens that it read: `read` gives the same again.
 
     Raises UsageError for a manifest that does not say it, and for a run that read more than tokens.
 
         >>> read(load(), ask_of(Path("runs/bank/manifest.json"))).table()
     """
-    from attnscope.observe.request import CaptureSpec as Ask
+    from attnscope.observe.request import CaptureSpec
 
     said = read_manifest(path)
     prompt, target = prompt_of(said, path), prompt_of(said, path, TARGET).ids if TARGET in said else None
@@ -102,7 +102,7 @@ def ask_of(path: Path) -> Ask:
             f"the run of {path} read pictures or a sound too, which its tokens do not hold",
             "give {picture} or {audio} again",
         )
-    return replace(Ask.of_json(said.get("ask")), text=prompt, target=target)
+    return replace(CaptureSpec.of_json(said.get("ask")), text=prompt, target=target)
 
 
 def _of_any_version(path: Path) -> dict[str, Any]:
@@ -128,7 +128,7 @@ def prompt_of(manifest: Mapping[str, Any], path: Path, name: str = PROMPT) -> Pr
         media = {field: columns.pop(key) for key, field in MEDIA.items() if key in columns}
         if "medium" in columns:  # which is written as MEDIA
             raise KeyError(name)
-        prompt = replace(typed(Prompt, columns, name), medium=typed(Medium, media, name))
+        prompt = replace(from_json(Prompt, columns, name), medium=from_json(Medium, media, name))
         whole = _is_whole(prompt)
         "".join((prompt.text, *prompt.tokens, *prompt.labels, *prompt.plain)).encode()
     except (UsageError, KeyError, TypeError, ValueError):  # the last: halves of surrogate pairs

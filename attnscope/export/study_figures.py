@@ -72,7 +72,7 @@ if TYPE_CHECKING:
     from attnscope.studies.budgets import BudgetCosts
     from attnscope.studies.comparison import Comparison, Pair, Shared
     from attnscope.studies.head_distances import OnTexts
-    from attnscope.studies.knockout_records import KnockoutResult as Knocked
+    from attnscope.studies.knockout_records import KnockoutResult
     from attnscope.studies.patching import PatchedPairs
 
 PICTURE, OF_HEADS = "ablation", "ablation_heads"  # without the suffix of their kind of file
@@ -425,7 +425,7 @@ def _line_of(record: BudgetCosts, written: list[str], name: str, *, layers: bool
 KNOCKOUT_PICTURE = "knockout"  # without the suffix of its kind of file
 
 
-def save_knockout(record: Knocked, folder: Path, style: Style = Style()) -> Path | None:
+def save_knockout(record: KnockoutResult, folder: Path, style: Style = Style()) -> Path | None:
     """The picture of a knockout; None where all was cut at once. Raises UsageError for a folder it cannot write."""
     over, path = record.facts["over"], folder / f"{KNOCKOUT_PICTURE}.{style.image}"
     style = style.of(About(line=_knockout_line(record), command=style.about.command))
@@ -436,7 +436,7 @@ def save_knockout(record: Knocked, folder: Path, style: Style = Style()) -> Path
     return _knockout_heads(record, path, style) if over in ("heads", "kv") else _knockout_layers(record, path, style)
 
 
-def _knockout_line(record: Knocked) -> str:
+def _knockout_line(record: KnockoutResult) -> str:
     """What the picture is of."""
     count, answer = len(record.cases), record.cases[0].answer_text
     texts = f"{count} texts" if count > 1 else f"answer {shortened(answer, 24)}"
@@ -444,7 +444,7 @@ def _knockout_line(record: Knocked) -> str:
     return f"{record.facts['model']['name']}, {texts}; {how}"
 
 
-def _knockout_heads(record: Knocked, path: Path, style: Style) -> Path | None:
+def _knockout_heads(record: KnockoutResult, path: Path, style: Style) -> Path | None:
     """Layers x heads; a kv group's heads have the effect of their group."""
     statistics, unit = record.statistics["effect"], record.facts["measure"]["unit"]
     effects = {head: float(statistics[at]) for at, one in enumerate(record.asked) for head in one.cut.heads}
@@ -457,7 +457,7 @@ def _knockout_heads(record: Knocked, path: Path, style: Style) -> Path | None:
     return save_effects(path, heads, panels, style, title="What is lost where these heads may not look")
 
 
-def _knockout_layers(record: Knocked, path: Path, style: Style) -> Path:
+def _knockout_layers(record: KnockoutResult, path: Path, style: Style) -> Path:
     from attnscope.figures.curves import Curve, save_curve
 
     statistics, table = record.statistics, record.table()
@@ -478,7 +478,7 @@ def _knockout_layers(record: Knocked, path: Path, style: Style) -> Path:
     return save_curve(path, curve, style, style.headed("What is lost where these layers may not look"))
 
 
-def _tokens(record: Knocked, path: Path, style: Style) -> Path:
+def _tokens(record: KnockoutResult, path: Path, style: Style) -> Path:
     from attnscope.figures.curves import ColouredTokens, save_tokens
 
     case = record.cases[0]

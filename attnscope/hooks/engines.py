@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, cast
 import torch
 from torch import Tensor
 
-from attnscope.attention import kernels_cpu as compiled
-from attnscope.attention import kernels_cuda as triton_kernel
+from attnscope.attention import kernels_cpu, kernels_cuda
 from attnscope.attention import tiling as small
 from attnscope.attention.kernels_cpu import CompiledAttention
 from attnscope.attention.kernels_cuda import TritonAttention
@@ -35,13 +34,13 @@ from attnscope.hooks.calls import (
     CHECKED_ROWS,
     REPEATED_ROWS,
     AttentionCall,
+    CallSite,
+    OriginalAttention,
     check_call,
     relative_error,
     sampled,
     sdpa_kernel,
 )
-from attnscope.hooks.calls import CallSite as CallPlace
-from attnscope.hooks.calls import OriginalAttention as OwnAttention
 from attnscope.hooks.report import CallCheck
 from attnscope.model.families import family
 from attnscope.model.geometry import Geometry
@@ -173,7 +172,7 @@ class Engine:
         return self.change is not None
 
     def run(
-        self, place: CallPlace, spec: AttentionSpec, own: OwnAttention, on_call: OnCall
+        self, place: CallSite, spec: AttentionSpec, own: OriginalAttention, on_call: OnCall
     ) -> tuple[Tensor, CallCheck]:
         """Give the layer's output (B, Q, H, V) and how the call held; `on_call` was given the call."""
         attend = self._by_model if self.output == "model" else self._by_operator
@@ -190,7 +189,7 @@ class Engine:
         return changed, check
 
     def _by_model(
-        self, place: CallPlace, spec: AttentionSpec, own: OwnAttention, on_call: OnCall
+        self, place: CallSite, spec: AttentionSpec, own: OriginalAttention, on_call: OnCall
     ) -> tuple[AttentionCall, Tensor, CallCheck]:
         """The model's own attention runs; its matrix, where it makes one, answers the questions."""
         output, weights = own()
@@ -202,7 +201,7 @@ class Engine:
         return call, output, check
 
     def _by_operator(
-        self, place: CallPlace, spec: AttentionSpec, own: OwnAttention, on_call: OnCall
+        self, place: CallSite, spec: AttentionSpec, own: OriginalAttention, on_call: OnCall
     ) -> tuple[AttentionCall, Tensor, CallCheck]:
         """One pass over q and k answers the questions and gives the output; the model's own runs over some rows."""
         P = self.operator(spec)
@@ -223,7 +222,7 @@ class Engine:
         return call, output, check
 
 
-def check_own(call: AttentionCall, own: OwnAttention) -> CallCheck:
+def check_own(call: AttentionCall, own: OriginalAttention) -> CallCheck:
     """How a call held whose output the model's own attention gave."""
     check = check_call(call, "interface")
     check.answered_by = call.P.answered_by if isinstance(call.P, TiledAttention) else {}
@@ -240,8 +239,8 @@ def unchecked(call: AttentionCall, dtype: torch.dtype) -> CallCheck:
 def select_operator(spec: AttentionSpec) -> TiledAttention:
     """The first operator that reads such a call faster than the tiles, by a kernel or by rows; else the tiles."""
     kernels = (
-        (TritonAttention, triton_kernel.usable),
-        (CompiledAttention, compiled.usable),
+        (TritonAttention, kernels_cuda.usable),
+        (CompiledAttention, kernels_cpu.usable),
         (SmallAttention, small.is_short),
     )
     return next((operator for operator, can in kernels if can(spec)), TiledAttention)(spec)
@@ -279,9 +278,9 @@ def engine_named(name: str, listen: bool = False) -> Engine:
     """The engine of a name; with `listen`, the same with the outputs left to the model. Raises UsageError."""
     if name not in ENGINES:
         raise UsageError(f"there is no engine {name!r}", f"the engines are {', '.join(['auto', *ENGINES])}")
-    if name == "numba" and compiled.switched_off():
-        raise UsageError(*compiled.SWITCHED_OFF)
-    if name == "numba" and not compiled.installed():
+    if name == "numba" and kernels_cpu.switched_off():
+        raise UsageError(*kernels_cpu.SWITCHED_OFF)
+    if name == "numba" and not kernels_cpu.installed():
         raise UsageError("the engine numba needs Numba, which is not installed", "pip install 'attnscope[fast]'")
     return replace(ENGINES[name], output="model") if listen else ENGINES[name]
 

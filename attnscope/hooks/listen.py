@@ -25,15 +25,21 @@ from torch import Tensor, nn
 from attnscope.attention.operator import DenseAttention
 from attnscope.attention.spec import AttentionSpec, Visibility, by_place
 from attnscope.errors import ModelError, UsageError, hints_of
-from attnscope.hooks.calls import AttentionCall, check_call
-from attnscope.hooks.calls import CallSite as CallPlace
-from attnscope.hooks.calls import OriginalAttention as OwnAttention
-from attnscope.hooks.engines import ENGINES, Engine, OnCall, full_precision
-from attnscope.hooks.engines import with_change as changing
-from attnscope.hooks.families import FunctionCall, Route, Watch, banded, computed, near, route_of, weights_in
-from attnscope.hooks.families import ModuleStacks as Stacks
-from attnscope.hooks.families import strip_weights as without
-from attnscope.hooks.families import unpack_layout as whole
+from attnscope.hooks.calls import AttentionCall, CallSite, OriginalAttention, check_call
+from attnscope.hooks.engines import ENGINES, Engine, OnCall, full_precision, with_change
+from attnscope.hooks.families import (
+    FunctionCall,
+    ModuleStacks,
+    Route,
+    Watch,
+    banded,
+    computed,
+    near,
+    route_of,
+    strip_weights,
+    unpack_layout,
+    weights_in,
+)
 from attnscope.hooks.forward import (
     attention_modules,
     bare_model,
@@ -46,7 +52,7 @@ from attnscope.hooks.forward import (
     without_cache,
 )
 from attnscope.hooks.report import CallCheck, CaptureReport, settle, tolerance
-from attnscope.hooks.windows import WindowedTower as InWindows
+from attnscope.hooks.windows import WindowedTower
 from attnscope.model.families import Family, family_of
 from attnscope.model.geometry import geometry_of
 from attnscope.model.libraries import knows_interface, needed
@@ -105,7 +111,7 @@ def listen(
         listening(
             model,
             on_call,
-            engine=changing(engine, change),
+            engine=with_change(engine, change),
             windows=windows,
             patches=patches,
             ends=ends,
@@ -183,7 +189,7 @@ def listening(
     """
     engine = engine or ENGINES["eager"]
     listener = _Listener(bare_model(model), on_call, engine, windows or {})
-    listener.tower = InWindows(patches, engine, on_call) if patches else None
+    listener.tower = WindowedTower(patches, engine, on_call) if patches else None
     listener.last = _calls_of_pass.get(bare_model(model), 0) if ends else 0
     with _dispatching(listener), temporary(listener.hook_modules(computed)):
         # A watch slows every function of torch: it is open only where a module asks no interface.
@@ -221,7 +227,7 @@ def _get_interface(self: Any, name: str, default: Callable[..., Any]) -> Callabl
         listener = next((listener for listener in reversed(stack) if module in listener.paths), None)
         if listener is None:
             return attend(module, *args, **kwargs)
-        return listener.from_interface(OwnAttention(attend, module, args, kwargs))
+        return listener.from_interface(OriginalAttention(attend, module, args, kwargs))
 
     return dispatched
 
@@ -283,10 +289,10 @@ class _Listener:
         self.paths = {module: name for name, module in model.named_modules()}
         self.on_call, self.engine, self.windows = on_call, engine, windows
         self.report = CaptureReport()
-        self.tower: InWindows | None = None  # that attends window by window
+        self.tower: WindowedTower | None = None  # that attends window by window
         self.last = 0  # how many calls end the pass, 0 for none
         self.watch, self.watches = Watch(), False  # whether there is a module to be watched
-        self.stacks = Stacks(model, config_of(model))
+        self.stacks = ModuleStacks(model, config_of(model))
         self._calls: dict[tuple[str, int], int] = {}
         self._families: dict[nn.Module, Family] = {}
         self._by_interface: set[nn.Module] = set()
@@ -309,7 +315,7 @@ class _Listener:
         hooks += [module.register_forward_pre_hook(self.watch.enter) for module in watched]
         return [*self.stacks.hook(attention), *hooks]
 
-    def from_interface(self, own: OwnAttention) -> Any:
+    def from_interface(self, own: OriginalAttention) -> Any:
         """One call through the attention interface, run by the engine; the layer's matrix is freed on return."""
         if self._family(own.module).merges_cross:
             return own()
@@ -353,7 +359,7 @@ class _Listener:
         names = self.paths[module].split(".")
         return [module, *(self.model.get_submodule(".".join(names[:depth])) for depth in range(1, len(names)))]
 
-    def _spec(self, own: OwnAttention) -> AttentionSpec:
+    def _spec(self, own: OriginalAttention) -> AttentionSpec:
         arguments = own.arguments
         q = arguments["query"]
         sinks = next((arguments[name] for name in SINKS if arguments.get(name) is not None), None)
@@ -403,10 +409,10 @@ class _Listener:
             by_stack = [(stack, [matrix]) for stack, matrix in zip((DECODER, CROSS), matrices, strict=True)]
         for stack, own in by_stack:
             self._hooked(self._place(module, stack), own, steps, kwargs.get(GLOBAL_TOKENS))
-        return without(output, matrices, keep_shape=family.layout is not None)
+        return strip_weights(output, matrices, keep_shape=family.layout is not None)
 
     def _hooked(
-        self, place: CallPlace, matrices: Sequence[Tensor], steps: Sequence[FunctionCall], global_BT: Tensor | None
+        self, place: CallSite, matrices: Sequence[Tensor], steps: Sequence[FunctionCall], global_BT: Tensor | None
     ) -> None:
         """One call whose weights a module returned; global_BT: its tokens that see all others."""
         family = self._family(place.module)
@@ -423,7 +429,7 @@ class _Listener:
         self._read(check)
 
     def _positioned(
-        self, place: CallPlace, matrices: Sequence[Tensor], family: Family, global_BT: Tensor | None
+        self, place: CallSite, matrices: Sequence[Tensor], family: Family, global_BT: Tensor | None
     ) -> tuple[Tensor, Visibility]:
         """A module's weights as (B, H, Q, K), and which keys its queries may see."""
         weights, stack, tokens = matrices[0], place.stack, self.report.tokens or sys.maxsize
@@ -433,7 +439,9 @@ class _Listener:
         # Windows and blocks have places of their own, and are padded beyond the text.
         if family.layout and is_bidirectional(stack):
             in_band = family.layout == "band"
-            weights, reach = banded(matrices, global_BT, tokens) if in_band else whole(weights, family.layout, tokens)
+            weights, reach = (
+                banded(matrices, global_BT, tokens) if in_band else unpack_layout(weights, family.layout, tokens)
+            )
             T, device = weights.shape[-1], weights.device
             global_BT = global_BT if len(matrices) > 1 else None
             of_window = T, reach, device, global_BT is not None
@@ -460,15 +468,15 @@ class _Listener:
         every = geometry_of(config, count=False).every
         return {(layer.index, stack) for stack, layers in every.items() for layer in layers if not layer.attention}
 
-    def _place(self, module: nn.Module, stack: str | None = None) -> CallPlace:
+    def _place(self, module: nn.Module, stack: str | None = None) -> CallSite:
         """The module's layer, and which call of that layer this is; stack: of the call, where the module makes two."""
         stack = stack or self.stacks.of(module)
         by_order = self._family(module).by_order
         layer = sum(called == stack for called, _ in self._calls) if by_order else self._layer(module)
         self._calls[stack, layer] = self._calls.get((stack, layer), -1) + 1
-        return CallPlace(layer, self._calls[stack, layer], self.paths[module], module, stack)
+        return CallSite(layer, self._calls[stack, layer], self.paths[module], module, stack)
 
-    def _visibility(self, own: OwnAttention, arguments: Mapping[str, Any]) -> Visibility:
+    def _visibility(self, own: OriginalAttention, arguments: Mapping[str, Any]) -> Visibility:
         """One Visibility per mask: layers that share a mask share its counts.
 
         Without a mask the model hides later keys by `is_causal`, which the call hands on or the module has. Its eager

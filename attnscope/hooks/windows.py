@@ -20,9 +20,7 @@ from torch import Tensor, nn
 from attnscope.attention.operator import DenseAttention
 from attnscope.attention.spec import AttentionSpec
 from attnscope.attention.tiling import PieceAttention, RowsAttention
-from attnscope.hooks.calls import AttentionCall
-from attnscope.hooks.calls import CallSite as CallPlace
-from attnscope.hooks.calls import OriginalAttention as OwnAttention
+from attnscope.hooks.calls import AttentionCall, CallSite, OriginalAttention
 from attnscope.hooks.engines import Engine, OnCall, check_own, full_precision
 from attnscope.hooks.report import CallCheck, settle
 
@@ -93,9 +91,9 @@ def joined_checks(checks: Sequence[CallCheck]) -> CallCheck:
 class PendingCall:
     """One call that was heard; weights_BHQK: the model's own, None under fused implementations."""
 
-    place: CallPlace
+    place: CallSite
     spec: AttentionSpec
-    own: OwnAttention
+    own: OriginalAttention
     output_BQHV: Tensor
     weights_BHQK: Tensor | None
 
@@ -112,7 +110,7 @@ class WindowedTower:
         self.groups = of_equal_size(patches)
         self.waiting: dict[nn.Module, list[PendingCall]] = {}
 
-    def run(self, place: CallPlace, spec: AttentionSpec, own: OwnAttention) -> tuple[Tensor, CallCheck | None]:
+    def run(self, place: CallSite, spec: AttentionSpec, own: OriginalAttention) -> tuple[Tensor, CallCheck | None]:
         """A call's output, and how it held; None of one that is handed on when its module is done."""
         if spec.q_BHQD.shape[2] == len(self.order_T):
             return self.engine.run(place, spec, own, lambda call: self.on_call(joined_calls([call], [self.order_T])))

@@ -18,8 +18,7 @@ from attnscope.errors import InputError, UsageError
 from attnscope.inputs.labels import located
 from attnscope.inputs.prompt import Medium, Prompt, Side, Span, check_length, from_ids
 from attnscope.model.selection import CAUSAL_LM, SEQ2SEQ
-from attnscope.utils.isolation import IsolatedCall as Apart
-from attnscope.utils.isolation import Where
+from attnscope.utils.isolation import IsolatedCall, Where
 
 
 def check_answer(generate: int | None, answer: str | Sequence[int] | None, truncate: Side | None) -> None:
@@ -113,13 +112,13 @@ def target(tokenizer: Any, text: str, start: int | None, ends: Collection[int], 
     return from_target_ids(tokenizer, ids, start, most)
 
 
-def reading_target(tokenizer: Any, where: Where) -> Apart[Prompt]:
+def reading_target(tokenizer: Any, where: Where) -> IsolatedCall[Prompt]:
     """(text, start, ends, most) -> `target`, within a deadline unless it is "here", as `prompt.reading` reads a text.
 
     >>> with reading_target(loaded.tokenizer, "process") as read:
     ...     read("Das Haus", 0, {1}, None)
     """
-    return Apart(partial(target, tokenizer), where)
+    return IsolatedCall(partial(target, tokenizer), where)
 
 
 def from_target_ids(tokenizer: Any, ids: Sequence[int], start: int | None, most: int | None) -> Prompt:

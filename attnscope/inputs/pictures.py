@@ -42,7 +42,7 @@ from attnscope.inputs.processor import (
 )
 from attnscope.inputs.prompt import Medium, Patch, Prompt, Span, from_ids, place
 from attnscope.model.geometry import window_side
-from attnscope.utils.isolation import IsolatedCall as Apart
+from attnscope.utils.isolation import IsolatedCall
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -181,7 +181,7 @@ def reading_with_pictures(loaded: LoadedModel) -> Iterator[Callable[[str, Sequen
         return _named(plain, patches_of(plain.tokens, image, sight), messages), inputs, sight
 
     # Templates and processors are others' programs; what needs the model stays in this process.
-    with Apart(make, place(loaded.tokenizer, loaded.brought, chat=True)) as making:
+    with IsolatedCall(make, place(loaded.tokenizer, loaded.brought, chat=True)) as making:
 
         def read(text: str, pictures: Sequence[Picture], chat: bool, answered: bool) -> Prompt:
             prompt, inputs, sight = making(text, pictures, chat, answered)
@@ -229,7 +229,7 @@ def reading_pixels(loaded: LoadedModel) -> Iterator[Callable[[Picture], Pixels]]
         inputs = {name: np.asarray(values) for name, values in inputs.items() if name in parameters}
         return inputs, _seen(processor, picture)
 
-    with Apart(make, place(None, loaded.brought, chat=True)) as making:
+    with IsolatedCall(make, place(None, loaded.brought, chat=True)) as making:
 
         def read(picture: Picture) -> Pixels:
             inputs, box = making(picture)

@@ -34,8 +34,7 @@ from attnscope.inputs.labels import (
     read_pieces,
 )
 from attnscope.inputs.spans import sentence_ranges, word_ranges
-from attnscope.utils.isolation import IsolatedCall as Apart
-from attnscope.utils.isolation import Where
+from attnscope.utils.isolation import IsolatedCall, Where
 
 
 @dataclass(frozen=True)
@@ -192,7 +191,7 @@ def place(tokenizer: Any, brought: bool, chat: bool) -> Where:
     return ("process" if holds else "thread") if brought else "here"
 
 
-def reading(tokenizer: Any, where: Where) -> Apart[Prompt]:
+def reading(tokenizer: Any, where: Where) -> IsolatedCall[Prompt]:
     """(text, chat, max_tokens, truncate, answer, pair) -> `from_chat`, `from_pair` or `from_text`.
 
     Within a deadline, unless it is "here".
@@ -203,7 +202,7 @@ def reading(tokenizer: Any, where: Where) -> Apart[Prompt]:
         ...     read("the bank", False, 2048, None)
     """
 
-    return Apart(partial(_read, tokenizer), where)
+    return IsolatedCall(partial(_read, tokenizer), where)
 
 
 def _read(

@@ -197,7 +197,7 @@ def _not_empty(value: str, written: str, expression: str) -> str:
     return value
 
 
-__all__ = ["Chosen", "Found", "check_expression", "choose", "defined", "described", "find"]
+__all__ = ["TokenMatch", "TokenSelection", "check_expression", "choose", "defined", "described", "find"]
 
 TokenPlace = tuple[int, ...]
 SECONDS = 2.0  # for all matches of one regular expression

@@ -22,11 +22,11 @@ import torch
 from torch import Tensor
 
 from attnscope.errors import InputError
-from attnscope.hooks.calls import CallSite as CallPlace
+from attnscope.hooks.calls import CallSite
 from attnscope.hooks.engines import Engine
 from attnscope.interventions.spec import HeadSet, Task
 
-OnOutput = Callable[[CallPlace, Tensor, Sequence[int]], None]  # a call's place, its output (B, T, H, V), texts' lengths
+OnOutput = Callable[[CallSite, Tensor, Sequence[int]], None]  # a call's place, its output (B, T, H, V), texts' lengths
 
 
 class Intervention(ABC):

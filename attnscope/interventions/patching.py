@@ -46,10 +46,9 @@ from attnscope.hooks.forward import check_gradients, with_gradients
 from attnscope.hooks.listen import listen
 from attnscope.hooks.report import tolerance
 from attnscope.interventions.base import Intervention
-from attnscope.interventions.passes import ignore_call as unheard
+from attnscope.interventions.passes import ignore_call
 from attnscope.interventions.replacement import Replacing
-from attnscope.interventions.spec import HeadSet, Task
-from attnscope.interventions.spec import PatchTarget as What
+from attnscope.interventions.spec import HeadSet, PatchTarget, Task
 from attnscope.model.selection import DECODER
 
 if TYPE_CHECKING:
@@ -115,7 +114,7 @@ def backward(passes: Passes, batch: Sequence[int]) -> tuple[list[tuple[Attention
     report = listen(
         passes.loaded.model,
         passes.ids(batch),
-        unheard,
+        ignore_call,
         engine=replace(passes.engine, change=keep),
         logits_at=positions,
         gradients=True,
@@ -206,7 +205,7 @@ class Patching(Intervention):
     stack: whose layers the heads are of.
     """
 
-    what: What
+    what: PatchTarget
     stack: str = DECODER
     name: str = "patch"
 
@@ -279,7 +278,7 @@ def moves(patches: Sequence[Patch], texts: Sequence[int], layer: int) -> Iterato
                 yield Move(row, texts.index(other), heads, patch.at[text], patch.at[other])
 
 
-def _with_moved(spec: AttentionSpec, what: What, moved: Sequence[Move]) -> AttentionSpec:
+def _with_moved(spec: AttentionSpec, what: PatchTarget, moved: Sequence[Move]) -> AttentionSpec:
     """The call with some keys or values of its rows taken from others."""
     own_NGKX = spec.k_BGKD if what == "key" else spec.v_BGKV
     changed, per_group = own_NGKX.clone(), spec.heads // spec.kv_heads

@@ -13,15 +13,14 @@ import torch
 from torch import Tensor
 
 from attnscope.errors import InputError
-from attnscope.hooks.calls import AttentionCall
-from attnscope.hooks.calls import CallSite as CallPlace
+from attnscope.hooks.calls import AttentionCall, CallSite
 from attnscope.hooks.engines import Change, Engine
 from attnscope.interventions.base import Intervention, OnOutput
 from attnscope.interventions.spec import HeadSet, Task
 
 Replacement = Literal["mean", "zero", "resample"]
 Call = tuple[int, int]  # layer, and which call of it
-Replace = Callable[[CallPlace, Tensor, Sequence[int]], Tensor]
+Replace = Callable[[CallSite, Tensor, Sequence[int]], Tensor]
 
 
 @dataclass(frozen=True)
@@ -90,12 +89,12 @@ def replacing(sets: Sequence[HeadSet], lengths: Sequence[int], instead: Replace)
     return change
 
 
-def zeros(place: CallPlace, output_BTHV: Tensor, lengths: Sequence[int]) -> Tensor:
+def zeros(place: CallSite, output_BTHV: Tensor, lengths: Sequence[int]) -> Tensor:
     """Nothing."""
     return torch.zeros_like(output_BTHV)
 
 
-def of_the_next(place: CallPlace, output_BTHV: Tensor, lengths: Sequence[int]) -> Tensor:
+def of_the_next(place: CallSite, output_BTHV: Tensor, lengths: Sequence[int]) -> Tensor:
     """What the head gave, at the same position, for the next sequence of the batch: right of its kind, and wrong."""
     return output_BTHV.roll(-1, 0)
 
@@ -111,7 +110,7 @@ class Means:
     one_length: bool
     sums: Mapping[Call, tuple[Tensor, Tensor]]
 
-    def __call__(self, place: CallPlace, output_BTHV: Tensor, lengths: Sequence[int]) -> Tensor:
+    def __call__(self, place: CallSite, output_BTHV: Tensor, lengths: Sequence[int]) -> Tensor:
         sum_GHV, count_G = self.sums[place.layer, place.call]
         own_BGHV, own_BG = grouped(output_BTHV, lengths, len(count_G))
         others_BG = (count_G - own_BG).clamp_min(1)[..., None, None]
@@ -127,7 +126,7 @@ class Summing:
         self.groups, self.one_length = longest if one_length else min(longest, 2), one_length
         self.sums: dict[Call, tuple[Tensor, Tensor]] = {}
 
-    def add(self, place: CallPlace, output_BTHV: Tensor, lengths: Sequence[int]) -> None:
+    def add(self, place: CallSite, output_BTHV: Tensor, lengths: Sequence[int]) -> None:
         own_BGHV, own_BG = grouped(output_BTHV, lengths, self.groups)
         before = self.sums.get((place.layer, place.call), (0, 0))
         self.sums[place.layer, place.call] = before[0] + own_BGHV.sum(0), before[1] + own_BG.sum(0)

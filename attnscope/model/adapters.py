@@ -20,10 +20,10 @@ from attnscope.errors import ModelError, UsageError
 from attnscope.model import checkpoint
 from attnscope.model.checkpoint import read_json
 from attnscope.model.geometry import empty_model, empty_of, geometry_of
-from attnscope.model.options import TrustPolicy as Permits
+from attnscope.model.options import TrustPolicy
 from attnscope.model.selection import CAUSAL_LM, NAMES
 from attnscope.model.tasks import classes_of, task_of
-from attnscope.utils.isolation import IsolatedCall as Apart
+from attnscope.utils.isolation import IsolatedCall
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -52,7 +52,7 @@ def check_patterns(config: Any, names: Iterable[str], path: Path) -> None:
     if not patterns:
         return
     names = list(names)
-    with Apart(_match, "process") as matched:
+    with IsolatedCall(_match, "process") as matched:
         try:
             matched(patterns, names)
         except ModelError as error:
@@ -123,7 +123,7 @@ TRAINED_ON = {
 }
 WRAPPED = "base_model.model."  # what PEFT writes before the names of a model's weights
 SAVED = ".modules_to_save."
-PERMITS = Permits()  # nothing: all its files are there, and it brings no code
+PERMITS = TrustPolicy()  # nothing: all its files are there, and it brings no code
 
 
 def is_adapter(folder: Path) -> bool:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnscope.errors import UsageError, brief, visible
 from attnscope.model.families import family
-from attnscope.model.options import TrustPolicy as Permits
+from attnscope.model.options import TrustPolicy
 from attnscope.model.selection import (
     CAUSAL_LM,
     CROSS,
@@ -329,7 +329,7 @@ def empty_of(kind: Any, config: Any) -> nn.Module:
     """The same as one class of transformers."""
     import torch
 
-    permits = Permits()
+    permits = TrustPolicy()
     with permits.held(), torch.device("meta"):
         if hasattr(kind, "from_config"):
             return kind.from_config(config, trust_remote_code=permits.code)

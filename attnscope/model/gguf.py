@@ -26,8 +26,7 @@ from attnscope.errors import AttnscopeError, ModelError, brief, listed
 from attnscope.model.checkpoint import check_counts
 from attnscope.model.geometry import MOST_LAYERS, empty_model
 from attnscope.model.libraries import needed
-from attnscope.model.options import TrustPolicy as Permits
-from attnscope.model.options import unread
+from attnscope.model.options import TrustPolicy, unread
 from attnscope.utils.files import FileState, state_of
 
 VERSIONS = (2, 3)
@@ -204,7 +203,7 @@ class Statement:
     unstated: tuple[str, ...]
 
 
-def load_config(path: Path, permits: Permits, trust: bool = False) -> Any:
+def load_config(path: Path, permits: TrustPolicy, trust: bool = False) -> Any:
     """The config of a file's model, with what the file states. trust: continue without what no one has use for.
 
     Raises `ModelError` that names a key which bears on attention and which no one has use for.
@@ -239,7 +238,7 @@ def in_words(stated: Statement) -> str:
     return listed(words)
 
 
-def taken_on_trust(path: Path, permits: Permits) -> tuple[str, ...]:
+def taken_on_trust(path: Path, permits: TrustPolicy) -> tuple[str, ...]:
     """What of a file's attention is taken on trust, in words: what it cannot state, and what no one has use for.
 
     >>> taken_on_trust(Path("gemma2.gguf"), Permits())
@@ -250,13 +249,13 @@ def taken_on_trust(path: Path, permits: Permits) -> tuple[str, ...]:
     return (*unstated, *([f"{in_words(stated)} (of the file, left out by transformers)"] if stated.left else []))
 
 
-def statement(path: Path, permits: Permits) -> Statement:
+def statement(path: Path, permits: TrustPolicy) -> Statement:
     """What a file states; read once for a file that stays the same. Raises `ModelError` for one that is not read."""
     return _statement(path, permits, state_of(path))
 
 
 @lru_cache(maxsize=2)
-def _statement(path: Path, permits: Permits, state: FileState) -> Statement:
+def _statement(path: Path, permits: TrustPolicy, state: FileState) -> Statement:
     """state: the file is read again where it is another."""
     from transformers import CONFIG_MAPPING, PreTrainedConfig
 

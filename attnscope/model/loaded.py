@@ -20,8 +20,7 @@ from attnscope.errors import InputError, ModelError, UsageError, visible
 from attnscope.model.families import family
 from attnscope.model.fitting import LoadedAs, has_head
 from attnscope.model.geometry import Geometry, rotary_types
-from attnscope.model.options import LoadOptions
-from attnscope.model.options import TrustPolicy as Permits
+from attnscope.model.options import LoadOptions, TrustPolicy
 from attnscope.model.selection import CAUSAL_LM, ENCODER_ONLY, NAMES, SEQ2SEQ
 from attnscope.model.sources import DEMO_FOLDER
 from attnscope.model.tasks import task_of
@@ -88,9 +87,9 @@ class LoadedModel:
         return ",".join(sorted({self.device, *names} - {"disk", *({"cpu"} if self.device != "cpu" else ())}))
 
     @property
-    def permits(self) -> Permits:
+    def permits(self) -> TrustPolicy:
         """What the libraries may do where more of its files are read, such as those of its processor."""
-        return self.options.permits if self.options else Permits()
+        return self.options.permits if self.options else TrustPolicy()
 
     @property
     def brought(self) -> bool:

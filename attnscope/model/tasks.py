@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from attnscope.errors import ModelError, UsageError
 from attnscope.model.families import family
 from attnscope.model.libraries import needed
-from attnscope.model.options import TrustPolicy as Permits
+from attnscope.model.options import TrustPolicy
 from attnscope.model.selection import (
     CAUSAL_LM,
     CROSSING,
@@ -396,7 +396,7 @@ def _of_model(config: Any, stack: str) -> frozenset[int] | None:
     import torch
     from transformers import AutoModel
 
-    permits = Permits()
+    permits = TrustPolicy()
     try:
         with permits.held(), torch.device("meta"):
             model = AutoModel.from_config(copy.deepcopy(config), trust_remote_code=permits.code)

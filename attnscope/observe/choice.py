@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from attnscope.attention import kernels_cpu as compiled
+from attnscope.attention import kernels_cpu
 from attnscope.attention.kernels_cuda import device_can
 from attnscope.errors import ForwardError, MemoryLimitError, UsageError
 from attnscope.hooks.engines import ENGINES, Engine, engine_named, logits_bytes, tokens_that_fit
@@ -156,8 +156,8 @@ def _fused(case: Case, tokens: int, request: Request | None, why: str) -> Choice
     if case.device != "cpu":
         return Choice(ENGINES["fused"], why)
     heads = max((layer.heads for layer in case.geometry.attention_layers), default=0)
-    pays = heads * tokens**2 >= compiled.PAYS
-    if pays and compiled.installed():
+    pays = heads * tokens**2 >= kernels_cpu.PAYS
+    if pays and kernels_cpu.installed():
         return Choice(ENGINES["fused"], why, "numba")
     return Choice(ENGINES["fused"], why, "tiles", hint=LACKING if pays and request and _swept(request) else "")
 
@@ -165,14 +165,14 @@ def _fused(case: Case, tokens: int, request: Request | None, why: str) -> Choice
 def _swept(request: Request) -> bool:
     """Whether all that is asked is what the kernel answers faster than the tiles: not sums over groups, as maps are."""
     others = request.maps or request.operands or request.rollout or not request.view.of_heads or request.group
-    few = request.top_k is not None and request.top_k <= compiled.MOST_TOP
+    few = request.top_k is not None and request.top_k <= kernels_cpu.MOST_TOP
     return few and not (others or request.query or request.key)
 
 
 def kernel_reads(loaded: LoadedModel, request: Request) -> bool:
     """Whether the kernel is here and answers all that is asked, so that short texts are faster too, many at once."""
     case = Case(loaded.geometry, loaded.device, loaded.dtype, calls_interface(loaded.model))
-    return case.device == "cpu" and compiled.installed() and not case.keeps_eager(request) and _swept(request)
+    return case.device == "cpu" and kernels_cpu.installed() and not case.keeps_eager(request) and _swept(request)
 
 
 def does_not_fit(

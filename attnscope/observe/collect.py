@@ -35,7 +35,7 @@ from attnscope.hooks.listen import listen
 from attnscope.hooks.projections import ProjectionInputs, differences, norms_behind, plain_and_gated, strength
 from attnscope.hooks.report import CallCheck, CaptureReport, tolerance
 from attnscope.inputs.answers import of_patches, with_summaries
-from attnscope.inputs.tokens import TokenSelection as Chosen
+from attnscope.inputs.tokens import TokenSelection
 from attnscope.metrics.texts import Texts
 from attnscope.model import loaded as padding
 from attnscope.model.selection import (
@@ -59,8 +59,7 @@ from attnscope.model.selection import (
 from attnscope.observe.collector import LayerBatcher, PendingTransfers, marked, wanted_collectors
 from attnscope.observe.layers import Layer, LayerKey, PerLayer
 from attnscope.observe.observation import Observation
-from attnscope.observe.request import Request
-from attnscope.observe.request import TextInputs as Asked
+from attnscope.observe.request import Request, TextInputs
 from attnscope.observe.values import Directions, Projections
 
 if TYPE_CHECKING:
@@ -68,7 +67,7 @@ if TYPE_CHECKING:
     from attnscope.model.loaded import LoadedModel
 
 
-def texts_of(asked: Sequence[Asked], device: str, stack: str) -> Texts:
+def texts_of(asked: Sequence[TextInputs], device: str, stack: str) -> Texts:
     """The texts of a stack side by side, and the tokens of them that are asked about."""
     prompts = [one.prompt for one in asked]
     longest = max(len(prompt) for prompt in prompts)
@@ -104,7 +103,7 @@ class StackCollector:
     def __init__(
         self,
         loaded: LoadedModel,
-        asked: Sequence[Asked],
+        asked: Sequence[TextInputs],
         request: Request,
         check: bool,
         advance: Callable[[int], object],
@@ -229,7 +228,7 @@ class StackCollector:
         return known.in_words if known else "full"
 
 
-Made = Callable[[str, Sequence[Asked]], StackCollector]  # a stack and its texts -> what reads it
+Made = Callable[[str, Sequence[TextInputs]], StackCollector]  # a stack and its texts -> what reads it
 
 
 class StackRouter:
@@ -315,13 +314,14 @@ class OverPatches(StackRouter):
         whole, apart = of_patches(self.prompt, patches), of_patches(self.prompt, patches, self.parts)
         texts = {POOLING: (apart, self.prompt), GLOBAL: (whole, None), UNPOOLING: (self.prompt, apart)}
         return {
-            stack: self.made(stack, [Asked(queries, Chosen(), keys=keys)]) for stack, (queries, keys) in texts.items()
+            stack: self.made(stack, [TextInputs(queries, TokenSelection(), keys=keys)])
+            for stack, (queries, keys) in texts.items()
         }
 
 
 def stacks_of(
     loaded: LoadedModel,
-    asked: Sequence[Asked],
+    asked: Sequence[TextInputs],
     request: Request,
     check: bool,
     advance: Callable[[int], object],
@@ -331,7 +331,7 @@ def stacks_of(
     """What reads the stacks of some texts; check, advance, out, directions: see `Reading`."""
     geometry = loaded.geometry
 
-    def made(stack: str, texts: Sequence[Asked]) -> StackCollector:
+    def made(stack: str, texts: Sequence[TextInputs]) -> StackCollector:
         return StackCollector(loaded, texts, request.of(stack, geometry.stack), check, advance, stack, out, directions)
 
     of_stacks = {stack: [text for one in asked for text in one.of(stack, geometry.stack)] for stack in geometry.stacks}
@@ -348,7 +348,7 @@ def stacks_of(
     return StackRouter(readings, stacks)
 
 
-def projections_of(loaded: LoadedModel, asked: Asked) -> Projections:
+def projections_of(loaded: LoadedModel, asked: TextInputs) -> Projections:
     """How the heads of a model write, found in passes over the beginning of a text."""
     beginning, more = given_of(loaded, asked.prompt, asked.source, most=4)
     modules = sum(len(layers) for layers in loaded.geometry.stacks.values())
@@ -357,7 +357,7 @@ def projections_of(loaded: LoadedModel, asked: Asked) -> Projections:
     return Projections(every, norms_behind(loaded, every, beginning, **more), ProjectionInputs(gated))
 
 
-def _view_of(stack: str, asked: Sequence[Asked], request: Request, rate: int | None) -> list[Asked]:
+def _view_of(stack: str, asked: Sequence[TextInputs], request: Request, rate: int | None) -> list[TextInputs]:
     """What is read of layers with maps of their own; nothing where something is asked of tokens alone."""
     if _of_tokens_alone(request, asked):
         return []
@@ -366,10 +366,10 @@ def _view_of(stack: str, asked: Sequence[Asked], request: Request, rate: int | N
     return [one._replace(keys=with_summaries(one.prompt, rate, overlap=stack == CSA)) for one in asked]
 
 
-def _of_tokens_alone(request: Request, asked: Sequence[Asked]) -> bool:
+def _of_tokens_alone(request: Request, asked: Sequence[TextInputs]) -> bool:
     """Whether something is asked that keys which are not tokens have no answer to."""
     of_tokens = (request.group, request.rollout, request.per_token, request.spans, request.operands)
-    return any(of_tokens) or any(one.chosen != Chosen() for one in asked)
+    return any(of_tokens) or any(one.chosen != TokenSelection() for one in asked)
 
 
 def observe(
@@ -378,7 +378,7 @@ def observe(
     request: Request,
     *,
     engine: Engine = ENGINES["eager"],
-    chosen: Sequence[Chosen] | None = None,
+    chosen: Sequence[TokenSelection] | None = None,
     sources: Sequence[Prompt] | None = None,
     facts: Mapping[str, Any] | None = None,
     advance: Callable[[int], object] = lambda layers: None,
@@ -400,9 +400,9 @@ def observe(
         loaded.check_task("one text at a time", CAUSAL_LM, ENCODER_ONLY, VISION_ONLY, patches=True)
     texts = list(zip(prompts, [None] * len(prompts) if sources is None else sources, strict=True))
     chosen = [request.chosen(*pair) for pair in texts] if chosen is None else chosen
-    asked = [Asked(prompt, tokens, source) for (prompt, source), tokens in zip(texts, chosen, strict=True)]
+    asked = [TextInputs(prompt, tokens, source) for (prompt, source), tokens in zip(texts, chosen, strict=True)]
 
-    def one_pass(texts: Sequence[Asked]) -> list[Observation]:
+    def one_pass(texts: Sequence[TextInputs]) -> list[Observation]:
         return _observed(loaded, texts, request, engine, facts or {}, advance, directions, states)
 
     alone = any((one.source or one.prompt).medium.inputs or one.prompt.medium.unasked for one in asked)
@@ -421,7 +421,7 @@ def observe(
 
 def _observed(
     loaded: LoadedModel,
-    asked: Sequence[Asked],
+    asked: Sequence[TextInputs],
     request: Request,
     engine: Engine,
     facts: Mapping[str, Any],
@@ -491,7 +491,7 @@ def _heard_alone(report: CaptureReport, readings: Mapping[str, StackCollector]) 
 
 
 def _fed(
-    loaded: LoadedModel, asked: Sequence[Asked], readings: Mapping[str, StackCollector]
+    loaded: LoadedModel, asked: Sequence[TextInputs], readings: Mapping[str, StackCollector]
 ) -> tuple[torch.Tensor, dict[str, Any]]:
     """What the model's forward is given: its first argument, and the others by name."""
     prompts, plain = [one.prompt for one in asked], loaded.geometry.stack

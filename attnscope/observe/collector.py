@@ -32,11 +32,10 @@ from attnscope.attention.spec import Visibility
 from attnscope.attention.tiling import SmallAttention
 from attnscope.hooks.engines import full_precision
 from attnscope.inputs.prompt import Prompt, Span
-from attnscope.inputs.tokens import TokenMatch as Found
+from attnscope.inputs.tokens import TokenMatch
 from attnscope.metrics.binned import MAP_SIDE
 from attnscope.observe.layers import Layer, LayerKey, PerLayer, View
-from attnscope.observe.request import Request
-from attnscope.observe.request import TextInputs as Asked
+from attnscope.observe.request import Request, TextInputs
 
 T = TypeVar("T")
 Answers = Mapping[Question, Any]
@@ -71,7 +70,7 @@ class Collector(ABC):
 
     @classmethod
     @abstractmethod
-    def of(cls, texts: Sequence[Asked], request: Request) -> Collector | None:
+    def of(cls, texts: Sequence[TextInputs], request: Request) -> Collector | None:
         """What collects what is asked of one stack over some texts; None where that is nothing."""
 
     @abstractmethod
@@ -82,11 +81,11 @@ class Collector(ABC):
     def collect(self, layer: Layer, answers: Answers) -> Any:
         """What stays of the layer, small, moved to the CPU with the rest; None where there is nothing."""
 
-    def of_text(self, collected: Any, row: int, text: Asked) -> Any:
+    def of_text(self, collected: Any, row: int, text: TextInputs) -> Any:
         """One text's part of what was kept of a layer; row: which of the texts it is."""
         raise NotImplementedError(f"{type(self).__name__} cuts what it keeps of all layers into texts")
 
-    def of_texts(self, collected: Collected, texts: Sequence[Asked]) -> Sequence[Any]:
+    def of_texts(self, collected: Collected, texts: Sequence[TextInputs]) -> Sequence[Any]:
         """What was kept of all layers, an entry for each text."""
         return [
             PerLayer({key: self.of_text(part, row, text) for key, part in collected.items()})
@@ -112,7 +111,7 @@ def collectors() -> Mapping[str, type[Collector]]:
     return {name: named[name] for name in sorted(named, key=lambda name: (order.get(name, 0), name))}
 
 
-def wanted_collectors(texts: Sequence[Asked], request: Request) -> dict[str, Collector]:
+def wanted_collectors(texts: Sequence[TextInputs], request: Request) -> dict[str, Collector]:
     """What collects all that is to be kept of one stack over some texts, by name."""
     wanted = {name: kind.of(texts, request) for name, kind in collectors().items() if getattr(request, name, True)}
     return {name: collector for name, collector in wanted.items() if collector is not None}
@@ -302,7 +301,7 @@ def groups_of(prompts: Sequence[Prompt], group: str) -> Tensor:
     return groups_BT
 
 
-def marked(found: Sequence[Found | None], longest: int, default: bool) -> Tensor | None:
+def marked(found: Sequence[TokenMatch | None], longest: int, default: bool) -> Tensor | None:
     """True on each text's named tokens, (B, T); `default` in a text that names none, None where none does."""
     if not any(found):
         return None

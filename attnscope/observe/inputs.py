@@ -48,12 +48,12 @@ from attnscope.model.families import family_of
 from attnscope.model.fitting import patch_side
 from attnscope.model.libraries import choosing_settings
 from attnscope.model.selection import VISION_ONLY
-from attnscope.utils.isolation import IsolatedCall as Apart
+from attnscope.utils.isolation import IsolatedCall
 
 if TYPE_CHECKING:
     from attnscope.hooks.engines import Engine
     from attnscope.model.loaded import LoadedModel
-    from attnscope.observe.request import CaptureSpec as Ask
+    from attnscope.observe.request import CaptureSpec
     from attnscope.utils.isolation import Where
 
 NONE = "none"  # names no token
@@ -122,7 +122,7 @@ class _BodyBeginsError(Exception):
     """What follows is not wanted."""
 
 
-Read = Callable[["Ask"], Prompt]
+Read = Callable[["CaptureSpec"], Prompt]
 
 
 @contextmanager
@@ -138,7 +138,7 @@ def reading(loaded: LoadedModel, where: Where, most: int | None) -> Iterator[Rea
         def reader(row: int) -> Read:
             return opened.enter_context(INPUTS[row].reading(loaded, where, most))
 
-        def read(ask: Ask) -> Prompt:
+        def read(ask: CaptureSpec) -> Prompt:
             if ask.pair is not None:
                 ask.check_pair()
             prompt = _typed(loaded, reader(next(row for row, one in enumerate(INPUTS) if one.takes(ask)))(ask))
@@ -151,7 +151,7 @@ def reading(loaded: LoadedModel, where: Where, most: int | None) -> Iterator[Rea
 class Input(Protocol):
     """One kind of input."""
 
-    def takes(self, ask: Ask) -> bool:
+    def takes(self, ask: CaptureSpec) -> bool:
         """Whether an ask that no kind before this one takes is of this kind."""
 
     def reading(self, loaded: LoadedModel, where: Where, most: int | None) -> AbstractContextManager[Read]:
@@ -161,7 +161,7 @@ class Input(Protocol):
 class PictureInput:
     """A text with pictures, or a picture alone for a vision tower; where they are read, `picture_prompt` says."""
 
-    def takes(self, ask: Ask) -> bool:
+    def takes(self, ask: CaptureSpec) -> bool:
         return ask.picture is not None
 
     @contextmanager
@@ -173,7 +173,7 @@ class PictureInput:
         loaded.check_bare("a text with pictures")
         with reading_with_pictures(loaded) as with_pictures:
 
-            def read(ask: Ask) -> Prompt:
+            def read(ask: CaptureSpec) -> Prompt:
                 pictures, answer = all_opened(ask.picture), ask.answer
                 if not isinstance(ask.text, str):
                     raise UsageError("a picture needs a text, got token ids", "give {text}, or leave out {picture}")
@@ -197,7 +197,7 @@ def _reading_alone(loaded: LoadedModel) -> Iterator[Read]:
     assert side is not None  # of every tower that is loaded
     with reading_pixels(loaded) as pixels_of:
 
-        def read(ask: Ask) -> Prompt:
+        def read(ask: CaptureSpec) -> Prompt:
             others = {"text": ask.text != "", "chat": ask.chat, "answer": ask.answer, "truncate": ask.truncate}
             other = next((name for name, one in others.items() if one), None)
             if other is not None:
@@ -219,12 +219,12 @@ def _reading_alone(loaded: LoadedModel) -> Iterator[Read]:
 class SoundInput:
     """A sound instead of a text, or the frames of one; how long it may be, the model says."""
 
-    def takes(self, ask: Ask) -> bool:
+    def takes(self, ask: CaptureSpec) -> bool:
         return isinstance(ask.text, Sound) or (isinstance(ask.text, Prompt) and ask.text.medium.step is not None)
 
     @contextmanager
     def reading(self, loaded: LoadedModel, where: Where, most: int | None) -> Iterator[Read]:
-        def read(ask: Ask) -> Prompt:
+        def read(ask: CaptureSpec) -> Prompt:
             if isinstance(ask.text, Sound):
                 return heard(loaded, ask.text, ask.truncate)
             assert isinstance(ask.text, Prompt)
@@ -236,14 +236,14 @@ class SoundInput:
 class TextInput:
     """A text, or a chat; with its answer it is tokenised as one, of any length."""
 
-    def takes(self, ask: Ask) -> bool:
+    def takes(self, ask: CaptureSpec) -> bool:
         return isinstance(ask.text, str)
 
     @contextmanager
     def reading(self, loaded: LoadedModel, where: Where, most: int | None) -> Iterator[Read]:
         with prompts.reading(loaded.tokenizer, where) as tokenised:
 
-            def read(ask: Ask) -> Prompt:
+            def read(ask: CaptureSpec) -> Prompt:
                 text, answer = ask.text, ask.answer
                 assert isinstance(text, str)
                 if answer is not None:
@@ -265,12 +265,12 @@ class TextInput:
 class TokenInput:
     """Token ids, or a Prompt, which is read as it is."""
 
-    def takes(self, ask: Ask) -> bool:
+    def takes(self, ask: CaptureSpec) -> bool:
         return True
 
     @contextmanager
     def reading(self, loaded: LoadedModel, where: Where, most: int | None) -> Iterator[Read]:
-        def read(ask: Ask) -> Prompt:
+        def read(ask: CaptureSpec) -> Prompt:
             text, answer = ask.text, ask.answer
             assert not isinstance(text, str | Sound)
             if answer is not None:
@@ -308,7 +308,7 @@ def check_ids(loaded: LoadedModel, ids: Sequence[int]) -> None:
 
 def ids_of(loaded: LoadedModel, answer: str) -> list[int]:
     """The tokens of an answer alone."""
-    with Apart(partial(_encoded, loaded.tokenizer), place(loaded.tokenizer, loaded.brought, False)) as encode:
+    with IsolatedCall(partial(_encoded, loaded.tokenizer), place(loaded.tokenizer, loaded.brought, False)) as encode:
         return encode(answer) if answer else []
 
 
@@ -348,11 +348,11 @@ _Advance = Callable[[int], object]
 
 
 @contextmanager
-def reading_targets(loaded: LoadedModel, where: Where) -> Iterator[Callable[[Ask], Prompt]]:
+def reading_targets(loaded: LoadedModel, where: Where) -> Iterator[Callable[[CaptureSpec], Prompt]]:
     """What makes a Prompt of the target that an ask gives, as text or as ids. Raises as `text.target`."""
     with reading_target(loaded.tokenizer, where) as tokenised:
 
-        def read(ask: Ask) -> Prompt:
+        def read(ask: CaptureSpec) -> Prompt:
             given, start, room = ask.target, start_token(loaded), loaded.geometry.decoder_positions
             if isinstance(given, str):
                 return tokenised(given, start, end_tokens(loaded), room)
@@ -362,7 +362,7 @@ def reading_targets(loaded: LoadedModel, where: Where) -> Iterator[Callable[[Ask
 
 
 def target(
-    loaded: LoadedModel, source: Prompt, ask: Ask, engine: Engine, advance: _Advance
+    loaded: LoadedModel, source: Prompt, ask: CaptureSpec, engine: Engine, advance: _Advance
 ) -> tuple[Prompt, Any, DecodingSteps | None]:
     """What the decoder reads, what the manifest says of it, and of one that the model made the steps in which it did.
 
@@ -461,7 +461,7 @@ def notes_of_steps(loaded: LoadedModel, difference: float | None) -> Iterator[st
 
 def _has_two_types(loaded: LoadedModel) -> bool:
     """Whether the tokenizer tells the texts of a pair apart where it is asked to."""
-    with Apart(partial(_types_of, loaded.tokenizer), place(loaded.tokenizer, loaded.brought, False)) as types_of:
+    with IsolatedCall(partial(_types_of, loaded.tokenizer), place(loaded.tokenizer, loaded.brought, False)) as types_of:
         return any(types_of("a", "a"))
 
 

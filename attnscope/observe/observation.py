@@ -20,10 +20,9 @@ import pyarrow as pa
 
 from attnscope.errors import InputError, UsageError
 from attnscope.hooks.report import failures
-from attnscope.inputs.tokens import TokenSelection as Chosen
+from attnscope.inputs.tokens import TokenSelection
 from attnscope.metrics.metrics import MASS
-from attnscope.metrics.roles import NEEDED_ROWS, NONE
-from attnscope.metrics.roles import SINK_MASS as RESTS
+from attnscope.metrics.roles import NEEDED_ROWS, NONE, SINK_MASS
 from attnscope.model.selection import DECODER, ENCODER, STACKS, is_bidirectional
 from attnscope.observe.layers import LayerKey, ModelLayers, PerLayer, codes
 from attnscope.observe.records import Head, HeadColumns, Relation, with_others
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
     from attnscope.observe.atlas import HeadNames
     from attnscope.observe.layers import View
     from attnscope.observe.records import KeptKeys, KeptOperands, LayerMaps, Rollout, SpanPairs, TokenWeights
-    from attnscope.observe.request import CaptureSpec as Ask
+    from attnscope.observe.request import CaptureSpec
 
 Axis = Literal["queries", "keys"]
 
@@ -92,12 +91,12 @@ class Observation:
     kv_of: PerLayer[tuple[int, int]]
     facts: Mapping[str, Any] = field(default_factory=dict)
     kept: Mapping[str, Any] = field(default_factory=dict)
-    chosen: Chosen = Chosen()
+    chosen: TokenSelection = TokenSelection()
     named_by: HeadNames | NamesBeside | None = None
     without: Mapping[int, str] = field(default_factory=dict)
     within: Mapping[int, str] = field(default_factory=dict)
     other_stacks: Mapping[str, Observation] = field(default_factory=dict)
-    ask: Ask | None = None
+    ask: CaptureSpec | None = None
 
     def __post_init__(self) -> None:
         layers = ModelLayers([key.layer for key in self.kv_of], self.without)
@@ -304,7 +303,7 @@ class Observation:
     def rests_above(self) -> float:
         """The mean mass above which a top key is listed with its head: RESTS, or infinite where few queries count."""
         asked = self.chosen.query
-        return RESTS if asked is None or len(asked.positions) >= NEEDED_ROWS else math.inf
+        return SINK_MASS if asked is None or len(asked.positions) >= NEEDED_ROWS else math.inf
 
     def uniform(self, layer: int | tuple[int, str]) -> dict[str, float]:
         """What uniform attention would score in a layer, by metric. Raises UnknownLayerError as `weights` does."""

@@ -13,17 +13,15 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypedDict
 
 from attnscope.errors import InputError, UsageError
-from attnscope.inputs.tokens import TokenSelection as Chosen
-from attnscope.inputs.tokens import choose, choose_of_two
+from attnscope.inputs.tokens import TokenSelection, choose, choose_of_two
 from attnscope.metrics.binned import MAP_SIDE
 from attnscope.metrics.metrics import METRICS
 from attnscope.model.selection import has_summaries, is_causal, is_cross, is_over_patches, is_vision, sides
 from attnscope.observe.layers import View
-from attnscope.utils.schema import from_json as typed
-from attnscope.utils.schema import to_json as plain
+from attnscope.utils.schema import from_json, to_json
 
 if TYPE_CHECKING:
     from attnscope.inputs.pictures import PictureSource
@@ -32,7 +30,7 @@ if TYPE_CHECKING:
     from attnscope.model.geometry import Geometry
     from attnscope.observe.atlas import HeadNames
 
-    Text = str | Prompt | Sequence[int] | Sound
+    Text: TypeAlias = str | Prompt | Sequence[int] | Sound
 
 
 class TokenFields(TypedDict):
@@ -124,7 +122,7 @@ class Request:
         """Whether the question is of the text's own tokens or units, which a tower beside a decoder has none of."""
         return any((self.query, self.key, self.group, self.rollout))
 
-    def chosen(self, prompt: Prompt, source: Prompt | None = None) -> Chosen:
+    def chosen(self, prompt: Prompt, source: Prompt | None = None) -> TokenSelection:
         """The tokens of a text that are asked about. Raises UsageError or InputError for what means none.
 
         source: what an encoder-decoder's encoder reads, where the prompt is its decoder's.
@@ -137,7 +135,7 @@ class TextInputs(NamedTuple):
     """A text, the tokens of it that are asked about, and the text that an encoder-decoder's encoder reads."""
 
     prompt: Prompt
-    chosen: Chosen
+    chosen: TokenSelection
     source: Prompt | None = None
     keys: Prompt | None = None  # where they are another text's than the queries
 
@@ -151,7 +149,7 @@ class TextInputs(NamedTuple):
         plain: the model's own stack. Nothing of one over patches: only the pass will say where in the text they are.
         """
         if is_vision(stack) and stack != plain:
-            return [TextInputs(part, Chosen()) for part in self.prompt.medium.tower]
+            return [TextInputs(part, TokenSelection()) for part in self.prompt.medium.tower]
         if is_over_patches(stack):
             return []
         return [self._of_two(stack)]
@@ -191,7 +189,7 @@ SCHEMA = "ask/1"  # goes up when a field is renamed, or means something else
 
 
 class CaptureOptions(TypedDict, total=False):
-    """How a text is read: the fields of `Ask` beside the text and what is kept of it."""
+    """How a text is read: the fields of `CaptureSpec` beside the text and what is kept of it."""
 
     engine: EngineWord
     memory: str | None
@@ -267,14 +265,14 @@ class CaptureSpec:
         """The ask as JSON has it. Raises UsageError for what lies in memory alone: a sound, a picture, an atlas."""
         said = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "keep"}
         said |= {"text": _text(self.text), "atlas": _path("an atlas", self.atlas), "picture": _pictures(self.picture)}
-        return {"schema": SCHEMA, **said, "keep": plain(self.keep)}
+        return {"schema": SCHEMA, **said, "keep": to_json(self.keep)}
 
     @classmethod
     def of_json(cls, said: Any) -> CaptureSpec:
         """The ask that JSON holds. Raises UsageError for another schema, an unknown field, and another type."""
         if not isinstance(said, Mapping) or said.get("schema") != SCHEMA:
             raise UsageError(f"expected an ask of the form {SCHEMA}", "write one with Ask.as_json")
-        form = typed(_Form, {name: value for name, value in said.items() if name != "schema"}, "ask")
+        form = from_json(_Form, {name: value for name, value in said.items() if name != "schema"}, "ask")
         return cls(**{one.name: getattr(form, one.name) for one in fields(form)})
 
 

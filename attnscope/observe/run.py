@@ -8,7 +8,7 @@ One question from ask to observation, and what is printed on the way, in lines a
 
     seen = observed(loaded, Ask("the financial bank"), Talk(quiet=False))
 
-Who listens is a `Teller`: the terminal's, or the one at the other end of a socket.
+Who listens is a `Progress`: the terminal's, or the one at the other end of a socket.
 """
 
 from __future__ import annotations
@@ -27,9 +27,7 @@ from attnscope.hooks.generation import DEFAULT, END, NUMBER, OWN, POSITIONS, STO
 from attnscope.inputs import answers
 from attnscope.inputs.prompt import Prompt, place
 from attnscope.inputs.sound import MODEL_OF_SOUND, Sound, reads_sound
-from attnscope.inputs.tokens import TokenMatch as Found
-from attnscope.inputs.tokens import TokenSelection as Chosen
-from attnscope.inputs.tokens import chosen_lines, described
+from attnscope.inputs.tokens import TokenMatch, TokenSelection, chosen_lines, described
 from attnscope.model.families import family_of
 from attnscope.model.geometry import Geometry, with_tower
 from attnscope.model.loaded import LoadedModel, check_loaded
@@ -58,12 +56,8 @@ from attnscope.observe.inputs import (
 )
 from attnscope.observe.logit_path import asked_of_answer, directions_of_answer
 from attnscope.observe.observation import NamesBeside, Observation
-from attnscope.observe.progress import NO_PROGRESS as SILENT
-from attnscope.observe.progress import Progress as Teller
-from attnscope.observe.progress import RunInfo as Prepared
-from attnscope.observe.request import CaptureSpec as Ask
-from attnscope.observe.request import Request
-from attnscope.observe.request import TextInputs as Asked
+from attnscope.observe.progress import NO_PROGRESS, Progress, RunInfo
+from attnscope.observe.request import CaptureSpec, Request, TextInputs
 from attnscope.utils.memory import free_memory, human_bytes
 
 if TYPE_CHECKING:
@@ -90,12 +84,12 @@ class Run:
     prompt: Prompt
     request: Request
     choice: Choice
-    chosen: Chosen = Chosen()
+    chosen: TokenSelection = TokenSelection()
     facts: Mapping[str, Any] = field(default_factory=dict)
     named_by: HeadNames | NamesBeside | None = None
     source: Prompt | None = None
     steps: DecodingSteps | None = None
-    ask: Ask | None = None
+    ask: CaptureSpec | None = None
 
     @property
     def engine(self) -> Engine:
@@ -114,9 +108,9 @@ class Run:
         return atlas.by_role() if atlas else None
 
     @property
-    def asked(self) -> dict[str, Asked]:
+    def asked(self) -> dict[str, TextInputs]:
         """What every stack reads, and which tokens of it are asked about."""
-        both = Asked(self.prompt, self.chosen, self.source)
+        both = TextInputs(self.prompt, self.chosen, self.source)
         geometry = self.loaded.geometry
         return {stack: one for stack in geometry.stacks for one in both.of(stack, geometry.stack)[:1]}
 
@@ -141,7 +135,7 @@ class Run:
         with within_memory(self.loaded, len(self.prompt)):
             directions = None
             if self.request.view.weights == "logit":
-                foil, rows = self.request.view.foil, Asked(self.prompt, self.chosen).queries
+                foil, rows = self.request.view.foil, TextInputs(self.prompt, self.chosen).queries
                 foil_ids = None if foil is None else ids_of(self.loaded, foil)
                 directions = directions_of_answer(self.loaded, self.prompt, rows, foil_ids)
             seen = observe(
@@ -182,7 +176,7 @@ def _check_numbers(loaded: LoadedModel, seen: Observation) -> None:
         )
 
 
-def read(loaded: LoadedModel, ask: Ask) -> Observation:
+def read(loaded: LoadedModel, ask: CaptureSpec) -> Observation:
     """Read one text through one model and keep what is asked for.
 
     How far an engine without matrices is from eager is measured where the ask is to be verified: it takes two passes.
@@ -197,7 +191,7 @@ def read(loaded: LoadedModel, ask: Ask) -> Observation:
 
 def prepare(
     loaded: LoadedModel,
-    ask: Ask,
+    ask: CaptureSpec,
     advance: Callable[[int], object] = lambda tokens: None,
     *,
     compared: bool = True,
@@ -271,7 +265,7 @@ def _room(loaded: LoadedModel) -> int | None:
     return None if most is None else most - len(loaded.virtual)
 
 
-def _named_by(loaded: LoadedModel, ask: Ask) -> HeadNames | NamesBeside | None:
+def _named_by(loaded: LoadedModel, ask: CaptureSpec) -> HeadNames | NamesBeside | None:
     """The atlas that was asked for, else what reads the one of the model's own folder. Raises as `atlas_of`."""
     if ask.atlas is not None:
         from attnscope.observe.atlas import atlas_of  # for the few asks that name one
@@ -281,7 +275,7 @@ def _named_by(loaded: LoadedModel, ask: Ask) -> HeadNames | NamesBeside | None:
     return NamesBeside(loaded.name, loaded.revision, folder, loaded.base_folder) if folder else None
 
 
-def _check(loaded: LoadedModel, ask: Ask) -> None:
+def _check(loaded: LoadedModel, ask: CaptureSpec) -> None:
     """Raise UsageError or ModelError for what is asked of a model of another kind, or at once."""
     _check_reads(loaded, ask.text, ask.picture)
     if ask.keep.view.weights == "logit":
@@ -297,7 +291,7 @@ def _check(loaded: LoadedModel, ask: Ask) -> None:
             loaded.check_logits("an answer" if ask.generate is None else "a generated answer")
 
 
-def _selected(loaded: LoadedModel, ask: Ask, named_by: HeadNames | NamesBeside | None) -> Request:
+def _selected(loaded: LoadedModel, ask: CaptureSpec, named_by: HeadNames | NamesBeside | None) -> Request:
     """What is kept, of the heads that are named."""
     select, geometry = ask.select, loaded.geometry
     if select is None and ask.keep.per_token and geometry.task == SEQ2SEQ:
@@ -355,9 +349,9 @@ def _check_matrices(loaded: LoadedModel, request: Request, prompt: Prompt, sourc
 
 def run_and_report(
     loaded: LoadedModel,
-    ask: Ask,
-    tell: Teller = SILENT,
-    check: Callable[[Prepared], object] = lambda prepared: None,
+    ask: CaptureSpec,
+    tell: Progress = NO_PROGRESS,
+    check: Callable[[RunInfo], object] = lambda prepared: None,
 ) -> Observation:
     """The observation of a text. What can be refused is refused before the next costly step.
 
@@ -368,7 +362,7 @@ def run_and_report(
     return run_pass(run, lines_of(run), ask.verify, tell)
 
 
-def run_pass(run: Run, lines: Iterable[str], verify: bool, tell: Teller) -> Observation:
+def run_pass(run: Run, lines: Iterable[str], verify: bool, tell: Progress) -> Observation:
     """A run's forward pass, after the lines about it; verify: every layer is held against the oracle first."""
     for line in lines:
         tell.say(line)
@@ -381,13 +375,13 @@ def run_pass(run: Run, lines: Iterable[str], verify: bool, tell: Teller) -> Obse
         return run.observe(advance)
 
 
-def run_info(run: Run) -> Prepared:
+def run_info(run: Run) -> RunInfo:
     """What is known of a run before its pass."""
     loaded, by_memory = run.loaded, run.choice.why == NO_ROOM
-    return Prepared(run.text, loaded.name, loaded.revision, loaded.device, loaded.dtype, by_memory)
+    return RunInfo(run.text, loaded.name, loaded.revision, loaded.device, loaded.dtype, by_memory)
 
 
-def prepare_told(loaded: LoadedModel, ask: Ask, tell: Teller) -> Run:
+def prepare_told(loaded: LoadedModel, ask: CaptureSpec, tell: Progress) -> Run:
     """Everything that comes before the forward pass, with a stage while the model makes an answer."""
     if ask.generate is None:
         return prepare(loaded, ask)
@@ -444,7 +438,7 @@ def answer_lines(run: Run) -> Iterator[str]:
     if prompt.answer is None:
         return
     if made is None:
-        yield f"answer: {described(prompt, Found('answer', tuple(prompt.parts['answer'])))}"
+        yield f"answer: {described(prompt, TokenMatch('answer', tuple(prompt.parts['answer'])))}"
         return
     count, said = len(made["ids"]), "".join(prompt.plain[prompt.answer :]).strip()
     places = f"{prompt.answer}-{len(prompt) - 1}" if count > 1 else prompt.answer
@@ -469,7 +463,7 @@ def global_lines(run: Run) -> Iterator[str]:
     if made is None:
         return
     places, by = made["positions"], made["chosen_by_class"]
-    which = described(run.text, Found("global", tuple(places))) if places else "none"
+    which = described(run.text, TokenMatch("global", tuple(places))) if places else "none"
     yield f"global attention: {which}" + (f", as {by} chooses; --set global_tokens=TOKENS names others" if by else "")
 
 

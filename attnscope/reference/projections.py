@@ -141,9 +141,9 @@ def _split(x: Tensor, last: int) -> tuple[Tensor, Tensor]:
 class UnreadableError(Exception):
     """A layer that its layout does not describe: what was expected and what there was.
 
-    >>> raise UnreadableError("its layout expects a parameter q_proj.weight, which the module lacks")
+    >>> raise UnreadableError("its layout expects a parameter q_proj.weight, and has none")
     Traceback (most recent call last):
-    attnscope.reference.projections.UnreadableError: its layout expects a parameter q_proj.weight, which the module lacks
+    attnscope.reference.projections.UnreadableError: its layout expects a parameter q_proj.weight, and has none
     """
 
 

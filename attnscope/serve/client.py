@@ -32,8 +32,7 @@ import attnscope.errors
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.inputs.prompt import Prompt
 from attnscope.model.options import DEMO
-from attnscope.observe.progress import Progress as Teller
-from attnscope.observe.progress import RunInfo as Prepared
+from attnscope.observe.progress import Progress, RunInfo
 from attnscope.serve import wire
 from attnscope.serve import wire as identity
 from attnscope.serve import wire as place
@@ -52,14 +51,13 @@ from attnscope.serve.wire import (
     receive,
     send,
 )
-from attnscope.utils.schema import from_json as typed
-from attnscope.utils.schema import to_json as plain
+from attnscope.utils.schema import from_json, to_json
 
 if TYPE_CHECKING:
     import numpy as np
 
     from attnscope.model.options import LoadOptions
-    from attnscope.observe.request import CaptureSpec as Ask
+    from attnscope.observe.request import CaptureSpec
 
 logger = logging.getLogger("attnscope")
 VARIABLE = "ATTNSCOPE_NO_SERVER"
@@ -72,9 +70,9 @@ OBSERVE = Observe()
 
 def answered(
     options: LoadOptions,
-    ask: Ask,
-    tell: Teller,
-    check: Callable[[Prepared], object] = lambda prepared: None,
+    ask: CaptureSpec,
+    tell: Progress,
+    check: Callable[[RunInfo], object] = lambda prepared: None,
     tensor: Callable[[np.ndarray], Any] = lambda array: array,
     purpose: Purpose = OBSERVE,
 ) -> Any:
@@ -129,7 +127,7 @@ def asked(request: str) -> Status:
             header = receive(link, wire.REQUEST_BYTES, CONNECT_SECONDS).header
             if isinstance(header, list):  # no link is left
                 raise SilentServerError(f"the server has no time: {_said(Frame(header, []))[1]}; ask again", None)
-            status: Status = typed(Status, header, "status")
+            status: Status = from_json(Status, header, "status")
         except (OSError, WireError, UsageError) as error:
             raise SilentServerError(f"the server does not answer ({error})", place.process_of(link)) from error
         return status
@@ -146,7 +144,7 @@ def joined() -> tuple[socket.socket, Holdings]:
         header = receive(link).header
         if isinstance(header, list):
             raise UnansweredError(_said(Frame(header, []))[1])
-        holdings: Holdings = typed(Holdings, header, "holdings")
+        holdings: Holdings = from_json(Holdings, header, "holdings")
     except (OSError, WireError, UsageError) as error:
         link.close()
         raise UnansweredError(f"the server does not answer ({error})") from error
@@ -156,7 +154,9 @@ def joined() -> tuple[socket.socket, Holdings]:
     return link, holdings
 
 
-def _question(options: LoadOptions, ask: Ask, purpose: Purpose = OBSERVE) -> tuple[dict[str, Any], list[memoryview]]:
+def _question(
+    options: LoadOptions, ask: CaptureSpec, purpose: Purpose = OBSERVE
+) -> tuple[dict[str, Any], list[memoryview]]:
     """What is sent for a question. Raises UnansweredError for one that no server answers."""
     if os.environ.get(VARIABLE):
         raise UnansweredError(f"{VARIABLE} is set")
@@ -177,10 +177,10 @@ def _question(options: LoadOptions, ask: Ask, purpose: Purpose = OBSERVE) -> tup
     return {
         "what": "question",
         "purpose": purpose.name,
-        "how": plain(purpose),
+        "how": to_json(purpose),
         "ask": document,
         "prompt": prompt,
-        "options": plain(replace(options, model=model)),
+        "options": to_json(replace(options, model=model)),
         "name": options.model,
         "folder": os.getcwd(),
         "code": identity.code(),
@@ -194,8 +194,8 @@ class _Answer:
     def __init__(
         self,
         link: socket.socket,
-        tell: Teller,
-        check: Callable[[Prepared], object],
+        tell: Progress,
+        check: Callable[[RunInfo], object],
         tensor: Callable[[np.ndarray], Any],
         record: str,
     ) -> None:

@@ -50,8 +50,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from attnscope._version import __version__
 from attnscope.errors import AttnscopeError, InputError, UsageError
 from attnscope.model.options import LoadOptions
-from attnscope.utils.schema import from_json as typed
-from attnscope.utils.schema import to_json as plain
+from attnscope.utils.schema import from_json, to_json
 from attnscope.viewer.page import bundle
 
 HERE = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:[0-9]{1,5})?")  # any port: a tunnel of ssh may have another
@@ -205,7 +204,7 @@ class LiveQuestion:
 
 def _given(record: Any, *without: str) -> dict[str, Any]:
     """The fields of a record that have another value than their default, as a file of options has them."""
-    values = {field.name: (plain(getattr(record, field.name)), field.default) for field in fields(record)}
+    values = {field.name: (to_json(getattr(record, field.name)), field.default) for field in fields(record)}
     return {name: value for name, (value, usual) in values.items() if value != usual and name not in without}
 
 
@@ -381,7 +380,7 @@ class LivePage:
     async def _ask(self, request: Request) -> Response:
         """A question; its answer comes as `attnscope.serve.page.answer` says."""
         try:
-            question = typed(LiveQuestion, json.loads(await _body(request)), "question")
+            question = from_json(LiveQuestion, json.loads(await _body(request)), "question")
         except AttnscopeError as error:
             return _refused(400, str(error))
         except (ValueError, RecursionError):
@@ -461,8 +460,8 @@ def _listening(port: int) -> socket.socket:
 @cache
 def live_document() -> tuple[str, str]:
     """The page as HTML, and its policy: its own script and style, those of the pages in its frame, and this server."""
-    script, style = (files("attnscope.live").joinpath(name).read_text("utf-8") for name in ("page.js", "page.css"))
-    body = files("attnscope.live").joinpath("page.html").read_text("utf-8")
+    script, style = (files("attnscope.serve").joinpath(name).read_text("utf-8") for name in ("page.js", "page.css"))
+    body = files("attnscope.serve").joinpath("page.html").read_text("utf-8")
     scripts = [_hash(script.encode()), _hash(bundle("bundle.js"))]
     styles = [_hash(style.encode()), _hash(bundle("bundle.css"))]
     policy = (

@@ -29,12 +29,10 @@ import numpy as np
 from attnscope.errors import UsageError
 from attnscope.inputs.prompt import Prompt, from_ids, place, reading
 from attnscope.inputs.spans import Align
-from attnscope.inputs.tokens import TokenSelection as Chosen
+from attnscope.inputs.tokens import TokenSelection
 from attnscope.interventions.spec import DRAWS, AskedText, CutPlan
 from attnscope.model.selection import SEQ2SEQ, is_vision
-from attnscope.observe.progress import NO_PROGRESS as SILENT
-from attnscope.observe.progress import Progress as Teller
-from attnscope.observe.progress import RunInfo as Prepared
+from attnscope.observe.progress import NO_PROGRESS, Progress, RunInfo
 
 if TYPE_CHECKING:
     from attnscope.api.why_record import Why, WhyOptions
@@ -43,7 +41,7 @@ if TYPE_CHECKING:
     from attnscope.model.selection import HeadsByLayer
     from attnscope.observe.layers import LayerKey
     from attnscope.observe.observation import Observation
-    from attnscope.observe.request import CaptureSpec as Ask
+    from attnscope.observe.request import CaptureSpec
     from attnscope.observe.run import Run
     from attnscope.steps.records import Explanation
     from attnscope.studies.attribution_records import KeyParts
@@ -51,10 +49,10 @@ if TYPE_CHECKING:
     from attnscope.studies.knockout_records import KnockoutResult as Knocked
     from attnscope.viewer.page import Plan
 
-Check = Callable[[Prepared], object]
+Check = Callable[[RunInfo], object]
 
 
-def unchecked(prepared: Prepared) -> None:
+def unchecked(prepared: RunInfo) -> None:
     """Whatever is known before the pass will do."""
 
 
@@ -68,7 +66,9 @@ class Purpose(ABC):
     record: ClassVar[str]
 
     @abstractmethod
-    def answer(self, loaded: LoadedModel, ask: Ask, tell: Teller = SILENT, check: Check = unchecked) -> Any:
+    def answer(
+        self, loaded: LoadedModel, ask: CaptureSpec, tell: Progress = NO_PROGRESS, check: Check = unchecked
+    ) -> Any:
         """The answer. What can be refused is refused before the next costly step.
 
         tell: hears lines and stages. check: called before a pass whose results may go to a folder; what it raises ends
@@ -83,11 +83,13 @@ class Observe(Purpose):
     name = "observe"
     record = "Observation"
 
-    def answer(self, loaded: LoadedModel, ask: Ask, tell: Teller = SILENT, check: Check = unchecked) -> Observation:
-        """See `attnscope.observe.run.observed`."""
-        from attnscope.observe.run import run_and_report as observed
+    def answer(
+        self, loaded: LoadedModel, ask: CaptureSpec, tell: Progress = NO_PROGRESS, check: Check = unchecked
+    ) -> Observation:
+        """See `attnscope.observe.run.run_and_report`."""
+        from attnscope.observe.run import run_and_report
 
-        return observed(loaded, ask, tell, check)
+        return run_and_report(loaded, ask, tell, check)
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,9 @@ class Tokenise(Purpose):
     name = "tokens"
     record = "Tokenised"
 
-    def answer(self, loaded: LoadedModel, ask: Ask, tell: Teller = SILENT, check: Check = unchecked) -> Tokenised:
+    def answer(
+        self, loaded: LoadedModel, ask: CaptureSpec, tell: Progress = NO_PROGRESS, check: Check = unchecked
+    ) -> Tokenised:
         """The tokens, by a loaded model's tokenizer."""
         from attnscope.model.loaded import LoadedTokenizer
 
@@ -114,7 +118,7 @@ class Tokenise(Purpose):
         return tokenised(LoadedTokenizer(loaded.tokenizer, loaded.name, most, loaded.brought), ask)
 
 
-def tokenised(loaded: LoadedTokenizer, ask: Ask) -> Tokenised:
+def tokenised(loaded: LoadedTokenizer, ask: CaptureSpec) -> Tokenised:
     """The tokens of a text or of ids. Raises as `text.prompt.from_text`."""
     text, most = ask.text, loaded.max_positions if ask.truncate else None
     ask.check_pair()
@@ -135,7 +139,9 @@ class ExplainHead(Purpose):
     name = "explain"
     record = "Explanation"
 
-    def answer(self, loaded: LoadedModel, ask: Ask, tell: Teller = SILENT, check: Check = unchecked) -> Explanation:
+    def answer(
+        self, loaded: LoadedModel, ask: CaptureSpec, tell: Progress = NO_PROGRESS, check: Check = unchecked
+    ) -> Explanation:
         """The steps; raises as `attnscope.explain`."""
         from attnscope.api.explain import STACKS, followed
         from attnscope.observe.run import prepare, run_lines
@@ -152,7 +158,7 @@ class ExplainHead(Purpose):
 class AttributeLogit(Purpose):
     """What wrote the logit of the ask's query and key in a head; the fields are those of `WhyOptions`.
 
-    >>> TakeApart("L3H0").answer(loaded, Ask("the bank of the river", Request(query="last"))).line
+    >>> TakeApart("L3H0").answer(loaded, CaptureSpec("the bank of the river", Request(query="last"))).line
     """
 
     head: str
@@ -169,7 +175,9 @@ class AttributeLogit(Purpose):
         """What the options say beside the text and its tokens, which the ask holds."""
         return cls(head, options.against, options.side, options.by, options.verify)
 
-    def answer(self, loaded: LoadedModel, ask: Ask, tell: Teller = SILENT, check: Check = unchecked) -> Why:
+    def answer(
+        self, loaded: LoadedModel, ask: CaptureSpec, tell: Progress = NO_PROGRESS, check: Check = unchecked
+    ) -> Why:
         """The logit with its parts; raises as `attnscope.why`."""
         from attnscope.api.why import STACKS, taken_apart
         from attnscope.api.why_record import WhyOptions
@@ -217,7 +225,9 @@ class KnockoutQuestion(Purpose):
     name = "knockout"
     record = "KnockedModel"
 
-    def answer(self, loaded: LoadedModel, ask: Ask, tell: Teller = SILENT, check: Check = unchecked) -> KnockedModel:
+    def answer(
+        self, loaded: LoadedModel, ask: CaptureSpec, tell: Progress = NO_PROGRESS, check: Check = unchecked
+    ) -> KnockedModel:
         """What was measured; raises as `attnscope.knockout`."""
         tell.say(loaded.line)
         study = self.study(loaded, ask, [self.text_of(ask)])
@@ -226,7 +236,7 @@ class KnockoutQuestion(Purpose):
         with tell.stage(study.stage) as advance:
             return KnockedModel(study.run(advance=advance), loaded.geometry)
 
-    def study(self, loaded: LoadedModel, ask: Ask, texts: Sequence[AskedText]) -> KnockoutStudy:
+    def study(self, loaded: LoadedModel, ask: CaptureSpec, texts: Sequence[AskedText]) -> KnockoutStudy:
         """The study of some texts, of which the ask names the heads."""
         from attnscope.api.knockout import chosen_heads
         from attnscope.studies.knockout import KnockoutStudy
@@ -235,7 +245,7 @@ class KnockoutQuestion(Purpose):
         plan = CutPlan(self.over, heads, ask.select or CutPlan.name, self.how, self.random, self.seed)
         return KnockoutStudy.of(loaded, texts, plan)
 
-    def text_of(self, ask: Ask) -> AskedText:
+    def text_of(self, ask: CaptureSpec) -> AskedText:
         """What is asked of the text."""
         assert isinstance(ask.text, str | tuple | list)
         keep = ask.keep
@@ -272,7 +282,7 @@ class PageSide:
     each head that both hold whole, its numbers as `attnscope compare` has them."""
 
     seen: Observation
-    chosen: Chosen
+    chosen: TokenSelection
     whole: Mapping[int, Sequence[int]]
     why: Sequence[KeyParts] = ()
     beside: PageSide | None = None
@@ -298,15 +308,17 @@ class ShowPage(Purpose):
     name = "page"
     record = "PageSide"
 
-    def answer(self, loaded: LoadedModel, ask: Ask, tell: Teller = SILENT, check: Check = unchecked) -> PageSide:
+    def answer(
+        self, loaded: LoadedModel, ask: CaptureSpec, tell: Progress = NO_PROGRESS, check: Check = unchecked
+    ) -> PageSide:
         """What the page is made of."""
-        from attnscope.observe.run import run_info as known
+        from attnscope.observe.run import run_info
 
         runs = self.runs(loaded, ask, tell)
-        check(known(runs[0]))
+        check(run_info(runs[0]))
         return self.shown(runs, ask.verify, tell)
 
-    def runs(self, loaded: LoadedModel, ask: Ask, tell: Teller, of_two: bool = False) -> list[Run]:
+    def runs(self, loaded: LoadedModel, ask: CaptureSpec, tell: Progress, of_two: bool = False) -> list[Run]:
         """The text and what it is compared with, before their forward passes; of_two: another side follows."""
         seq2seq = loaded.geometry.task == SEQ2SEQ
         of_two = of_two or self.compare_text is not None
@@ -319,7 +331,7 @@ class ShowPage(Purpose):
             runs.append(self.ready(loaded, replace(beside(ask), text=self.compare_text), tell))
         return runs
 
-    def shown(self, runs: Sequence[Run], verify: bool, tell: Teller) -> PageSide:
+    def shown(self, runs: Sequence[Run], verify: bool, tell: Progress) -> PageSide:
         """What the page holds of each; with the first side are the logits that are taken apart."""
         plan = self.plan_of(runs[0])
         why = self.taken_apart(runs[0], plan)
@@ -329,7 +341,7 @@ class ShowPage(Purpose):
             return replace(first, why=why)
         return replace(first, why=why, beside=other[0], divergences=divergences(first.seen, other[0].seen, self.align))
 
-    def ready(self, loaded: LoadedModel, ask: Ask, tell: Teller) -> Run:
+    def ready(self, loaded: LoadedModel, ask: CaptureSpec, tell: Progress) -> Run:
         """Everything that comes before the forward pass."""
         from attnscope.observe.run import prepare_told
 
@@ -382,34 +394,33 @@ def divergences(first: Observation, other: Observation, align: Align | None) -> 
             for one, held in zip((first, other), of_both, strict=True)
         )
         js_H, _, lost_H, other_lost_H, _ = weights_divergence(first_HQK, other_HQK, shared)
-        for place, head in enumerate(heads):
-            js = float(js_H[place]) if np.isfinite(js_H[place]) else None
-            found.append(HeadDivergence(key, head, js, float(lost_H[place]), float(other_lost_H[place])))
+        for row, head in enumerate(heads):
+            js = float(js_H[row]) if np.isfinite(js_H[row]) else None
+            found.append(HeadDivergence(key, head, js, float(lost_H[row]), float(other_lost_H[row])))
     return found
 
 
-def beside(ask: Ask) -> Ask:
+def beside(ask: CaptureSpec) -> CaptureSpec:
     """How the other side is read: all of it, and no tokens are named."""
     from attnscope.observe.request import Request
 
     return replace(ask, keep=Request(), select=None, atlas=None, target=None, picture=None)
 
 
-def observed(run: Run, plan: Plan, verify: bool, tell: Teller) -> Observation:
+def observed(run: Run, plan: Plan, verify: bool, tell: Progress) -> Observation:
     """One side's forward pass, which keeps what the page has room for."""
-    from attnscope.observe.run import answer_lines, asked_lines, run_lines
-    from attnscope.observe.run import run_pass as passed
+    from attnscope.observe.run import answer_lines, asked_lines, run_lines, run_pass
 
     run = without_tower(run, plan, tell)
     kept = kept_of(run, plan)
     if several(run):  # stacks of different texts share no bins, and no steps
         kept |= {"operands": False, "maps": None, "weights": kept["weights"] is True}
     run = run.asking(replace(run.request, **kept))
-    whole = replace(run, chosen=Chosen())  # the page holds all tokens: those that were named say where it opens
-    return passed(whole, (*run_lines(run), *answer_lines(run), *asked_lines(run)), verify, tell)
+    whole = replace(run, chosen=TokenSelection())  # the page holds all tokens: those that were named say where it opens
+    return run_pass(whole, (*run_lines(run), *answer_lines(run), *asked_lines(run)), verify, tell)
 
 
-def named_tokens(run: Run) -> Chosen:
+def named_tokens(run: Run) -> TokenSelection:
     """The tokens that were named, in the text of the page."""
     from attnscope.viewer.side import first_asked
 
@@ -439,7 +450,7 @@ def kept_of(run: Run, plan: Plan) -> dict[str, Any]:
     return plan.request(kept_layers(run), len(run.prompt) + len(other) * several(run))
 
 
-def without_tower(run: Run, plan: Plan, tell: Teller) -> Run:
+def without_tower(run: Run, plan: Plan, tell: Progress) -> Run:
     """The same; of a page that has no room for all maps of decoder and vision tower the decoder alone, and a line."""
     geometry = run.loaded.geometry
     if not geometry.tower or run.request.stacks is not None or kept_of(run, plan)["weights"] is True:

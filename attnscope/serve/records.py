@@ -21,7 +21,7 @@ from attnscope.serve.wire import WireError
 
 TAG = "~"
 RECORDS = {  # by name, where the type is; each is imported without torch
-    "attnscope.observe.request": ("Ask", "Asked", "Request"),
+    "attnscope.observe.request": ("CaptureSpec", "TextInputs", "Request"),
     "attnscope.api.why_record": ("Why",),
     "attnscope.steps.records": ("Check", "Explanation", "Numbers", "Step"),
     "attnscope.interventions.spec": ("Cut",),
@@ -43,11 +43,11 @@ RECORDS = {  # by name, where the type is; each is imported without torch
     "attnscope.observe.observation": ("Observation",),
     "attnscope.serve.questions": ("KnockedModel", "HeadDivergence", "PageSide", "Tokenised"),
     "attnscope.hooks.report": ("CallCheck", "CaptureReport"),
-    "attnscope.studies.knockout_records": ("AskedCut", "Case", "Draw", "Knocked", "Masses", "Null"),
-    "attnscope.studies.attribution_records": ("AskedLogit", "Component", "KeyParts", "LogitParts"),
-    "attnscope.observe.progress": ("Prepared",),
+    "attnscope.studies.knockout_records": ("AskedCut", "Case", "Draw", "KnockoutResult", "Masses", "Null"),
+    "attnscope.studies.attribution_records": ("LogitQuery", "Component", "KeyParts", "LogitParts"),
+    "attnscope.observe.progress": ("RunInfo",),
     "attnscope.inputs.prompt": ("Medium", "Patch", "Prompt", "Span"),
-    "attnscope.inputs.tokens": ("Chosen", "Found"),
+    "attnscope.inputs.tokens": ("TokenSelection", "TokenMatch"),
 }
 HOMES = {name: home for home, names in RECORDS.items() for name in names}
 KINDS = "biufU"  # of arrays: numbers, truth and text

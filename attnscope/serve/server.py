@@ -38,8 +38,7 @@ from attnscope.serve.wire import (
     send,
 )
 from attnscope.utils.files import open_regular
-from attnscope.utils.schema import from_json as typed
-from attnscope.utils.schema import to_json as plain
+from attnscope.utils.schema import from_json, to_json
 
 MOST_LINKS = 64  # at once: asked, or waiting for their turn
 SPARE_LINKS = 8  # beyond those, for `--status` and `--stop`
@@ -212,9 +211,9 @@ class Server:
     def _answer(self, link: socket.socket, frame: wire.Frame, spare: bool) -> None:
         question = frame.header if isinstance(frame.header, dict) else {}
         if question.get("what") == "status":
-            send(link, plain(self.status()), last=True)
+            send(link, to_json(self.status()), last=True)
         elif question.get("what") == "stop":
-            send(link, plain(self.status()), last=True)
+            send(link, to_json(self.status()), last=True)
             self._stop.set()
         elif spare:
             send(link, FULL, last=True)
@@ -237,7 +236,7 @@ class Server:
         except UnansweredError as why:
             send(link, ["no", str(why)], last=True)
             return
-        send(link, plain(Holdings(os.getcwd(), tuple(self.options))))
+        send(link, to_json(Holdings(os.getcwd(), tuple(self.options))))
         with self.page():
             while not self._stop.is_set() and not is_readable(link, POLL_SECONDS):
                 pass
@@ -313,7 +312,7 @@ class Server:
         Raises UnansweredError where this server cannot answer as a process would, or not before another is loaded.
         """
         try:
-            options: LoadOptions = typed(LoadOptions, question.get("options"), "options")
+            options: LoadOptions = from_json(LoadOptions, question.get("options"), "options")
             source = locate(replace(options, offline=True))
             key = pinned(options, source)
             files = files_of(source)
@@ -358,7 +357,7 @@ class Server:
         self.loading = Loading(options.model, key, time.monotonic())
         try:
             self._number += 1
-            question = {"what": "load", "options": plain(options), "model": str(index), "number": self._number}
+            question = {"what": "load", "options": to_json(options), "model": str(index), "number": self._number}
             self._worker.send(question)
             while not (frame := self._heard(wait)).last:
                 if frame.header[0] == "warned":

@@ -13,10 +13,8 @@ from attnscope.api.captured import Capture
 from attnscope.errors import ModelError, UsageError, hints_of
 from attnscope.model.options import LoadOptions
 from attnscope.observe.layers import View
-from attnscope.observe.progress import NO_PROGRESS as SILENT
-from attnscope.observe.request import CaptureOptions as How
-from attnscope.observe.request import CaptureSpec as Ask
-from attnscope.observe.request import Request
+from attnscope.observe.progress import NO_PROGRESS
+from attnscope.observe.request import CaptureOptions, CaptureSpec, Request
 from attnscope.serve.client import answered, asked
 from attnscope.serve.wire import UnansweredError
 from attnscope.utils.schema import takes_fields
@@ -47,7 +45,7 @@ class Session:
 
     options: LoadOptions
 
-    @hints_of(How, Request, View, LoadOptions)
+    @hints_of(CaptureOptions, Request, View, LoadOptions)
     def capture(
         self,
         text: Any,
@@ -57,7 +55,7 @@ class Session:
         query: str | int | None = None,
         key: str | int | None = None,
         define: Mapping[str, str] | None = None,
-        **how: Unpack[How],
+        **how: Unpack[CaptureOptions],
     ) -> Any:
         """As `attnscope.capture` of that model: a Capture, or of a list of texts a list of them.
 
@@ -72,11 +70,11 @@ class Session:
             raise UsageError("layers and request or select were both given", "choose heads with {select=1.*} alone")
         keep = kept(None, request, query, key, define, how)
         if is_several(text):
-            return [self._captured(Ask(item, keep, **how)) for item in text]
-        return self._captured(Ask(text, keep, **how))
+            return [self._captured(CaptureSpec(item, keep, **how)) for item in text]
+        return self._captured(CaptureSpec(text, keep, **how))
 
-    def _captured(self, ask: Ask) -> Capture:
+    def _captured(self, ask: CaptureSpec) -> Capture:
         try:
-            return Capture.made_of(answered(self.options, ask, SILENT, tensor=torch.from_numpy))
+            return Capture.made_of(answered(self.options, ask, NO_PROGRESS, tensor=torch.from_numpy))
         except UnansweredError as why:
             raise ModelError(f"the server does not answer: {why}", "see attnscope serve --status") from why

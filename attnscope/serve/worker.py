@@ -37,16 +37,14 @@ from attnscope.model.libraries import silence_libraries
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.loading import bytes_in_memory, chosen_device, load, load_config, load_tokenizer
 from attnscope.model.options import LoadOptions
-from attnscope.observe.progress import Progress as Teller
-from attnscope.observe.progress import RunInfo as Prepared
-from attnscope.observe.request import CaptureSpec as Ask
+from attnscope.observe.progress import Progress, RunInfo
+from attnscope.observe.request import CaptureSpec
 from attnscope.serve.questions import PURPOSES, Purpose
 from attnscope.serve.records import packed, unpacked
 from attnscope.serve.wire import Contents, Files, Frame, UnansweredError, WireError, files, receive, send
-from attnscope.utils.isolation import Answer, answer_of, call_elsewhere, forked, seconds, within
-from attnscope.utils.isolation import IsolatedCall as Apart
+from attnscope.utils.isolation import Answer, IsolatedCall, answer_of, call_elsewhere, forked, seconds, within
 from attnscope.utils.memory import free_memory, human_bytes
-from attnscope.utils.schema import from_json as typed
+from attnscope.utils.schema import from_json
 from attnscope.utils.signals import begin_helper
 
 MORE_SECONDS = 5  # than a text may take: a reader that is not suspended has answered by then
@@ -111,7 +109,7 @@ def _serve(pipe: Connection) -> None:
 
 def _called(data: bytes, tokenizers: dict[LoadOptions, Any]) -> Any:
     function, arguments = _Received(data, tokenizers).load()
-    with Apart(function, "process") as call:
+    with IsolatedCall(function, "process") as call:
         return call(*arguments)
 
 
@@ -122,7 +120,7 @@ class CancelledError(Exception):
     """Who asked has gone."""
 
 
-class Link(Teller):
+class Link(Progress):
     """The other end while one question is answered: lines and stages go there, a word to continue comes back."""
 
     def __init__(self, link: socket.socket) -> None:
@@ -171,7 +169,7 @@ class Link(Teller):
         yield advance
         send(self.link, ["over", None])
 
-    def prepared(self, prepared: Prepared) -> None:
+    def prepared(self, prepared: RunInfo) -> None:
         """Send what is known before the pass, and wait until the other end has seen that it can be used.
 
         Raises UnansweredError where the models of this process had a part in which engine was chosen, and where no word
@@ -231,7 +229,7 @@ def work(number: int) -> None:
 
 def load_model(reader: Reader, link: Link, models: dict[str, LoadedModel], frame: Frame) -> tuple[str, Any]:
     """Load a model. Raises MemoryLimitError where it does not fit next to the others."""
-    options: LoadOptions = typed(LoadOptions, frame.header["options"], "options")
+    options: LoadOptions = from_json(LoadOptions, frame.header["options"], "options")
     device = chosen_device(options)
     needed, free = bytes_in_memory(options, load_config(options), device), free_memory(device)
     if needed is not None and needed > free:
@@ -245,9 +243,9 @@ def load_model(reader: Reader, link: Link, models: dict[str, LoadedModel], frame
 def answer_question(link: Link, models: dict[str, LoadedModel], frame: Frame) -> tuple[str, Any, list[memoryview]]:
     """Answer an ask with the record of its purpose."""
     question = frame.header
-    purpose: Purpose = typed(PURPOSES[question["purpose"]], question["how"], "how")
+    purpose: Purpose = from_json(PURPOSES[question["purpose"]], question["how"], "how")
     os.chdir(question["folder"])  # the ask may name an atlas from there
-    loaded, ask = replace(models[question["model"]], name=question["name"]), Ask.of_json(question["ask"])
+    loaded, ask = replace(models[question["model"]], name=question["name"]), CaptureSpec.of_json(question["ask"])
     prompt = unpacked(question["prompt"], frame.blobs)
     if prompt is not None:
         ask = replace(ask, text=prompt)

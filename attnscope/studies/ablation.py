@@ -184,10 +184,10 @@ class Ablation(StudyRecord):
         ]
         # Each named set is compared with its own random sets.
         beside = {name: np.full(len(rows), np.nan) for name in ("random_low", "random_high", "p_random")}
-        for place, one in enumerate(self.asked.named):
+        for row, one in enumerate(self.asked.named):
             random_D = np.array([self.effect(other).mean() for other in self.asked.random[one.name]])
             for name, value in zip(beside, beside_random(self.effect(one).mean(), random_D), strict=True):
-                beside[name][place] = value
+                beside[name][row] = value
         drawn = [len(self.asked.random[name]) if condition == "together" else None for condition, name, _ in rows]
         sets = list(dict.fromkeys(name for _, name, _ in rows))
         whole = as_table(
@@ -400,8 +400,8 @@ def direct(passes: Passes, way: Way, advance: Advance = lambda token_layers: Non
     for batch in passes.batches(0):
         ids_BT = passes.ids(batch)
         right_BT = torch.full_like(ids_BT, -1)
-        for number, place in enumerate(batch):
-            row_R = torch.tensor(passes.task.rows[place], device=ids_BT.device)
+        for number, text in enumerate(batch):
+            row_R = torch.tensor(passes.task.rows[text], device=ids_BT.device)
             right_BT[number, row_R] = ids_BT[number, row_R + 1]
         found |= dict(zip(batch, direct_effects(passes.loaded, way, ids_BT, right_BT).numpy(), strict=True))
         advance(passes.cost(batch, []))

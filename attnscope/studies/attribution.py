@@ -29,10 +29,10 @@ from attnscope.errors import InputError, ModelError, UsageError
 from attnscope.hooks.forward import check_gradients, with_gradients
 from attnscope.hooks.modules import HALF
 from attnscope.model.quantised import is_quantised
-from attnscope.studies.attribution_records import ALL_KEYS, Component, KeyParts, LogitParts
-from attnscope.studies.attribution_records import LogitQuery as AskedLogit
+from attnscope.studies.attribution_records import ALL_KEYS, Component, KeyParts, LogitParts, LogitQuery
 from attnscope.studies.residual import (
     OneSided,
+    ResidualSources,
     WrittenSides,
     exact,
     keys_of,
@@ -41,7 +41,6 @@ from attnscope.studies.residual import (
     vectors_of,
     visible_keys,
 )
-from attnscope.studies.residual import ResidualSources as Written
 from attnscope.studies.residual_pass import written
 
 if TYPE_CHECKING:
@@ -55,7 +54,7 @@ BIAS, POSITION = Component("bias"), Component("position")
 
 
 @with_gradients
-def decompose_logit(loaded: LoadedModel, reads: Sequence[int] | Tensor, asked: AskedLogit, **inputs: Any) -> LogitParts:
+def decompose_logit(loaded: LoadedModel, reads: Sequence[int] | Tensor, asked: LogitQuery, **inputs: Any) -> LogitParts:
     """Take a logit apart. Raises InputError for a key that the query does not see, UsageError for half precision,
     quantized weights and those made in inference mode, ModelError for a family whose contributions do not sum to the
     logit.
@@ -101,7 +100,7 @@ def check_model(loaded: LoadedModel) -> None:
 class _Apart:
     """One logit of a pass, and what it is compared with."""
 
-    def __init__(self, found: WrittenSides, asked: AskedLogit, seen: list[int]) -> None:
+    def __init__(self, found: WrittenSides, asked: LogitQuery, seen: list[int]) -> None:
         assert asked.key is not None
         self.found, self.asked, self.seen, self.key = found, asked, seen, asked.key
         self.others = seen if asked.against is None else [asked.against]
@@ -298,7 +297,7 @@ def key_parts(
 
 
 def _of_head(
-    found: Written, spec: AttentionSpec, nothing: AttentionSpec, layer: int, head: int, queries: list[int]
+    found: ResidualSources, spec: AttentionSpec, nothing: AttentionSpec, layer: int, head: int, queries: list[int]
 ) -> KeyParts:
     k_KD, bias_KD = exact(keys_of(spec, head)), exact(keys_of(nothing, head))
     check_made(k_KD, "key")
@@ -328,7 +327,7 @@ def _of_head(
     )
 
 
-def _of_keys(found: Written, k_KD: Tensor, q_QD: Tensor) -> np.ndarray:
+def _of_keys(found: ResidualSources, k_KD: Tensor, q_QD: Tensor) -> np.ndarray:
     """(C, Q, K): what each component gives to the product of each query with each key.
 
     With more queries than a key has numbers, the numbers are taken apart, and the queries multiplied with their parts.

@@ -40,7 +40,7 @@ from attnscope.inputs.tokens import find
 from attnscope.interventions.base import LOSS, AnswerLoss, LogitDifference, Measure
 from attnscope.interventions.cache import CacheBudget, HeadBudget, KeptShares
 from attnscope.interventions.passes import Advance, Passes
-from attnscope.interventions.spec import AskedText, Task, written_budgets
+from attnscope.interventions.spec import AskedText, Task, check_below, written_budgets
 from attnscope.model.geometry import Geometry
 from attnscope.model.selection import written_heads
 from attnscope.studies.ablation_search import head_set, heads_by_layer, portions
@@ -54,42 +54,7 @@ from attnscope.utils.tables import as_table, integers, numbers, words
 if TYPE_CHECKING:
     from attnscope.model.loaded import LoadedModel
 
-OVER = ("none", "layers", "kv", "heads")
 BELOW = 0.01  # in the unit of the effects: what a head may lose and still be listed as one that can bear the budget
-
-
-def check_budgets(
-    keep: str, over: str = "none", *, query: str | None = None, key: str | None = None, how: str = "mask"
-) -> None:
-    """Raise UsageError for what is no budget, and for what only a knockout of named keys is asked."""
-    written_budgets(keep)
-    for name, given in (("query", query), ("key", key)):
-        if given is not None:
-            raise UsageError(
-                f"{name} does not apply to a budget, which chooses its keys itself", f"leave out {{{name}}} or {{keep}}"
-            )
-    if how != "mask":
-        raise UsageError(
-            "a budget gives the weight of lost keys to the rest of the row",
-            f"leave out {{how={how}}} or {{keep}}",
-        )
-    if over not in OVER:
-        raise UsageError(
-            f"expected a budget over {', '.join(OVER[:-1])} or {OVER[-1]}, got {over[:20]!r}", "write {over=heads}"
-        )
-
-
-def check_no_budget(at: str | int | None, generate: int | None) -> None:
-    """Raise UsageError where there is no budget, for what only a budget is asked."""
-    for name, given in (("at", at), ("generate", generate)):
-        if given is not None:
-            raise UsageError(f"{name} needs a budget", f"leave out {{{name}}}, or add {{keep=top:64}}")
-
-
-def check_below(below: float) -> None:
-    """Raise UsageError for a limit that is no number above 0."""
-    if not 0 < below < float("inf"):
-        raise UsageError(f"expected a limit above 0 for what a head may lose, got {below}", "write 0.01")
 
 
 FOLLOW = "give {answer} of several tokens, {generate=32}, or {at=TOKEN}, where the prompt ends"

@@ -34,14 +34,14 @@ from attnscope.hooks.forward import given_of
 from attnscope.hooks.listen import calls_interface, listen
 from attnscope.hooks.report import CaptureReport
 from attnscope.inputs.spans import WORDS, Align, Units, alignment, units
-from attnscope.inputs.tokens import TokenSelection as Chosen
+from attnscope.inputs.tokens import TokenSelection
 from attnscope.metrics.binned import MAP_SIDE, Cells
 from attnscope.metrics.divergence import Divergence, DivergenceSide, diverge, readable
 from attnscope.metrics.metrics import KNOWN, METRICS, measure, metrics_for
 from attnscope.model.selection import DECODER, ENCODER, NAMES, SOFTMAX, STACKS, TEXT_TASKS, prefix, sides
 from attnscope.observe.collect import texts_of
 from attnscope.observe.layers import LayerKey
-from attnscope.observe.request import TextInputs as Asked
+from attnscope.observe.request import TextInputs
 from attnscope.studies.statistics import FEWEST, SHARE, Effects, Range, largest_first, paired
 from attnscope.utils.display import head_name
 from attnscope.utils.files import check_schema, check_types, damaged, jsonable, read_json, read_small, refuse_links
@@ -70,9 +70,9 @@ class OneSide(NamedTuple):
     source: Prompt | None = None
 
     @property
-    def asked(self) -> dict[str, Asked]:
+    def asked(self) -> dict[str, TextInputs]:
         """What every stack reads."""
-        both = Asked(self.prompt, Chosen(), self.source)
+        both = TextInputs(self.prompt, TokenSelection(), self.source)
         geometry = self.loaded.geometry
         return {stack: both.of(stack, geometry.stack)[0] for stack in geometry.stacks}
 

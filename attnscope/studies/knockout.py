@@ -51,7 +51,7 @@ from attnscope.interventions.base import AnswerLoss, LogitDifference, Measure
 from attnscope.interventions.knockout import Knockout
 from attnscope.interventions.passes import AGREES, Advance, Passes
 from attnscope.interventions.spec import DRAWS, AskedText, Cut, CutPlan, HeadSet, Selection, Task
-from attnscope.metrics.roles import SINK_MASS as RESTS
+from attnscope.metrics.roles import SINK_MASS
 from attnscope.model.geometry import Geometry
 from attnscope.model.selection import everything, pairs
 from attnscope.studies.ablation_search import head_set, heads_by_layer, portions
@@ -60,6 +60,7 @@ from attnscope.studies.knockout_records import (
     AskedCut,
     Case,
     Draw,
+    KnockoutResult,
     Masses,
     Null,
     NullKind,
@@ -67,7 +68,6 @@ from attnscope.studies.knockout_records import (
     key_name,
     window_of,
 )
-from attnscope.studies.knockout_records import KnockoutResult as Knocked
 from attnscope.studies.parts import Parts
 from attnscope.studies.study import HALF, Cost, SetEffects, SetStudy, effects_by_set
 from attnscope.utils.display import head_name, number_of, shortened
@@ -227,8 +227,8 @@ def cuts_over(over: str, selection: Selection, geometry: Geometry, cases: Sequen
 def _layers(selection: Selection, keys: tuple[tuple[int, ...], ...], width: int) -> list[AskedCut]:
     """A cut per layer, of so many layers around it; at both ends of fewer (Geva et al. 2023, figure 2)."""
     layers, found = sorted(selection), []
-    for place, layer in enumerate(layers):
-        near = layers[max(0, place - (width - 1) // 2) : place + width // 2 + 1]
+    for middle, layer in enumerate(layers):
+        near = layers[max(0, middle - (width - 1) // 2) : middle + width // 2 + 1]
         heads = tuple((one, head) for one in near for head in selection[one])
         name = f"L{near[0]}" + f"-{near[-1]}" * (len(near) > 1)
         found.append(AskedCut(Cut(name, heads, keys), layer))
@@ -282,7 +282,7 @@ class MassReader:
             length = self.masses.lengths[text]
             share_BQ[number, :length] = 1 / length
         largest = call.P.received(share_BQ)[: len(texts), list(heads)].max(-1)
-        return torch.where(largest.values > RESTS, largest.indices, -1).cpu().numpy()
+        return torch.where(largest.values > SINK_MASS, largest.indices, -1).cpu().numpy()
 
     def done(self, rows: Sequence[int]) -> Masses:
         """The means; rows: how many are asked of each text."""
@@ -431,8 +431,8 @@ def _moves(own: Sequence[int], first: Sequence[int], other: Sequence[int]) -> Mo
     ()
     """
     value = {key: key for key in (*own, *first, *other)}  # whose value each weight has
-    for pairs in (reversed(list(zip(own, first, strict=True))), zip(own, other, strict=True)):
-        for one, two in pairs:
+    for moves in (reversed(list(zip(own, first, strict=True))), zip(own, other, strict=True)):
+        for one, two in moves:
             value[one], value[two] = value[two], value[one]
     return tuple(sorted((key, onto) for key, onto in value.items() if key != onto))
 
@@ -459,7 +459,7 @@ COPY = "intact copy"
 
 
 @dataclass(frozen=True)
-class KnockoutStudy(SetStudy[Knocked]):
+class KnockoutStudy(SetStudy[KnockoutResult]):
     """What is lost where chosen rows of chosen heads may not look at chosen keys, see `CutPlan`.
 
     key: whether keys were named, or all tokens of each text are cut.
@@ -535,7 +535,7 @@ class KnockoutStudy(SetStudy[Knocked]):
             return []
         return [HeadSet(head_name(*head), (head,)) for head in pairs(everything(self.model.geometry.heads_by_layer))]
 
-    def measure(self, facts: dict[str, Any], parts: Parts, advance: Advance) -> Knocked:
+    def measure(self, facts: dict[str, Any], parts: Parts, advance: Advance) -> KnockoutResult:
         # One cut without draws is read and run in the same passes; else what is drawn depends on what the rows give.
         if len(self.sets) == 1 and not self.plan.random:
             masses, run = self._at_once(self.sets[0], advance)
@@ -557,7 +557,7 @@ class KnockoutStudy(SetStudy[Knocked]):
             **run.unshared,
         }
         asked = tuple(self.asked)
-        return Knocked(tuple(self.cases), asked, nulls, masses, run.by_set, run.intact_S, facts | measured)
+        return KnockoutResult(tuple(self.cases), asked, nulls, masses, run.by_set, run.intact_S, facts | measured)
 
     def _compared(self) -> tuple[Masses, dict[NullKind, tuple[Null, ...]]]:
         """What the rows give to each key, and what each cut is compared with."""

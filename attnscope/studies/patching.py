@@ -29,8 +29,7 @@ from attnscope.inputs.tokens import find
 from attnscope.interventions.base import Measure
 from attnscope.interventions.passes import Advance, Passes
 from attnscope.interventions.patching import Patch, Patching, estimated
-from attnscope.interventions.spec import SHARED, AskedText, HeadSet, Method, Over, Selection, Task
-from attnscope.interventions.spec import PatchTarget as What
+from attnscope.interventions.spec import SHARED, AskedText, HeadSet, Method, Over, PatchTarget, Selection, Task
 from attnscope.model.geometry import Geometry
 from attnscope.model.selection import DECODER
 from attnscope.studies.ablation_search import CONTROLS, TRIED, controls_of, head_set, portions, whole_groups
@@ -93,7 +92,7 @@ class TextPair:
         return self.clean.ids == self.corrupted.ids
 
 
-def pairs_of(loaded: LoadedModel, questions: Sequence[AskedPair], what: What = "output") -> list[TextPair]:
+def pairs_of(loaded: LoadedModel, questions: Sequence[AskedPair], what: PatchTarget = "output") -> list[TextPair]:
     """The pairs of some questions. Raises InputError for what cannot be one, with the line where there are several."""
     check_causal(loaded, "patching")
     loaded.check_logits("patching")
@@ -105,7 +104,7 @@ def pairs_of(loaded: LoadedModel, questions: Sequence[AskedPair], what: What = "
         return found
 
 
-def _pair(loaded: LoadedModel, question: AskedPair, what: What, read: CaseReader) -> TextPair:
+def _pair(loaded: LoadedModel, question: AskedPair, what: PatchTarget, read: CaseReader) -> TextPair:
     clean = case_of(loaded, question, read)
     corrupted = _corrupted(question, clean, read)
     partner = partners(clean, corrupted)
@@ -146,7 +145,7 @@ def partners(clean: Case, corrupted: Case) -> dict[int, int]:
     return {one[0]: other[0] for one, other in both if len(one) == len(other) == 1}
 
 
-def _check_places(pair: TextPair, what: What) -> None:
+def _check_places(pair: TextPair, what: PatchTarget) -> None:
     """Raise InputError where what is patched cannot be moved to another position."""
     lengths = len(pair.clean.prompt), len(pair.corrupted.prompt)
     if what == "pattern" and lengths[0] != lengths[1]:
@@ -180,7 +179,7 @@ class AskedPatch:
 
 
 def patches_over(
-    over: Over, whole: HeadSet, geometry: Geometry, pairs: Sequence[TextPair], what: What
+    over: Over, whole: HeadSet, geometry: Geometry, pairs: Sequence[TextPair], what: PatchTarget
 ) -> list[AskedPatch]:
     """The patches of some heads; of keys and values whole kv groups.
 
@@ -229,7 +228,7 @@ def _name(pairs: Sequence[TextPair], place: int) -> str:
     return key_name(pairs[0].clean, pairs[0].at[place]) if len(pairs) == 1 else f"token {place}"
 
 
-def random_patches(asked: AskedPatch, geometry: Geometry, what: What, count: int, seed: int) -> list[Patch]:
+def random_patches(asked: AskedPatch, geometry: Geometry, what: PatchTarget, count: int, seed: int) -> list[Patch]:
     """Patches of as many other heads in each layer, at the same tokens."""
     drawn = controls_of(asked.patch, [asked.patch], geometry, by_kv=what in SHARED, seed=seed, count=count)
     return [Patch(one.name, one.heads, asked.patch.at) for one in drawn]
@@ -249,7 +248,7 @@ class PatchPlan:
     where all are patched together.
     """
 
-    what: What = "output"
+    what: PatchTarget = "output"
     over: Over = "none"
     select: Selection | None = None
     name: str = "all heads"

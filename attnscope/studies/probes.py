@@ -32,8 +32,7 @@ from attnscope.metrics.divergence import js_bits
 from attnscope.observe.collector import Answers, LayerCollector
 from attnscope.observe.layers import Layer
 from attnscope.studies.copying import VALUES, Copying, LongRangeCopying, Recall, lengths, needles
-from attnscope.utils.isolation import IsolatedCall as Apart
-from attnscope.utils.isolation import Where
+from attnscope.utils.isolation import IsolatedCall, Where
 from attnscope.utils.memory import free_memory, human_bytes
 
 if TYPE_CHECKING:
@@ -389,7 +388,7 @@ def token_pool(loaded: LoadedModel, chosen: Sequence[int] | None = None) -> tupl
         return tuple(sorted(set(chosen)))
     where: Where = "process" if loaded.brought else "here"  # not a thread: what a token decodes to may have no end
     otherwise = "choose another model, name token ids with {pool}"
-    with Apart(partial(_ordinary, loaded.tokenizer), where, "its vocabulary", otherwise) as ordinary_of:
+    with IsolatedCall(partial(_ordinary, loaded.tokenizer), where, "its vocabulary", otherwise) as ordinary_of:
         ordinary = ordinary_of(loaded.embeddings)
     cut = round(len(ordinary) * (1 - MIDDLE) / 2)
     found = tuple(ordinary[cut : len(ordinary) - cut])

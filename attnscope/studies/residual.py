@@ -28,8 +28,7 @@ from attnscope.attention.spec import AttentionSpec
 from attnscope.errors import ModelError
 from attnscope.hooks.projections import projection
 from attnscope.studies.attribution_records import Component
-from attnscope.studies.residual_places import ANOTHER
-from attnscope.studies.residual_places import ResidualPath as Course
+from attnscope.studies.residual_places import ANOTHER, ResidualPath
 
 if TYPE_CHECKING:
     from attnscope.hooks.calls import AttentionCall
@@ -156,7 +155,7 @@ class ResidualSources:
     stack. rerun: see `again`.
     """
 
-    course: Course
+    course: ResidualPath
     plain: str
     residuals: list[Tensor] = field(default_factory=list)
     heads: list[tuple[int, HeadOutputs]] = field(default_factory=list)

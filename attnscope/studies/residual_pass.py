@@ -30,14 +30,14 @@ from attnscope.hooks.listen import calls_interface, listen, listening, running
 from attnscope.hooks.modules import ModuleRun
 from attnscope.hooks.projections import EARLIER, has_earlier, weighted
 from attnscope.model.selection import ENCODER, is_vision
-from attnscope.studies.residual import HeadOutputs, Projection, WrittenSides
-from attnscope.studies.residual import ResidualSources as Written
+from attnscope.studies.residual import HeadOutputs, Projection, ResidualSources, WrittenSides
 from attnscope.studies.residual_places import (
     ANOTHER,
     LOST,
     FrozenFactors,
     FrozenNorms,
     HeadPlace,
+    ResidualPath,
     group_of,
     hidden_of,
     is_norm,
@@ -46,7 +46,6 @@ from attnscope.studies.residual_places import (
     with_hidden,
     with_states,
 )
-from attnscope.studies.residual_places import ResidualPath as Course
 
 if TYPE_CHECKING:
     from attnscope.attention.spec import AttentionSpec
@@ -169,9 +168,9 @@ class _ReachedError(Exception):
 class _Track:
     """A residual on its way through the runs of its blocks; ends: whether the last of them holds what is asked for."""
 
-    def __init__(self, course: Course, plain: str, ends: bool, within: bool) -> None:
+    def __init__(self, course: ResidualPath, plain: str, ends: bool, within: bool) -> None:
         self.course, self.ends, self.within = course, ends, within
-        self.written = Written(course, plain)
+        self.written = ResidualSources(course, plain)
         self.entered = 0
         self.projecting: tuple[nn.Module, Tensor] | None = None  # the projection that runs, and what it is given
         self.closed = False  # by the point at which the layer's residual is read

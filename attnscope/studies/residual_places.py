@@ -38,8 +38,7 @@ from attnscope.model.modules import weights_of
 from attnscope.model.selection import DECODER, ENCODER, VISION, is_cross, prefix
 
 if TYPE_CHECKING:
-    from attnscope.hooks.calls import AttentionCall
-    from attnscope.hooks.calls import CallSite as CallPlace
+    from attnscope.hooks.calls import AttentionCall, CallSite
     from attnscope.model.loaded import LoadedModel
 
 FROZEN_TRIED = 32  # tokens
@@ -205,11 +204,11 @@ class _Seen:
 
     def __init__(self, model: nn.Module, stack: str, layer: int) -> None:
         self.model, self.stack, self.layer = model, stack, layer
-        self.events: list[nn.Module | CallPlace] = []
+        self.events: list[nn.Module | CallSite] = []
         self.given: dict[nn.Module, Tensor] = {}
         self.gave: dict[nn.Module, Tensor] = {}
         self.normed: list[tuple[nn.Module, Tensor, Tensor]] = []
-        self.target: CallPlace | None = None
+        self.target: CallSite | None = None
         self.norm: nn.Module | None = None
 
     @contextmanager
@@ -282,7 +281,7 @@ class _Seen:
 
     def _until(self, groups: Mapping[nn.Module, str], group: str) -> tuple[tuple[BlockRun, ...], bool]:
         """The runs of a part's blocks until the target attends, and whether another attends before it in the last."""
-        runs: list[tuple[nn.Module, list[CallPlace]]] = []
+        runs: list[tuple[nn.Module, list[CallSite]]] = []
         for event in self.events:
             if isinstance(event, nn.Module):
                 if groups.get(event) == group:

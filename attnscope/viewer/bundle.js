@@ -1,4 +1,4 @@
-/* attnscope viewer, made by scripts/build_viewer.mjs of sources c9e8fad603e254207f3455e666deb9faedab677c1c605b1959efb4dab140eb0b */
+/* attnscope viewer, made by scripts/build_viewer.mjs of sources 1f62b9c501d2684ab7d2ac3ada0f6be43fcf76df8000d914f68c1a9c5c5a459d */
 /* d3-color
 Copyright 2010-2026 Mike Bostock
 

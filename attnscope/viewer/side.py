@@ -33,8 +33,7 @@ from attnscope.viewer.pack import Bits, Blobs, binned, joined_arrays, packed_map
 
 if TYPE_CHECKING:
     from attnscope.inputs.prompt import Prompt
-    from attnscope.inputs.tokens import TokenMatch as Found
-    from attnscope.inputs.tokens import TokenSelection as Chosen
+    from attnscope.inputs.tokens import TokenMatch, TokenSelection
     from attnscope.observe.observation import Observation
     from attnscope.observe.records import HeadColumns, KeptKeys, KeptOperands, Matrices
 
@@ -539,10 +538,10 @@ def _moved(kept: KeptKeys, start: tuple[int, int]) -> KeptKeys:
     return kept._replace(key=kept.key + start[1], query=range(start[0], start[0] + kept.weight.shape[1]))
 
 
-def first_asked(chosen_of: Mapping[str, Chosen], source: int) -> Chosen:
+def first_asked(chosen_of: Mapping[str, TokenSelection], source: int) -> TokenSelection:
     """What the first stack was asked that was asked, cross-attention before the others, at its places on the axis."""
 
-    def moved(match: Found | None, start: int) -> Found | None:
+    def moved(match: TokenMatch | None, start: int) -> TokenMatch | None:
         return match and replace(match, positions=tuple(at + start for at in match.positions))
 
     stack = next(

@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from attnscope.model.geometry import Geometry
     from attnscope.observe.observation import Observation
     from attnscope.studies.attribution_records import Component
-    from attnscope.studies.knockout_records import AskedCut, Case
-    from attnscope.studies.knockout_records import KnockoutResult as Knocked
+    from attnscope.studies.knockout_records import AskedCut, Case, KnockoutResult
     from attnscope.viewer.page import Page
 
 PAGE = "knockout.html"
@@ -48,7 +47,7 @@ class Again:
     python: Sequence[str] = ()
 
 
-def cuts_page(found: Knocked, geometry: Geometry, notes: Sequence[str] = (), again: Again = Again()) -> Page:
+def cuts_page(found: KnockoutResult, geometry: Geometry, notes: Sequence[str] = (), again: Again = Again()) -> Page:
     """The page of a knockout; notes: what a reader has to know to read the numbers.
 
     >>> cuts_page(found, loaded.geometry).save("knockout.html")
@@ -61,7 +60,7 @@ def cuts_page(found: Knocked, geometry: Geometry, notes: Sequence[str] = (), aga
 class CutsSide:
     """A knockout on its way into the page: tokens and heads without weights, and its cuts."""
 
-    found: Knocked
+    found: KnockoutResult
     geometry: Geometry
     notes: Sequence[str] = ()
     again: Again = field(default_factory=Again)

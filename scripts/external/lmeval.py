@@ -16,7 +16,7 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from attnscope.hooks.calls import CallSite as CallPlace
+from attnscope.hooks.calls import CallSite
 from attnscope.hooks.engines import ENGINES, Engine
 from attnscope.hooks.listen import listening
 from external.common import Check, Report, arguments
@@ -86,15 +86,15 @@ def main() -> None:
     report.write(asked.out)
 
 
-def without_a_head(place: CallPlace, output_BQHV: torch.Tensor) -> torch.Tensor:
+def without_a_head(place: CallSite, output_BQHV: torch.Tensor) -> torch.Tensor:
     return times(place, output_BQHV, 0.0)
 
 
-def larger(place: CallPlace, output_BQHV: torch.Tensor) -> torch.Tensor:
+def larger(place: CallSite, output_BQHV: torch.Tensor) -> torch.Tensor:
     return times(place, output_BQHV, 1.000001)
 
 
-def times(place: CallPlace, output_BQHV: torch.Tensor, factor: float) -> torch.Tensor:
+def times(place: CallSite, output_BQHV: torch.Tensor, factor: float) -> torch.Tensor:
     """The output of head 2 of layer 1 times a factor."""
     changed = output_BQHV.clone()
     if place.layer == 1:

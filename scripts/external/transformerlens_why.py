@@ -16,8 +16,8 @@ from transformer_lens.model_bridge.generalized_components.joint_qkv_position_emb
     JointQKVPositionEmbeddingsAttentionBridge,
 )
 
-from attnscope.studies.attribution import decompose_logit as parts_of
-from attnscope.studies.attribution_records import LogitQuery as AskedLogit
+from attnscope.studies.attribution import decompose_logit
+from attnscope.studies.attribution_records import LogitQuery
 from external.common import Check, Report
 from external.transformerlens_models import TOKENS, Both, near
 
@@ -78,8 +78,8 @@ def cases(models: Sequence[Both]) -> list[tuple[Both, Taken]]:
 
 def hold_all(check: Check, both: Both, taken: Taken, expected_N: Tensor) -> None:
     """A case per component."""
-    asked = AskedLogit(taken.layer, taken.head, TOKENS - 1, taken.key, side=taken.side)
-    found = parts_of(both.ours, both.ids()[0].tolist(), asked)
+    asked = LogitQuery(taken.layer, taken.head, TOKENS - 1, taken.key, side=taken.side)
+    found = decompose_logit(both.ours, both.ids()[0].tolist(), asked)
     for component, ours, own in zip(found.components, found.contribution_N, expected_N.tolist(), strict=True):
         case = f"{both} {taken} {component.name}: {ours:.6f}, expected {own:.6f}"
         check.hold(abs(ours - own) <= APART, case)

@@ -23,8 +23,7 @@ import transformers
 from attnscope.attention.kernels_cpu import CompiledAttention
 from attnscope.attention.spec import AttentionSpec, Visibility
 from attnscope.attention.tiling import TiledAttention
-from attnscope.hooks.engines import Engine
-from attnscope.hooks.engines import select_operator as fastest
+from attnscope.hooks.engines import Engine, select_operator
 from attnscope.hooks.listen import listening
 from external.common import Report, parser, source_of
 from external.transformers_suite import (
@@ -78,7 +77,7 @@ FAULTS: Mapping[str, tuple[str, Callable[[AttentionSpec], AttentionSpec]]] = {
 OPERATORS: Mapping[str, Callable[[AttentionSpec], TiledAttention]] = {
     "tiles": TiledAttention,
     "numba": CompiledAttention,
-    "fused": fastest,
+    "fused": select_operator,
     **{name: lambda spec, fault=fault: TiledAttention(fault(spec)) for name, (_, fault) in FAULTS.items()},
 }
 

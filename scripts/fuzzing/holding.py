@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 from attnscope.model.options import LoadOptions
-from attnscope.observe.request import CaptureSpec as Ask
+from attnscope.observe.request import CaptureSpec
 from attnscope.serve import client, server, wire
 from attnscope.serve import client as relay
 from attnscope.serve import wire as place
@@ -144,7 +144,7 @@ def _stalled(model: str, shares: list[float]) -> None:
     serving.__enter__()
     serving.hold(LoadOptions(model))
     threading.Thread(target=serving.serve, daemon=True).start()
-    question, blobs = client._question(LoadOptions(model), Ask(TEXT))
+    question, blobs = client._question(LoadOptions(model), CaptureSpec(TEXT))
     whole = framed(question) if not blobs else b""
     for share in shares:
         link = socket.socket(socket.AF_UNIX)

@@ -84,7 +84,7 @@ def import_everything() -> None:
     import attnscope
 
     for name in [*(module.name for module in pkgutil.walk_packages(attnscope.__path__, "attnscope.")), *LATE.split()]:
-        if not name.endswith("__main__") and ".triton_kernel." not in name:  # Triton may not be here
+        if not name.endswith("__main__") and ".kernels_cuda." not in name:  # Triton may not be here
             with suppress(ModuleNotFoundError):  # what an extra brings
                 importlib.import_module(name)
     with suppress(ModuleNotFoundError):  # what some versions of typer import while a command runs, and pydantic with it

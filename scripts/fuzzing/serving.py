@@ -21,7 +21,7 @@ from attnscope.model.options import LoadOptions
 from attnscope.serve import wire
 from attnscope.serve.page import LiveQuestion
 from attnscope.serve.questions import PURPOSES
-from attnscope.utils.schema import from_json as typed
+from attnscope.utils.schema import from_json
 from fuzzing.made import shallow
 from fuzzing.trying import Ended, Try, kind
 from fuzzing.words import JSONS, NASTY, TEXT
@@ -150,10 +150,12 @@ def page_questions(rng: random.Random, folder: Path) -> Try:
     names = [one.name for one in fields(LiveQuestion) if one.name not in ("command", "model")]
     values = (*NASTY, "last", "0.1", "demo", "AAAA", model, 0, 3, True, None)
     try:
-        question = typed(LiveQuestion, said | {name: rng.choice(values) for name in rng.sample(names, 2)}, "question")
+        question = from_json(
+            LiveQuestion, said | {name: rng.choice(values) for name in rng.sample(names, 2)}, "question"
+        )
         arguments = question.arguments([LoadOptions(model=model)], folder)
     except AttnscopeError:
-        question = typed(LiveQuestion, said, "question")
+        question = from_json(LiveQuestion, said, "question")
         arguments = question.arguments([LoadOptions(model=model)], folder)
     stdin = question.text.encode(errors="surrogatepass")
     return Try([*arguments, "--quiet"], stdin=stdin)

@@ -20,8 +20,7 @@ from attnscope.model.loaded import LoadedModel
 from attnscope.model.selection import spelled
 from attnscope.observe.layers import View
 from attnscope.observe.observation import Observation
-from attnscope.observe.request import CaptureSpec as Ask
-from attnscope.observe.request import Request
+from attnscope.observe.request import CaptureSpec, Request
 from helpers.command_line import call
 from helpers.corpora import batch, differs, written
 from helpers.folders import with_tokenizer
@@ -194,7 +193,7 @@ def test_an_encoder_decoder_has_targets_and_no_answers(corpus: Path) -> None:
 
 def test_an_ask_has_the_answer_of_its_record() -> None:
     item = Item(0, "c.jsonl", 1, "a", "the bank", {"said": " is old"})
-    assert ask_for(Job(answer_field="said"), item) == Ask("the bank", Request(relations=True), answer=" is old")
+    assert ask_for(Job(answer_field="said"), item) == CaptureSpec("the bank", Request(relations=True), answer=" is old")
     assert ask_for(Job(answer=" is"), item).answer == " is"
     with pytest.raises(InputError, match="the answer is empty"):
         ask_for(Job(answer="  "), item)

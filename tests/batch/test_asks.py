@@ -10,7 +10,7 @@ from attnscope.corpus.asks import ask_for
 from attnscope.corpus.folder import Job
 from attnscope.corpus.items import EMPTY, Item
 from attnscope.errors import InputError
-from attnscope.observe.request import CaptureSpec as Ask
+from attnscope.observe.request import CaptureSpec
 
 KEEP = Request(relations=True, query="last", key="bank")
 
@@ -27,7 +27,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_an_ask_has_the_options_of_its_job(folder: Path) -> None:
     job = Job(request=KEEP, select="1.*", engine="fused", chat=True, truncate="left")
-    expected = Ask("the bank", KEEP, engine="fused", select="1.*", chat=True, truncate="left")
+    expected = CaptureSpec("the bank", KEEP, engine="fused", select="1.*", chat=True, truncate="left")
     assert ask_for(job, item(folder)) == expected
     assert ask_for(replace(job, truncate=None, max_tokens=8), item(folder)).truncate == "right"
 
@@ -37,7 +37,7 @@ def test_a_record_says_what_is_its_own(folder: Path) -> None:
     asked = ask_for(job, item(folder, q="first", k=3, t="die Bank", p="cat.png"))
     assert asked.keep == Request(relations=True, query="first", key="3")
     assert (asked.target, asked.picture) == ("die Bank", [f"{folder}/cat.png"])
-    assert Ask.of_json(asked.as_json()) == replace(asked, picture=(f"{folder}/cat.png",))
+    assert CaptureSpec.of_json(asked.as_json()) == replace(asked, picture=(f"{folder}/cat.png",))
 
 
 @pytest.mark.parametrize(

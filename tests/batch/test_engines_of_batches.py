@@ -114,7 +114,7 @@ def test_the_kernel_gives_what_eager_gives_on_one_core_and_on_two(
     tiny, kernel, by_eager, monkeypatch, threads, installed
 ):
     monkeypatch.setattr(replicas, "_cores", lambda: threads)
-    monkeypatch.setattr(choice.compiled, "installed", lambda: installed)
+    monkeypatch.setattr(choice.kernels_cpu, "installed", lambda: installed)
     found = measured(tiny, "auto")
     assert bool(kernel) == installed
     assert found.failures == []

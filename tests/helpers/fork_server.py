@@ -53,7 +53,7 @@ def import_everything() -> None:
 
     modules = [module.name for module in pkgutil.walk_packages(attnscope.__path__, "attnscope.")]
     for name in modules:
-        if not name.endswith("__main__") and ".triton_kernel." not in name:  # Triton may not be here
+        if not name.endswith("__main__") and ".kernels_cuda." not in name:  # Triton may not be here
             importlib.import_module(name)
     for name in LATE.split():
         with suppress(ModuleNotFoundError):

@@ -14,12 +14,12 @@ from typing import ClassVar
 import pytest
 
 from attnscope.model.options import LoadOptions
-from attnscope.observe.progress import NO_PROGRESS as SILENT
-from attnscope.observe.request import CaptureSpec as Ask
+from attnscope.observe.progress import NO_PROGRESS
+from attnscope.observe.request import CaptureSpec
 from attnscope.serve import client, wire
 from attnscope.serve import client as relay
 from attnscope.serve.wire import UnansweredError
-from attnscope.utils.schema import to_json as plain
+from attnscope.utils.schema import to_json
 from helpers.command_line import ATTNSCOPE, HANGS, SENTENCE, call
 
 
@@ -37,7 +37,7 @@ class Serving:
     def status(self):
         """What it says of itself."""
         with self.found():
-            return plain(client.asked("status"))
+            return to_json(client.asked("status"))
 
     @contextmanager
     def found(self):
@@ -133,5 +133,5 @@ class Stub(relay.Worker):
 def why_unanswered(model="demo"):
     """What the server of this environment says in the place of an answer."""
     with pytest.raises(UnansweredError) as found:
-        client.answered(LoadOptions(model), Ask(SENTENCE), SILENT)
+        client.answered(LoadOptions(model), CaptureSpec(SENTENCE), NO_PROGRESS)
     return str(found.value)

@@ -9,8 +9,7 @@ import torch
 import attnscope
 from attnscope.api.why_record import MEAN
 from attnscope.model.loaded import LoadedModel
-from attnscope.studies.attribution_records import LogitParts
-from attnscope.studies.attribution_records import LogitQuery as AskedLogit
+from attnscope.studies.attribution_records import LogitParts, LogitQuery
 
 QUERY = 15
 LAYERS = 4  # of a stack; keys may be an earlier layer's
@@ -21,7 +20,7 @@ def wrapped(model: Any) -> LoadedModel:
     return attnscope.wrap(model, _demo().tokenizer)
 
 
-def taken_apart(loaded: LoadedModel, ids: Any, asked: AskedLogit, **inputs: Any) -> LogitParts:
+def taken_apart(loaded: LoadedModel, ids: Any, asked: LogitQuery, **inputs: Any) -> LogitParts:
     """What `attnscope.why` gives of a logit; verify of `asked`: whether components are replaced.
 
     ids: of one text, as numbers or (1, T). inputs: `decoder_input_ids` of an encoder-decoder, (1, T), which begin with
@@ -57,7 +56,7 @@ def last_of(
     layer, heads = [(layer, heads) for layer, heads in layers.items() if heads][-1]
     errors = []
     for side in sides:
-        found = taken_apart(loaded, ids, AskedLogit(layer, heads - 1, query, side=side, stack=stack), **inputs)
+        found = taken_apart(loaded, ids, LogitQuery(layer, heads - 1, query, side=side, stack=stack), **inputs)
         assert len(found.components) > min(layer, LAYERS)  # a row for what each earlier block writes
         errors.append(abs(found.sum - found.logit) / abs(found.contribution_N).sum())
     return max(errors)

@@ -19,7 +19,7 @@ import yaml
 from attnscope.errors import AttnscopeError
 from attnscope.model.options import LoadOptions
 from attnscope.serve import wire as identity
-from attnscope.utils.schema import from_json as typed
+from attnscope.utils.schema import from_json
 from helpers.command_line import ATTNSCOPE, SENTENCE, call
 from helpers.folders import with_tokenizer
 from helpers.forks import HANGS, shim, until
@@ -281,7 +281,7 @@ def test_an_answer_is_the_page_that_the_command_writes(live, tmp_path):
 def test_a_question_names_no_file(tmp_path):
     """What its command reads and writes lies in the folder of the question, or comes by the pipe."""
     given = {"text": "/etc/passwd", "target": "-", "picture": "AAAA"}
-    asked = typed(question.LiveQuestion, QUESTION | given, "question")
+    asked = from_json(question.LiveQuestion, QUESTION | given, "question")
     words = asked.arguments([LoadOptions()], tmp_path)
     assert words[1::2] == ["--config", "--file", "--out"]
     assert [word for word in words[2::2] if word != "-"] == [
@@ -294,7 +294,7 @@ def test_a_question_names_no_file(tmp_path):
 
 def answered(tmp_path, folder, **said):
     """The page that the command of a question writes, run in this process."""
-    asked = typed(question.LiveQuestion, QUESTION | said | {"model": folder}, "question")
+    asked = from_json(question.LiveQuestion, QUESTION | said | {"model": folder}, "question")
     call(*asked.arguments([LoadOptions(model=folder)], tmp_path), stdin=asked.text.encode()).ok()
     return (tmp_path / question.PAGE).read_bytes()
 
@@ -339,7 +339,7 @@ def test_a_chat(live):
 
 def test_a_question_for_a_model_asks_for_it_as_it_was_loaded(tmp_path):
     held = LoadOptions(model="runs/x", dtype="bfloat16", offline=True)
-    asked = typed(question.LiveQuestion, QUESTION | {"model": "runs/x"}, "question")
+    asked = from_json(question.LiveQuestion, QUESTION | {"model": "runs/x"}, "question")
     words = asked.arguments([LoadOptions(), held], tmp_path)
     assert words[words.index("--file") + 1] == "-"
     said = (tmp_path / question.CONFIG).read_text()
@@ -350,7 +350,7 @@ def test_a_question_for_a_model_asks_for_it_as_it_was_loaded(tmp_path):
 @pytest.mark.parametrize("field", ["text", "target"])
 def test_a_question_has_an_end(field):
     with pytest.raises(AttnscopeError, match="too long"):
-        typed(question.LiveQuestion, QUESTION | {field: "a" * (question.MOST_LETTERS + 1)}, "question")
+        from_json(question.LiveQuestion, QUESTION | {field: "a" * (question.MOST_LETTERS + 1)}, "question")
 
 
 @pytest.fixture

@@ -8,9 +8,8 @@ import pytest
 
 from attnscope.errors import AttnscopeError
 from attnscope.model.options import LoadOptions
-from attnscope.observe.progress import NO_PROGRESS as SILENT
-from attnscope.observe.request import CaptureSpec as Ask
-from attnscope.observe.request import Request
+from attnscope.observe.progress import NO_PROGRESS
+from attnscope.observe.request import CaptureSpec, Request
 from attnscope.serve import client
 from attnscope.serve import wire as place
 from attnscope.serve.wire import UnansweredError
@@ -33,7 +32,7 @@ def break_off(_):
     raise BrokenOffError
 
 
-class Impatient(type(SILENT)):
+class Impatient(type(NO_PROGRESS)):
     """Goes at the second layer."""
 
     def stage(self, title, total=None, unit=""):
@@ -57,10 +56,10 @@ def one(rng):
     """A question as somebody asks it, or breaks it off."""
     kind = rng.choice(("whole", "whole", "refused", "before the pass", "amid the pass", "no model"))
     words = " ".join(rng.choice(("river", "bank", "the", "money")) for _ in range(rng.randint(2, 60)))
-    ask = Ask(words, Request(query="elephant" if kind == "refused" else None, relations=rng.random() < 0.5))
+    ask = CaptureSpec(words, Request(query="elephant" if kind == "refused" else None, relations=rng.random() < 0.5))
     options = LoadOptions(dtype="bfloat16") if kind == "no model" else LoadOptions()
     how = {"check": break_off} if kind == "before the pass" else {}
-    tell = Impatient() if kind == "amid the pass" else SILENT
+    tell = Impatient() if kind == "amid the pass" else NO_PROGRESS
     with suppress(BrokenOffError, AttnscopeError, UnansweredError):
         client.answered(options, ask, tell, **how)
 
@@ -84,7 +83,7 @@ def test_two_hundred_questions_of_ten_clients_are_all_answered(tmp_path):
     with serving(tmp_path / "run") as server, server.found(), ThreadPoolExecutor(10) as clients:
 
         def table(_):
-            return client.answered(LoadOptions(), Ask(SENTENCE), SILENT).table()
+            return client.answered(LoadOptions(), CaptureSpec(SENTENCE), NO_PROGRESS).table()
 
         first, before = table(0), server.status["memory_bytes"]
         assert all(found.equals(first) for found in clients.map(table, range(200)))

@@ -10,10 +10,10 @@ import torch
 
 import attnscope
 from attnscope.errors import InputError
-from attnscope.inputs.tokens import TokenSelection as Chosen
+from attnscope.inputs.tokens import TokenSelection
 from attnscope.observe.atlas import HeadNames
-from attnscope.observe.request import CaptureSpec as Ask
-from attnscope.observe.run import run_and_report as observed
+from attnscope.observe.request import CaptureSpec
+from attnscope.observe.run import run_and_report
 from attnscope.serve import wire
 from attnscope.serve.page import MOST_PICTURE, LiveQuestion
 from attnscope.serve.records import HOMES, packed, unpacked
@@ -86,7 +86,7 @@ def test_values_come_back_as_they_were(value):
 
 
 def test_what_is_there_twice_is_sent_once_and_is_one_again():
-    prompt = Chosen(), tuple(range(1000))
+    prompt = TokenSelection(), tuple(range(1000))
     value = {"first": prompt, "second": [prompt, (*prompt,)]}
     found = again(value)
     assert found == value
@@ -151,10 +151,10 @@ def test_every_record_is_where_the_list_says_and_needs_no_torch():
 
 def test_an_engine_that_free_memory_chose_is_for_a_process_of_its_own(demo, monkeypatch):
     found = []
-    observed(demo, Ask(SENTENCE), check=found.append)
+    run_and_report(demo, CaptureSpec(SENTENCE), check=found.append)
     monkeypatch.setattr("attnscope.observe.choice.SURELY_FITS", 0)
     monkeypatch.setattr("attnscope.observe.choice.free_memory", lambda device: 1)
-    observed(demo, Ask(SENTENCE), check=found.append)
+    run_and_report(demo, CaptureSpec(SENTENCE), check=found.append)
     assert [one.by_memory for one in found] == [False, True]
     with pytest.raises(UnansweredError, match="depends on the memory that is free"):
         Link(None).prepared(found[1])

@@ -24,8 +24,7 @@ from attnscope.inputs.prompt import _read, from_text
 from attnscope.model.loading import load_tokenizer
 from attnscope.model.options import LoadOptions
 from attnscope.model.sources import DEMO_FOLDER
-from attnscope.observe.request import CaptureSpec as Ask
-from attnscope.observe.request import Request
+from attnscope.observe.request import CaptureSpec, Request
 from attnscope.serve import client, wire
 from attnscope.serve import server as serving_module
 from attnscope.serve import wire as identity
@@ -432,7 +431,7 @@ def test_it_ends_where_nobody_asks(tmp_path):
 
 def test_a_question_that_is_left_ends_at_the_next_layer(server):
     with server.found(), socket.socket(socket.AF_UNIX) as link:
-        question, blobs = client._question(LoadOptions(), Ask(SENTENCE))
+        question, blobs = client._question(LoadOptions(), CaptureSpec(SENTENCE))
         link.connect(str(place.address()))
         wire.send(link, question, blobs)
         assert wire.receive(link).header[0] == "prepared"  # it waits for a word, which never comes
@@ -466,7 +465,7 @@ def test_what_is_no_question_is_not_answered(server, sent):
 
 def test_a_question_with_wrong_types_is_refused_and_the_rest_goes_on(server):
     with server.found():
-        question, _ = client._question(LoadOptions(), Ask(SENTENCE))
+        question, _ = client._question(LoadOptions(), CaptureSpec(SENTENCE))
         for change in (
             {"options": {"model": 7}},
             {"options": None},
@@ -709,7 +708,7 @@ HEADS = {"explain": "L2H3", "why": "L3H0"}  # of purposes that are about one
 @pytest.mark.parametrize("name", sorted({*PURPOSES} - {"tokens"}))
 def test_a_question_that_was_cancelled_ends_at_the_next_layer_and_leaves_nothing(name):
     purpose = PURPOSES[name](*([HEADS[name]] if name in HEADS else []))
-    loaded, ask = attnscope.load("demo"), Ask(RIVER, Request(query="last", key="river"), engine="eager")
+    loaded, ask = attnscope.load("demo"), CaptureSpec(RIVER, Request(query="last", key="river"), engine="eager")
     layers, ids = [], torch.tensor([[1, 2, 3]])
 
     def check():
@@ -769,7 +768,7 @@ def test_a_reader_is_sent_functions_by_name_and_tokenizers_by_their_options(demo
         return ours, 0
 
     monkeypatch.setattr(reader, "forked", threaded)
-    monkeypatch.setattr(reader, "Apart", lambda function, where: nullcontext(function))
+    monkeypatch.setattr(reader, "IsolatedCall", lambda function, where: nullcontext(function))
     monkeypatch.setattr(reader, "load_tokenizer", lambda options: loaded.append(options) or load_tokenizer(options))
     read = reader.Reader()
     read.hold(demo.tokenizer, LoadOptions())

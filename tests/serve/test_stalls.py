@@ -14,10 +14,8 @@ import pytest
 from attnscope.errors import ModelError, UsageError
 from attnscope.inputs.prompt import from_text
 from attnscope.model.options import LoadOptions
-from attnscope.observe.progress import NO_PROGRESS as SILENT
-from attnscope.observe.progress import Progress as Teller
-from attnscope.observe.progress import RunInfo as Prepared
-from attnscope.observe.request import CaptureSpec as Ask
+from attnscope.observe.progress import NO_PROGRESS, Progress, RunInfo
+from attnscope.observe.request import CaptureSpec
 from attnscope.serve import client, wire, worker
 from attnscope.serve import client as relay
 from attnscope.serve import server as serving_module
@@ -35,7 +33,7 @@ LONG = "x" * 2**22  # longer than what a socket holds
 @contextmanager
 def asking(model="demo"):
     """The socket of a client that has asked, and says and reads nothing more."""
-    question, blobs = client._question(LoadOptions(model), Ask(SENTENCE))
+    question, blobs = client._question(LoadOptions(model), CaptureSpec(SENTENCE))
     with client.connected() as link:
         wire.send(link, question, blobs)
         link.settimeout(HANGS)
@@ -50,7 +48,7 @@ def parts(link):
     return [frame.header for frame in frames if frame.header[0] != "here"]
 
 
-class Listener(Teller):
+class Listener(Progress):
     """Which stages were shown."""
 
     def __init__(self):
@@ -58,7 +56,7 @@ class Listener(Teller):
 
     def stage(self, title, total=None, unit=""):
         self.stages.append(title)
-        return SILENT.stage(title)
+        return NO_PROGRESS.stage(title)
 
 
 # A client that stopped
@@ -117,7 +115,7 @@ def test_a_client_that_was_suspended_while_it_waited_is_passed_over(stubbed, mon
 def test_a_worker_does_not_wait_for_a_word_that_does_not_come(demo, monkeypatch):
     monkeypatch.setattr(worker, "GO_SECONDS", 0.01)
     ours, theirs = socket.socketpair()
-    known = Prepared(from_text(demo.tokenizer, SENTENCE), "demo", None, "cpu", "float32")
+    known = RunInfo(from_text(demo.tokenizer, SENTENCE), "demo", None, "cpu", "float32")
     link = worker.Link(ours)
     link.begin(1)
     with pytest.raises(UnansweredError, match="did not answer for"):
@@ -211,7 +209,7 @@ def silent(stubbed, monkeypatch, tmp_path):
 def test_a_server_that_says_nothing_is_waited_for_with_a_word_and_then_not(silent):
     listener = Listener()
     with pytest.raises(UnansweredError, match="says nothing"):
-        client.answered(LoadOptions(), Ask(SENTENCE), listener)
+        client.answered(LoadOptions(), CaptureSpec(SENTENCE), listener)
     assert listener.stages == [client.WAITING]
 
 

@@ -14,8 +14,7 @@ from attnscope.api.captured import heads_html
 from attnscope.cli.head_tables import ranked
 from attnscope.errors import InputError, UsageError
 from attnscope.export.drawing import head_sheet, layer_maps
-from attnscope.export.redraw import load_run as kept_run
-from attnscope.export.redraw import run_of_folder
+from attnscope.export.redraw import load_run, run_of_folder
 from attnscope.model.checkpoint import weights_sha256
 from attnscope.model.loading import DEMO_FOLDER, wrap
 from attnscope.model.selection import CSA, DECODER, HCA, STACKS, resolved, select
@@ -233,7 +232,7 @@ def test_every_way_out_calls_a_head_by_the_same_role(demo, tmp_path):
     """The demo's atlas names ten heads; by this text alone they and others have roles too, mostly other ones."""
     seen = attnscope.capture(demo, STORY, request=attnscope.Request(relations=True, top_k=1, maps="all"))
     seen.export(tmp_path, figures=())
-    again, shown = kept_run(tmp_path).columns, ranked(seen, seen.kept_heads(), "focus", width=200).sheet
+    again, shown = load_run(tmp_path).columns, ranked(seen, seen.kept_heads(), "focus", width=200).sheet
     terminal = {column.title: [column.cell(row) for row in shown.rows[:24]] for column in shown.columns}
     notebook = [re.findall("<td>(.*?)</td>", row) for row in re.findall("<tr>(<td>.*?)</tr>", heads_html(seen))]
     ways = {

@@ -11,8 +11,7 @@ from attnscope.errors import ModelError, UsageError
 from attnscope.model.loading import wrap
 from attnscope.observe.layers import View
 from attnscope.observe.logit_path import way_to_logits
-from attnscope.observe.request import CaptureSpec as Ask
-from attnscope.observe.request import Request
+from attnscope.observe.request import CaptureSpec, Request
 from attnscope.observe.run import read
 from attnscope.studies.ablation import direct_effects
 from helpers.command_line import call
@@ -32,7 +31,7 @@ def ids_of(model_type):
 def by_key(loaded, ids, view=None, **asked):
     """{(layer, head, query, key): effect} of every key of the rows that make the answer."""
     keep = Request(view=view or View("logit"), relations=True, top_k=None, metrics=())
-    found = read(loaded, Ask(ids[:ANSWERED], answer=ids[ANSWERED:], keep=keep, **asked)).relation_numbers()
+    found = read(loaded, CaptureSpec(ids[:ANSWERED], answer=ids[ANSWERED:], keep=keep, **asked)).relation_numbers()
     places = zip(*(found[name].tolist() for name in ("layer", "head", "query", "key")), strict=True)
     return dict(zip(places, found["weight"].tolist(), strict=True))
 
@@ -105,8 +104,8 @@ def test_effects_by_key_are_those_of_a_loop(model_type, demo):
 
 def test_the_strongest_keys_are_those_of_either_sign(demo):
     keep = Request(view=View("logit"), relations=True, top_k=2, metrics=())
-    seen = read(demo, Ask(BANK, answer=" river", keep=keep))
-    every = read(demo, Ask(BANK, answer=" river", keep=Request(view=View("logit"), relations=True, top_k=None)))
+    seen = read(demo, CaptureSpec(BANK, answer=" river", keep=keep))
+    every = read(demo, CaptureSpec(BANK, answer=" river", keep=Request(view=View("logit"), relations=True, top_k=None)))
     effects = {}
     for line in every.relations().to_pylist():
         effects.setdefault((line["layer"], line["head"]), []).append(line["logit"])
@@ -122,7 +121,7 @@ def test_by_kv_is_the_mean_of_the_heads(demo):
     ids = ids_of("llama")
     alone, averaged = by_key(demo, ids), by_key(demo, ids, View("logit", by_kv=True))
     keep = Request(view=View("logit", by_kv=True), relations=True, top_k=None, metrics=())
-    table = read(demo, Ask(ids[:ANSWERED], answer=ids[ANSWERED:], keep=keep)).relations()
+    table = read(demo, CaptureSpec(ids[:ANSWERED], answer=ids[ANSWERED:], keep=keep)).relations()
     assert len(averaged) < len(alone)
     for line in table.to_pylist():
         pair = [alone[line["layer"], 2 * line["kv_head"] + one, line["query"], line["key"]] for one in (0, 1)]

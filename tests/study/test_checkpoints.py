@@ -18,8 +18,7 @@ from attnscope.figures.writer import drawing
 from attnscope.model import loading
 from attnscope.model.checkpoint import weights_sha256
 from attnscope.model.loading import Source
-from attnscope.studies.atlas import Atlas, Finding
-from attnscope.studies.atlas import load_atlas as kept
+from attnscope.studies.atlas import Atlas, Finding, load_atlas
 from attnscope.studies.statistics import Effects
 from helpers.command_line import call
 from helpers.fake_hub import COMMIT, serve
@@ -105,7 +104,7 @@ def test_each_checkpoint_is_scanned_and_all_are_shown(hub, alone, tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"main", LATER, "checkpoints.parquet", "checkpoints.png"}
     rows = pq.read_table(tmp_path / "checkpoints.parquet").to_pylist()
     for name, commit, folder in (("main", COMMIT, hub.folder), (LATER, LATER, hub.commits[LATER])):
-        found = kept(tmp_path / name)
+        found = load_atlas(tmp_path / name)
         said = found.facts["model"]
         assert (said["name"], said["revision"], said["weights_sha256"]) == (
             "owner/tiny",

@@ -26,7 +26,7 @@ from attnscope.metrics.binned import Cells
 from attnscope.metrics.divergence import DivergenceSide, diverge, js_bits
 from attnscope.metrics.metrics import KNOWN
 from attnscope.model.loading import wrap
-from attnscope.observe.request import CaptureSpec as Ask
+from attnscope.observe.request import CaptureSpec
 from attnscope.studies import comparison
 from attnscope.studies.comparison import (
     OneSide,
@@ -198,7 +198,7 @@ def test_metrics_are_those_of_an_observation(demo, two_texts):
     from attnscope.observe.run import read
 
     for side, text in enumerate((FIRST, OTHER)):
-        scores = read(demo, Ask(text)).columns.scores
+        scores = read(demo, CaptureSpec(text)).columns.scores
         for name, values in two_texts.metrics.items():
             assert values[side][0] == pytest.approx(scores[name].value, abs=1e-6, nan_ok=True)
 

@@ -14,7 +14,7 @@ from attnscope.hooks import generation
 from attnscope.inputs.prompt import from_ids
 from attnscope.metrics.metrics import METRICS
 from attnscope.model.selection import CROSS, DECODER, ENCODER
-from attnscope.observe.request import CaptureSpec as Ask
+from attnscope.observe.request import CaptureSpec
 from attnscope.observe.run import prepare
 from attnscope.studies.comparison import OneSide, compare_heads, heads_table, kept_bytes, metrics_table, tokens_table
 from helpers.command_line import call
@@ -49,7 +49,7 @@ def loaded(folders):
 
 
 def reading(loaded, text, target=None, engine="eager"):
-    run = prepare(loaded, Ask(text, engine=engine, target=target))
+    run = prepare(loaded, CaptureSpec(text, engine=engine, target=target))
     return OneSide(loaded, run.prompt, run.engine, run.source)
 
 

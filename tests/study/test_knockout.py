@@ -18,7 +18,7 @@ from attnscope.cli.study_tables import cautions, cuts_sheet
 from attnscope.errors import InputError, ModelError, UsageError
 from attnscope.export.study_figures import save_knockout
 from attnscope.interventions.spec import AskedText, Cut, CutPlan, HeadSet
-from attnscope.metrics.roles import SINK_MASS as RESTS
+from attnscope.metrics.roles import SINK_MASS
 from attnscope.model.loading import wrap
 from attnscope.studies.knockout import OWN, SEVERAL, KnockoutStudy, cases_of, cuts_over, heads_null, permuted_null
 from attnscope.studies.knockout_records import Masses, p_of_size, p_of_tails
@@ -268,7 +268,7 @@ def test_other_heads_are_compared_by_their_strongest_looks_of_like_weight(demo):
         last = np.asarray(weights[layer][head])[-1].copy()
         last[0] = 0
         rest = int(np.asarray(weights[layer][head]).mean(0).argmax())
-        if np.asarray(weights[layer][head]).mean(0)[rest] > RESTS:
+        if np.asarray(weights[layer][head]).mean(0)[rest] > SINK_MASS:
             last[rest] = 0
         if own / 2 <= last.max() <= 2 * own:
             expected.add((((layer, head),), ((int(last.argmax()),),)))

@@ -17,7 +17,7 @@ from attnscope.studies import attribution as parts
 from attnscope.studies import residual as vectors
 from attnscope.studies import residual_places as factors
 from attnscope.studies import residual_places as frozen
-from attnscope.studies.attribution_records import LogitQuery as AskedLogit
+from attnscope.studies.attribution_records import LogitQuery
 from attnscope.studies.residual import position_term, vectors_of
 from helpers import stack_families
 from helpers.induction import induction
@@ -49,7 +49,7 @@ def repeated(seed):
 def copied(seed, **asked):
     """The induction head of the demo, which looks from the last token but one to what followed its first copy."""
     ids = repeated(seed)
-    return ids, AskedLogit(3, 0, len(ids) - 2, len(ids) - 1 - DRAWN, **asked)
+    return ids, LogitQuery(3, 0, len(ids) - 2, len(ids) - 1 - DRAWN, **asked)
 
 
 def contrasts(found):
@@ -109,7 +109,7 @@ def test_a_replaced_component_is_a_pass_of_the_layer_on_another_residual(demo):
 
 def test_in_a_hand_built_model_the_previous_token_head_is_all_of_it():
     ids = [2, 5, 1, 7, 3, 6, 2, 5, 1]
-    found = taken_apart(wrapped(induction()), ids, AskedLogit(1, 0, len(ids) - 1, 3))
+    found = taken_apart(wrapped(induction()), ids, LogitQuery(1, 0, len(ids) - 1, 3))
     shares = {one.name: share for one, share in zip(found.components, found.share_N, strict=True)}
     assert shares.pop("L0H0") == pytest.approx(1, abs=1e-5)
     assert all(abs(share) < 1e-5 for share in shares.values())
@@ -117,7 +117,7 @@ def test_in_a_hand_built_model_the_previous_token_head_is_all_of_it():
 
 def test_of_that_head_the_token_before_is_all_of_it():
     ids = [2, 5, 1, 7, 3, 6, 2, 5, 1]
-    found = taken_apart(wrapped(induction()), ids, AskedLogit(1, 0, len(ids) - 1, 3, by_tokens=True))
+    found = taken_apart(wrapped(induction()), ids, LogitQuery(1, 0, len(ids) - 1, 3, by_tokens=True))
     shares = {(one.name, one.position): share for one, share in zip(found.components, found.share_N, strict=True)}
     # Another token 1 is at place 8, whose successor is not there: what follows it is compared with nothing.
     assert max(shares, key=lambda one: shares[one]) == ("L0H0", 2)
@@ -128,7 +128,7 @@ def test_of_that_head_the_token_before_is_all_of_it():
 def test_a_head_twice_with_all_else_constant_moves_the_logit_by_its_contribution(model_type, side):
     """A second pass in which norms keep their scales, MLPs and earlier heads their outputs, but for one head."""
     model, ids = roused_model(model_type, **OTHERWISE.get(model_type, {})), ids_for(model_type)[0].tolist()
-    asked, writer = AskedLogit(3, 1, 20, 17, side=side), (1, 2)
+    asked, writer = LogitQuery(3, 1, 20, 17, side=side), (1, 2)
     found = taken_apart(wrapped(model), ids, asked)
     names = [(one.layer, one.head) for one in found.components]
     intact, doubled = doubled_head(PLAIN[model_type], model, ids, asked, writer)
@@ -150,10 +150,10 @@ OUTSIDE = {  # families that attend outside the interface, where weights alone a
 def test_where_weights_alone_are_heard_a_head_twice_at_the_key_moves_their_ratio_by_its_contribution(model_type):
     """Of two keys of one query, the logarithm of their weights' ratio is the difference of their logits."""
     model, ids = roused_model(model_type), ids_for(model_type)[0].tolist()
-    asked, writer = AskedLogit(3, 1, 20, 17), (1, 2)
+    asked, writer = LogitQuery(3, 1, 20, 17), (1, 2)
     found = taken_apart(wrapped(model), ids, asked)
     intact, doubled = intact_and_moved(OUTSIDE[model_type], model, asked, writer, ratio_of(model, ids), row=17)
-    other = taken_apart(wrapped(model), ids, AskedLogit(3, 1, 20, 16))
+    other = taken_apart(wrapped(model), ids, LogitQuery(3, 1, 20, 16))
     assert intact == pytest.approx(found.logit - other.logit, rel=1e-4, abs=1e-5)
     contribution = found.contribution_N[[(one.layer, one.head) for one in found.components].index(writer)]
     assert abs(contribution) > 1e-4
@@ -169,7 +169,7 @@ def test_where_weights_alone_are_heard_a_token_read_twice_moves_the_ratio_by_its
         own = model(torch.tensor([ids]), output_attentions=True, use_cache=True)
     v_V = own.past_key_values.layers[layer].values[0, head, read]
     added_V = own.attentions[layer][0, head, key, read] * v_V
-    asked = AskedLogit(3, 1, 20, key, by_tokens=True)
+    asked = LogitQuery(3, 1, 20, key, by_tokens=True)
     found = taken_apart(wrapped(model), ids, asked)
     where = (layer, head, read)
     intact, moved = intact_and_moved(
@@ -193,7 +193,7 @@ def test_a_head_of_an_encoder_twice_moves_the_logit_of_a_cross_layer_by_its_cont
     loaded, target = wrapped(model), stack_families.ids(11, 1, texts=1)[0].tolist()
     start = start_token(loaded)
     inputs = {"decoder_input_ids": torch.tensor([[start] * (start is not None) + target])}
-    asked, writer = AskedLogit(2, 1, 7, 12, stack="cross"), (1, 2)
+    asked, writer = LogitQuery(2, 1, 7, 12, stack="cross"), (1, 2)
     found = taken_apart(loaded, ids, asked, **inputs)
     names = [(one.stack, one.layer, one.head) for one in found.components]
     intact, doubled = doubled_head(ENCODED[model_type], model, ids[0].tolist(), asked, writer, **inputs)
@@ -206,7 +206,7 @@ def test_a_head_twice_where_streams_are_mixed_by_constants_moves_the_logit_by_it
     """HY-V4's connections written out, with the weights of the intact pass the second time."""
     model, ids = roused_model("hy_v4"), ids_for("hy_v4")[0].tolist()
     layers, kept = model.model.layers, {}
-    found, writer = taken_apart(wrapped(model), ids, AskedLogit(3, 1, 20)), (1, 2)
+    found, writer = taken_apart(wrapped(model), ids, LogitQuery(3, 1, 20)), (1, 2)
     asked = found.asked
 
     def mixed(self, streams_BTNE):
@@ -346,10 +346,10 @@ def test_pairs_by_matrix_products_are_those_by_a_gradient_for_each_number(family
     loaded, ids = wrapped(roused_model(family)), ids_for(family)[0].tolist()
     made = []
     monkeypatch.setattr(parts, "vectors_of", lambda *asked: made.append(vectors_of(*asked)) or made[-1])
-    found = taken_apart(loaded, ids, AskedLogit(3, 1, 20, 17, side="both"))
+    found = taken_apart(loaded, ids, LogitQuery(3, 1, 20, 17, side="both"))
     assert [one is None for one in made] == 2 * [family == "gemma3n_text"]
     monkeypatch.setattr(parts, "vectors_of", lambda *asked: None)
-    expected = taken_apart(loaded, ids, AskedLogit(3, 1, 20, 17, side="both"))
+    expected = taken_apart(loaded, ids, LogitQuery(3, 1, 20, 17, side="both"))
     np.testing.assert_allclose(found.contribution_N, expected.contribution_N, atol=1e-6)
     np.testing.assert_allclose(found.base_N, expected.base_N, atol=1e-6)
 
@@ -381,15 +381,15 @@ def test_the_tokens_of_a_head_sum_to_it_and_are_its_weights_times_what_values_wr
 def test_against_another_key_the_contrast_is_the_difference_of_the_two(demo):
     ids, asked = copied(5)
     other = asked.key - 3
-    keys = [taken_apart(demo, ids, AskedLogit(3, 0, asked.query, key)) for key in (asked.key, other)]
-    found = taken_apart(demo, ids, AskedLogit(3, 0, asked.query, asked.key, other))
+    keys = [taken_apart(demo, ids, LogitQuery(3, 0, asked.query, key)) for key in (asked.key, other)]
+    found = taken_apart(demo, ids, LogitQuery(3, 0, asked.query, asked.key, other))
     np.testing.assert_allclose(found.contrast_N, keys[0].contribution_N - keys[1].contribution_N, atol=1e-5)
     assert found.base == pytest.approx(keys[1].logit)
 
 
 def test_without_a_key_the_one_with_most_weight_is_meant(demo):
     ids, asked = copied(6)
-    found = taken_apart(demo, ids, AskedLogit(3, 0, asked.query))
+    found = taken_apart(demo, ids, LogitQuery(3, 0, asked.query))
     weights_K = spec_of(demo.model, ids, asked).weights(asked.query, asked.query + 1)[0, 0, 0]
     assert found.asked.key == int(weights_K.argmax())
 
@@ -401,7 +401,7 @@ def test_in_random_models_no_component_is_preferred(models):
     for seed in range(models):
         ids = ids_for("llama", seed)[0].tolist()
         model = roused_model("llama") if seed == 0 else redrawn("llama", seed)
-        found.append(taken_apart(wrapped(model), ids, AskedLogit(3, seed % 4, 23, 5 + seed % 11)).contrast_N)
+        found.append(taken_apart(wrapped(model), ids, LogitQuery(3, seed % 4, 23, 5 + seed % 11)).contrast_N)
     contrasts_SN = np.stack(found)[:, :-1]  # Llama's layers have no bias
     z_N = contrasts_SN.mean(0) / (contrasts_SN.std(0, ddof=1) / len(found) ** 0.5)
     assert (np.abs(z_N) < 4).all()
@@ -425,18 +425,18 @@ def test_a_model_is_left_as_it_was(demo):
     ids, asked = copied(0)
     before = logits_of(demo.model, ids, asked)
     hooks = [dict(one._forward_pre_hooks) | dict(one._forward_hooks) for one in demo.model.modules()]
-    taken_apart(demo, ids, AskedLogit(3, 0, asked.query, verify=VERIFIED))
+    taken_apart(demo, ids, LogitQuery(3, 0, asked.query, verify=VERIFIED))
     with pytest.raises(InputError):
-        taken_apart(demo, ids, AskedLogit(3, 0, 5, 9))
+        taken_apart(demo, ids, LogitQuery(3, 0, 5, 9))
     assert [dict(one._forward_pre_hooks) | dict(one._forward_hooks) for one in demo.model.modules()] == hooks
     assert logits_of(demo.model, ids, asked) == before
 
 
 def test_what_cannot_be_asked_is_refused(demo):
     with pytest.raises(InputError, match="query 5 does not see key 9 in this head"):
-        taken_apart(demo, repeated(0), AskedLogit(3, 0, 5, 9))
+        taken_apart(demo, repeated(0), LogitQuery(3, 0, 5, 9))
     with pytest.raises(UsageError, match=r"in bfloat16 the contributions do not sum to the logit; .*float32"):
-        taken_apart(wrapped(in_half(roused_model("llama"))), ids_for("llama")[0].tolist(), AskedLogit(1, 0, 5, 3))
+        taken_apart(wrapped(in_half(roused_model("llama"))), ids_for("llama")[0].tolist(), LogitQuery(1, 0, 5, 3))
 
 
 @pytest.mark.parametrize(("quantize", "dtype"), [("8bit", "float32"), ("4bit", "float32"), ("4bit", "bfloat16")])
@@ -445,7 +445,7 @@ def test_quantized_weights_are_refused(quantize, dtype):
     pytest.importorskip("bitsandbytes")
     with pytest.raises(UsageError, match="quantized weights"):
         taken_apart(
-            load(LoadOptions(device="cpu", quantize=quantize, dtype=dtype)), repeated(0), AskedLogit(3, 0, 5, 3)
+            load(LoadOptions(device="cpu", quantize=quantize, dtype=dtype)), repeated(0), LogitQuery(3, 0, 5, 3)
         )
 
 

@@ -5,9 +5,8 @@ import pytest
 import torch
 
 from attnscope.errors import ModelError, UsageError
-from attnscope.studies.attribution import check_sum, key_parts
-from attnscope.studies.attribution import decompose_logit as parts_of
-from attnscope.studies.attribution_records import LogitQuery as AskedLogit
+from attnscope.studies.attribution import check_sum, decompose_logit, key_parts
+from attnscope.studies.attribution_records import LogitQuery
 from helpers.families import few
 from helpers.parity_models import as_loaded, ids_for, in_half, roused_model
 from helpers.stack_families import ids as stack_ids
@@ -24,12 +23,12 @@ def last_head(loaded):
 
 
 def differences(loaded, ids, found):
-    """How far the parts are from those of `parts_of`, as shares of the sum of |terms|: of keys, and of their mean."""
+    """How far the parts are from those of `decompose_logit`, as shares of the sum of |terms|."""
     errors = []
     for row, query in enumerate(found.queries):
         seen = np.flatnonzero(~np.isnan(found.logit_QK[row])).tolist()
         for key in {seen[0], seen[len(seen) // 2], seen[-1]}:
-            one = parts_of(loaded, ids, AskedLogit(found.layer, found.head, query, key))
+            one = decompose_logit(loaded, ids, LogitQuery(found.layer, found.head, query, key))
             names = [part.name for part in one.components if part.name != "all keys"]  # which sinks compete with
             assert [component.name for component in found.components] == names
             assert (len(seen), found.softcap, found.sinks) == (one.visible, one.softcap, one.sinks)

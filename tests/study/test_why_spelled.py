@@ -9,7 +9,7 @@ Shapes: N component, T token, E model width, D width of a head, P pair of coordi
 import pytest
 import torch
 
-from attnscope.studies.attribution_records import LogitQuery as AskedLogit
+from attnscope.studies.attribution_records import LogitQuery
 from helpers.parity_models import ids_for, roused_model
 from helpers.why_families import taken_apart, wrapped
 
@@ -129,7 +129,7 @@ class Spelled:
 @pytest.mark.parametrize("side", ["key", "query"])
 def test_contributions_are_the_stack_of_head_results_behind_the_unfolded_norm(spelled, side):
     for head in range(spelled.heads):
-        found = taken_apart(wrapped(spelled.model), spelled.ids, AskedLogit(LAYER, head, QUERY, KEY, side=side))
+        found = taken_apart(wrapped(spelled.model), spelled.ids, LogitQuery(LAYER, head, QUERY, KEY, side=side))
         expected_N = spelled.terms(side, head)
         torch.testing.assert_close(torch.from_numpy(found.contribution_N), expected_N, rtol=0, atol=1e-5)
         assert found.logit == pytest.approx(float(expected_N.sum()), abs=1e-5)
@@ -138,6 +138,6 @@ def test_contributions_are_the_stack_of_head_results_behind_the_unfolded_norm(sp
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_stack_with_a_fault_is_another(spelled, fault):
     without = {"gpt2": {"rotation"}, "llama": {"bias"}}.get(spelled.family, set())  # what the family does not have
-    found_N = taken_apart(wrapped(spelled.model), spelled.ids, AskedLogit(LAYER, 1, QUERY, KEY)).contribution_N
+    found_N = taken_apart(wrapped(spelled.model), spelled.ids, LogitQuery(LAYER, 1, QUERY, KEY)).contribution_N
     apart = float((torch.from_numpy(found_N) - spelled.terms("key", 1, fault)).abs().max())
     assert (apart > 1e-3) == (fault not in without)

@@ -13,8 +13,7 @@ import pytest
 
 import attnscope
 from attnscope.export import redraw
-from attnscope.export.redraw import load_run as kept_run
-from attnscope.export.redraw import run_of_folder
+from attnscope.export.redraw import load_run, run_of_folder
 from attnscope.model.loading import DEMO_FOLDER
 from attnscope.observe.request import Request
 from attnscope.viewer.side import Side
@@ -129,8 +128,8 @@ def test_a_run_of_the_version_before_is_read_with_the_same_words(tmp_path, run):
     assert [one["atlas"] for one in before] == [one["atlas"] for one in now]
     assert {one["text_role"] for one in (*before, *plain)} == {"local"}
     assert {(one["role"], one.get("atlas")) for one in plain} == {("local", None)}
-    assert kept_run(old).columns.role.tolist() == kept_run(run).columns.role.tolist()
-    assert set(kept_run(bare).columns.role) == {"local"}
+    assert load_run(old).columns.role.tolist() == load_run(run).columns.role.tolist()
+    assert set(load_run(bare).columns.role) == {"local"}
     viewed(tmp_path, str(old), "--from-tables")
     assert call("relations", "--from", str(old / "manifest.json"), "-q").ok().rows
     refused = call("heads", "--text", SENTENCE, "--out", str(old), "-q")

@@ -118,7 +118,7 @@ def _us() -> int:
 
 
 # What the compiled code depends on.
-SOURCES = ("kernel.py", "panel_rows.py", "vectors.py", "shapes.py", "object_code.py")
+SOURCES = ("kernel.py", "vectors.py", "layout.py", "cache.py")
 SWITCHED_OFF = (
     "the engine numba needs Numba's compiler, and NUMBA_DISABLE_JIT switches it off",
     "unset it, or use {engine=tiles}",

@@ -24,8 +24,7 @@ from attnscope.model.selection import DECODER
 from attnscope.observe.collector import Answers, Collected, Collector, OfMasks, on_host
 from attnscope.observe.layers import Layer, LayerKey, PerLayer, View
 from attnscope.observe.records import HeadColumns, Score
-from attnscope.observe.request import Request
-from attnscope.observe.request import TextInputs as Asked
+from attnscope.observe.request import Request, TextInputs
 
 RELATION = ("relation_weight", "relation_query", "relation_key")
 
@@ -181,7 +180,7 @@ class HeadCollector(Collector):
     of_heads = True
 
     @classmethod
-    def of(cls, texts: Sequence[Asked], request: Request) -> HeadCollector:
+    def of(cls, texts: Sequence[TextInputs], request: Request) -> HeadCollector:
         """The metrics that are asked for, those of an answer where a text has one, mass where keys were chosen."""
         always = [name for name in request.metrics if name not in LOOKBACKS and name != MASS.id]
         lookbacks = LOOKBACKS if always and any(text.prompt.answer is not None for text in texts) else ()
@@ -195,7 +194,7 @@ class HeadCollector(Collector):
         scores, relation = self.scores.collect(layer, answers), self.relation.collect(layer, answers)
         return LayerHeads(layer.keys, scores, relation, self.top.collect(layer, answers))
 
-    def of_texts(self, collected: Collected, texts: Sequence[Asked]) -> list[TextHeads]:
+    def of_texts(self, collected: Collected, texts: Sequence[TextInputs]) -> list[TextHeads]:
         layers: list[LayerHeads] = list(collected.values())
         columns, supports = columns_of_texts(layers, len(texts), self.top.view), _supports(layers)
         most_keys = max(len(text.looked_at) for text in texts)

@@ -20,8 +20,7 @@ from attnscope.metrics.binned import MAP_SIDE, Cells
 from attnscope.observe.collector import Answers, Collected, Collector, OfMasks, group_mass, group_question
 from attnscope.observe.layers import Layer, LayerKey, PerLayer, View
 from attnscope.observe.records import LayerMaps, Matrices
-from attnscope.observe.request import Request, nothing_named
-from attnscope.observe.request import TextInputs as Asked
+from attnscope.observe.request import Request, TextInputs, nothing_named
 from attnscope.utils.memory import BLOCK_BYTES
 
 
@@ -42,7 +41,7 @@ class MapCollector(Collector):
     name = "maps"
 
     @classmethod
-    def of(cls, texts: Sequence[Asked], request: Request) -> MapCollector | None:
+    def of(cls, texts: Sequence[TextInputs], request: Request) -> MapCollector | None:
         """The maps of one text, or of several that are drawn whole; none where none has anything of what is named."""
         if nothing_named(texts):
             return None
@@ -114,7 +113,7 @@ class Maps(MapCollector):
         shown_HQK = values_HQK.masked_fill(hidden, torch.nan).cpu().numpy()
         return KeptMap(heads, shown_HQK, self._mean_of_key0(layer, heads, answers) if self._key0_apart else None)
 
-    def of_texts(self, collected: Collected, texts: Sequence[Asked]) -> list[LayerMaps]:
+    def of_texts(self, collected: Collected, texts: Sequence[TextInputs]) -> list[LayerMaps]:
         return [layer_maps(self, collected)]
 
     def cut(self, values_HQK: np.ndarray) -> np.ndarray:
@@ -227,14 +226,14 @@ class WholeMaps(MapCollector):
             parts.append(shown.masked_fill(torch.isneginf(shown), torch.nan))
         return WholeMap(heads, torch.cat(parts, 2).cpu().numpy()) if parts else None
 
-    def of_texts(self, collected: Mapping[LayerKey, WholeMap], texts: Sequence[Asked]) -> list[LayerMaps]:
+    def of_texts(self, collected: Mapping[LayerKey, WholeMap], texts: Sequence[TextInputs]) -> list[LayerMaps]:
         return [
             layer_maps(maps, {key: KeptMap(one.heads, maps.cut(one.values[row])) for key, one in collected.items()})
             for row, maps in enumerate(self.maps)
         ]
 
 
-def drawn_whole(text: Asked, request: Request) -> bool:
+def drawn_whole(text: TextInputs, request: Request) -> bool:
     """Whether nothing of a text's maps is binned, so that it may be read beside others."""
     return max(len(text.prompt), len(text.looked_at)) <= request.map_side
 
@@ -248,7 +247,7 @@ class MatrixCollector(Collector):
     name = "weights"
 
     @classmethod
-    def of(cls, texts: Sequence[Asked], request: Request) -> MatrixCollector:
+    def of(cls, texts: Sequence[TextInputs], request: Request) -> MatrixCollector:
         """The matrices of the heads that the request names."""
         return cls(request.view_of(request.weights))
 
@@ -265,5 +264,5 @@ class MatrixCollector(Collector):
             weights = weights.masked_fill(~layer.texts.has_query_T.cpu()[:, None], 0)
         return Matrices(heads, weights)
 
-    def of_text(self, collected: Matrices, row: int, text: Asked) -> Matrices:
+    def of_text(self, collected: Matrices, row: int, text: TextInputs) -> Matrices:
         return Matrices(collected.heads, collected.weights[row, :, : len(text.prompt), : len(text.looked_at)])

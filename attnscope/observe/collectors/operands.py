@@ -16,8 +16,7 @@ from attnscope.attention.spec import AttentionSpec
 from attnscope.observe.collector import Answers, Collector
 from attnscope.observe.layers import Layer, View
 from attnscope.observe.records import KeptOperands
-from attnscope.observe.request import Request
-from attnscope.observe.request import TextInputs as Asked
+from attnscope.observe.request import Request, TextInputs
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,7 @@ class OperandCollector(Collector):
     name = "operands"
 
     @classmethod
-    def of(cls, texts: Sequence[Asked], request: Request) -> OperandCollector:
+    def of(cls, texts: Sequence[TextInputs], request: Request) -> OperandCollector:
         """q, k and v of the heads that the request names."""
         return cls(request.view_of(request.operands))
 
@@ -53,7 +52,7 @@ class OperandCollector(Collector):
             None if spec.sinks is None else spec.sinks[0, heads, 0].float().cpu(),
         )
 
-    def of_text(self, collected: KeptOperands, row: int, text: Asked) -> KeptOperands:
+    def of_text(self, collected: KeptOperands, row: int, text: TextInputs) -> KeptOperands:
         """Those of one text; its batch of one stays."""
         queries, keys, bias = len(text.prompt), len(text.looked_at), collected.bias_BHTT
         counts = {"q_BHTD": queries, "k_BHTD": keys, "v_BHTV": keys}

@@ -18,8 +18,7 @@ from attnscope.attention.rows import inside, join, strongest
 from attnscope.observe.collector import Answers, Collector, group_mass, group_question, groups_of
 from attnscope.observe.layers import Layer, View
 from attnscope.observe.records import KeptKeys
-from attnscope.observe.request import Request, nothing_named
-from attnscope.observe.request import TextInputs as Asked
+from attnscope.observe.request import Request, TextInputs, nothing_named
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,7 @@ class TopKeys(Collector):
     name = "relations"
 
     @classmethod
-    def of(cls, texts: Sequence[Asked], request: Request) -> TopKeys:
+    def of(cls, texts: Sequence[TextInputs], request: Request) -> TopKeys:
         """The strongest keys of all queries, or of those that are asked about; none where no text has what is named."""
         view = replace(request.view, heads={}) if nothing_named(texts) else request.view
         groups = None
@@ -67,7 +66,7 @@ class TopKeys(Collector):
         heads = self.view.kept(layer)
         return self._kept(layer, answers, heads) if heads else None
 
-    def of_text(self, collected: Sequence[KeptKeys], row: int, text: Asked) -> KeptKeys:
+    def of_text(self, collected: Sequence[KeptKeys], row: int, text: TextInputs) -> KeptKeys:
         return collected[row]
 
     def _kept(self, layer: Layer, answers: Answers, heads: list[int]) -> list[KeptKeys]:

@@ -24,8 +24,7 @@ from attnscope.metrics.binned import MAP_SIDE
 from attnscope.observe.collector import Answers, Collected, Collector, groups_of, units_of
 from attnscope.observe.layers import Layer
 from attnscope.observe.records import Rollout
-from attnscope.observe.request import Request
-from attnscope.observe.request import TextInputs as Asked
+from attnscope.observe.request import Request, TextInputs
 from attnscope.utils.memory import free_memory, human_bytes
 
 
@@ -46,7 +45,7 @@ class RolloutCollector(Collector):
     in_order = True
 
     @classmethod
-    def of(cls, texts: Sequence[Asked], request: Request) -> RolloutCollector:
+    def of(cls, texts: Sequence[TextInputs], request: Request) -> RolloutCollector:
         """The rollout of the units that the request names."""
         assert request.rollout is not None
         return cls(groups_of([text.prompt for text in texts], request.rollout), request.rollout)
@@ -67,7 +66,7 @@ class RolloutCollector(Collector):
         self._share_BTG = (mixed_BTG + self._share_BTG) / (sum_BQ1 + 1)
         self.layers.append(layer.key.layer)
 
-    def of_texts(self, collected: Collected, texts: Sequence[Asked]) -> list[Rollout]:
+    def of_texts(self, collected: Collected, texts: Sequence[TextInputs]) -> list[Rollout]:
         return [self.rolled(row, units_of(text.prompt, self.group)) for row, text in enumerate(texts)]
 
     def rolled(self, row: int, units: Sequence[Span]) -> Rollout:

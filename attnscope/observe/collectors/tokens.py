@@ -20,8 +20,7 @@ from attnscope.attention.questions import Features, Question, Received
 from attnscope.observe.collector import Answers, Collector, OfMasks, marked
 from attnscope.observe.layers import Layer, View
 from attnscope.observe.records import SpanPairs, TokenWeights
-from attnscope.observe.request import Request, nothing_named
-from attnscope.observe.request import TextInputs as Asked
+from attnscope.observe.request import Request, TextInputs, nothing_named
 
 HIDDEN = 1e-12  # below what uniform attention gives any token that is seen: 1 / (queries x keys)
 
@@ -41,7 +40,7 @@ class TokenCollector(Collector):
     name = "per_token"
 
     @classmethod
-    def of(cls, texts: Sequence[Asked], request: Request) -> TokenCollector | None:
+    def of(cls, texts: Sequence[TextInputs], request: Request) -> TokenCollector | None:
         """What every token has to do with those that are named; none where no text has what is named.
 
         Asked is its mean weight as a key of the chosen queries, or its mass on the chosen keys where keys alone are.
@@ -72,7 +71,7 @@ class TokenCollector(Collector):
             hidden_BHT |= ~layer.texts.has_query_T
         return TokenWeights(heads, *(part.masked_fill(hidden_BHT, torch.nan) for part in (weight_BHT, uniform_BHT)))
 
-    def of_text(self, collected: TokenWeights, row: int, text: Asked) -> TokenWeights:
+    def of_text(self, collected: TokenWeights, row: int, text: TextInputs) -> TokenWeights:
         count = len(text.prompt if text.chosen.keys_alone else text.looked_at)
         return TokenWeights(collected.heads, collected.weight[row, :, :count], collected.uniform[row, :, :count])
 
@@ -103,7 +102,7 @@ class SpanCollector(Collector):
     name = "spans"
 
     @classmethod
-    def of(cls, texts: Sequence[Asked], request: Request) -> SpanCollector:
+    def of(cls, texts: Sequence[TextInputs], request: Request) -> SpanCollector:
         """The mass of every pair of the spans that the request names."""
         keys_BTS = None if texts[0].keys is None else _spans(texts, request.spans, of_keys=True)
         return cls(_spans(texts, request.spans), request.view, keys_BTS)
@@ -129,7 +128,7 @@ class SpanCollector(Collector):
             pairs = (layer.per_kv_head(pair.contiguous()) for pair in pairs)
         return SpanPairs(heads, *(pair[:, heads] for pair in pairs))
 
-    def of_text(self, collected: SpanPairs, row: int, text: Asked) -> SpanPairs:
+    def of_text(self, collected: SpanPairs, row: int, text: TextInputs) -> SpanPairs:
         return SpanPairs(collected.heads, collected.mass[row], collected.uniform[row])
 
     def _here(self, layer: Layer) -> Features:
@@ -149,7 +148,7 @@ class SpanCollector(Collector):
         return sums_BHSS / (query_BSQ @ sees_BHQS.double())
 
 
-def _spans(texts: Sequence[Asked], names: Sequence[str], of_keys: bool = False) -> Tensor:
+def _spans(texts: Sequence[TextInputs], names: Sequence[str], of_keys: bool = False) -> Tensor:
     """True on the tokens of each text's spans, (B, T, S)."""
     longest = max(len(text.looked_at if of_keys else text.prompt) for text in texts)
     spans = [(text.chosen.key_spans if of_keys else text.chosen.spans) or {} for text in texts]

@@ -1,0 +1,22 @@
+"""`attnscope sentences`: how a text is cut into sentences."""
+
+from __future__ import annotations
+
+from attnscope.cli import output
+from attnscope.cli.config import with_options
+from attnscope.cli.options import ModelText, Printing
+
+EXAMPLES = ('attnscope sentences --text "The bank. The river."',)
+
+
+@with_options(ModelText, Printing)
+def sentences(text: ModelText, printing: Printing) -> int:
+    """The sentences of a text, one a row."""
+    from attnscope.cli.single import prepared, read_text
+    from attnscope.utils.tables import as_table
+
+    format = output.wanted_format(printing.format)
+    spans = prepared(text, printing, read_text(text, printing)).prompt.sentences
+    columns = {"first": [span.start for span in spans], "sentence": [span.name for span in spans]}
+    output.emit(as_table(columns), format, lambda: "\n".join(columns["sentence"]))
+    return 0
