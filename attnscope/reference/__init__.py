@@ -2,12 +2,12 @@
 
 attention.py    weights and output, matrix form        naive.py      the same with loops, float64
 masks.py        causal, padding, window, chunks        multihead.py  the layer that learns
-rotary.py, frequencies.py, alibi.py, relative.py    positions        norms.py      norms of q and k
-latent.py       multi-head latent attention
-reader.py       a layer of a real model, recomputed from its raw weights: given.py (what it works from),
-                layout.py, layouts.py (where things are), splits.py (heads) and rules.py (scales, gates)
+positions.py    rotary, its frequencies, ALiBi, relative positions
+projections.py  what the oracle is given, how projections become heads, norms, multi-head latent attention
+layouts.py      which family builds its attention how
+reader.py       a layer of a real model, recomputed from its raw weights
 
-The first four rows are also a textbook: some (`packed_mask`, `key_padding_mask`, `additive_mask`,
+The first four files, positions and norms are also a textbook: some (`packed_mask`, `key_padding_mask`, `additive_mask`,
 `l2_norm`, `MultiHeadAttention`) serve no layer that the reader reads. Tests hold each against torch or transformers.
 """
 

@@ -207,6 +207,15 @@ def softmax(logits_HQK: Tensor, sinks_H: Tensor | None = None) -> Tensor:
     return torch.softmax(logits_HQK.masked_fill(empty_HQ1, 0.0), dim=-1).masked_fill(empty_HQ1, 0.0)
 
 
+def split_heads(x_TM: Tensor, n_heads: int) -> Tensor:
+    """Heads side by side (..., T, H * D) as (..., H, T, D).
+
+    >>> split_heads(torch.zeros(9, 8), n_heads=2).shape
+    torch.Size([2, 9, 4])
+    """
+    return x_TM.unflatten(-1, (n_heads, -1)).transpose(-3, -2)
+
+
 def _matmul_by_group(a_HQM: Tensor, b_GMN: Tensor) -> Tensor:
     """a @ b, where the H / G query heads of a group share one b: their queries are stacked, b isn't repeated."""
     if min(a_HQM.dim(), b_GMN.dim()) == 2 or a_HQM.shape[-3] == b_GMN.shape[-3]:

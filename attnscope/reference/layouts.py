@@ -1,11 +1,8 @@
-"""Which family lays out its attention how: each as a row that says how it differs from one of a few `layout.Layout`s.
+"""How one attention layer is built, in words: the `Layout` of each family, and the few that most families share.
 
-`reader.py` reads a layer by its layout. Families as of transformers 5.23.
-
-How one attention layer is built, in words: the `Layout` of a family, and the few that most families share.
-
-The names in a layout are those of the attention module's own parameters, and of the rules in `rules.py` and
-`splits.py`; `layouts.py` says which family has which.
+Each family is a row that says how it differs from one of these. `reader.py` reads a layer by its layout. The names in a
+layout are those of the attention module's own parameters, and of the rules in `reader.py` and `projections.py`.
+Families as of transformers 5.23.
 """
 
 from __future__ import annotations
@@ -19,27 +16,27 @@ from typing import Any
 class Layout:
     """One way to build an attention layer.
 
-    split: how projections become heads (`splits.SPLITS`). q, k, v: the separate projections; fused: the fused one;
+    split: how projections become heads (`projections.SPLITS`). q, k, v: the separate projections; fused: the fused one;
     out: the projection after the heads, "" where the module returns the heads side by side. transposed: matrices are
     kept (in, out), as GPT-2's Conv1D does. clip: where the config says at what size q, k and v are clamped.
 
     norm: "rms" or "layer", of the parameters q_norm, k_norm, v_norm, wherever the module has them (v_norm: "*" is a
     norm without weights); norm_at: "heads", "whole" (before the split) or "rotated"; norm_on: which layers
-    (`rules.NORM_ON`); offset is added to the weight; eps: a number, or the config's name for it.
+    (`reader.NORM_ON`); offset is added to the weight; eps: a number, or the config's name for it.
 
     rotary: "half", "interleaved", "deinterleaved" or "" (none); part: which dims turn; reverse: the other way;
-    rotary_on: which layers turn (`rules.ROTARY_ON`); base: the rotary base of families whose config has none. axes:
-    which pair turns by which axis, where tokens have positions on several (`rules.AXES`).
-    alibi: "" or a rule of `rules.ALIBI`. table: the parameter with a bias for every bucket of distances, of the stack's
+    rotary_on: which layers turn (`reader.ROTARY_ON`); base: the rotary base of families whose config has none. axes:
+    which pair turns by which axis, where tokens have positions on several (`reader.AXES`).
+    alibi: "" or one of `reader.ALIBI`. table: the parameter with a bias for every bucket of distances, of the stack's
     first layer where a layer has none of its own.
 
-    scale, query_factor, key_factor, value_factor: rules of `rules.SCALES`, `rules.QUERY_FACTORS`, `rules.FACTORS`.
+    scale, query_factor, key_factor, value_factor: rules of `reader.SCALES`, `reader.QUERY_FACTORS`, `reader.FACTORS`.
     softcap: the config's name for it. sinks: the parameter's name; sinks_in_weights: whether the model's weights are
     after the sink took its share. window: whether the layer's type limits the keys; block_in_window: whether also those
     of a block whose tokens see each other.
-    gate: what is done to the heads before the output projection (`rules.GATES`). residual: the argument that the module
-    adds to its output; out_norm: the layer norm of that sum. caveat: where transformers is known to compute something
-    else than this.
+    gate: what is done to the heads before the output projection (`reader.GATES`). residual: the argument that the
+    module adds to its output; out_norm: the layer norm of that sum. caveat: where transformers is known to compute
+    something else than this.
 
     >>> replace(SEPARATE, rotary="interleaved", softcap="attn_logit_softcapping").text
     'separate, rotary interleaved, soft-cap'
@@ -155,10 +152,7 @@ _LISTS: tuple[tuple[Layout, str], ...] = (
     (CONCAT, "phi3 phi4_multimodal"),
     (CONV1D, "gpt2 openai-gpt"),
     (PER_HEAD, "gpt_neox gpt_neox_japanese"),
-    (
-        replace(PER_HEAD, norm="layer", q_norm="q_layernorm", k_norm="k_layernorm", eps="layer_norm_eps"),
-        "persimmon",
-    ),
+    (replace(PER_HEAD, norm="layer", q_norm="q_layernorm", k_norm="k_layernorm", eps="layer_norm_eps"), "persimmon"),
     (LATENT, "axk1 deepseek_v3 glm4_moe_lite youtu"),
     (GATED, "qwen3_next qwen3_5_moe_text qwen3_5_text"),
     (replace(SEPARATE, rotary="interleaved"), "ernie4_5 ernie4_5_moe glm glm4"),
@@ -166,10 +160,7 @@ _LISTS: tuple[tuple[Layout, str], ...] = (
     (replace(SEPARATE, scale="attention_multiplier"), "granite granitemoe granitemoeshared hyperclovax"),
     (replace(SEPARATE, scale="query_pre_attn_scalar", softcap="attn_logit_softcapping"), "gemma2 vaultgemma"),
     (replace(HEAD_NORM, offset=1.0, scale="query_pre_attn_scalar", block_in_window=True), "gemma3_text"),
-    (
-        replace(HEAD_NORM, scale="one", v_norm="*"),
-        "gemma3n_text gemma4_text gemma4_unified_text",
-    ),
+    (replace(HEAD_NORM, scale="one", v_norm="*"), "gemma3n_text gemma4_text gemma4_unified_text"),
     (replace(HEAD_NORM, rotary_on="sliding_or_no_window"), "exaone4 exaone_moe kolibri1"),
     (
         replace(SEPARATE, scale="attention_multiplier", sinks="sinks", sinks_in_weights=False),
@@ -193,10 +184,7 @@ _LISTS: tuple[tuple[Layout, str], ...] = (
         ),
         "llama4_text",
     ),
-    (
-        replace(SEPARATE, rotary="interleaved", norm="layer", eps="layer_norm_eps"),
-        "cohere",
-    ),
+    (replace(SEPARATE, rotary="interleaved", norm="layer", eps="layer_norm_eps"), "cohere"),
 )
 
 FAMILIES: Mapping[str, Layout] = {

@@ -5,20 +5,17 @@ A mask is a rule over positions, so a cache is no special case: the queries' pos
     query_Q, key_K = positions(n_queries=1, n_keys=9)      # one new token after eight cached ones
     mask_QK = causal_mask(query_Q, key_K) & sliding_window_mask(query_Q, key_K, window=4)
 
-Shapes: B text, Q query, K key, T token. Positions (Q,) and (K,) give (Q, K); positions (B, Q) and (B, K) give
+Shapes: B text, Q query, K key, T token, A axis. Positions (Q,) and (K,) give (Q, K); positions (B, Q) and (B, K) give
 (B, Q, K), which needs `.unsqueeze(1)` to broadcast over heads.
 
-Which tokens of a text with pictures see each other, also those ahead, by what a family says with their types.
-
-Where the patches of a picture are: their rows and columns, the windows of a tower, and positions next to text.
+Pictures: which tokens of a text with pictures see each other, also those ahead, by what a family says with their types;
+and where patches are, by their rows and columns, the windows of a tower, and positions next to text.
 
 A tower that merges patches reads them in square blocks, one block after the other, each row by row (Wang et al. 2024,
 "Qwen2-VL", section 2.1); one that attends in windows reads window by window (Bai et al. 2025, "Qwen2.5-VL", 2.1.1).
-
-Shapes: T token, A axis.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 
 import torch
@@ -196,18 +193,15 @@ def mixed_positions(image_T: Sequence[bool], grids: Sequence[tuple[int, int]]) -
             [0, 1, 1, 3],
             [0, 1, 2, 3]])
     """
-    return torch.cat(list(_runs(image_T, iter(grids))), dim=1)
-
-
-def _runs(image_T: Sequence[bool], grids: Iterator[tuple[int, int]]) -> Iterator[Tensor]:
-    start = 0
+    runs, of_pictures, start = [], iter(grids), 0
     for image, run in groupby(image_T):
         if image:
-            rows, columns = next(grids)
+            rows, columns = next(of_pictures)
             place_2T = grid_positions(rows, columns)
-            yield start + torch.cat([torch.zeros_like(place_2T[:1]), place_2T])
+            runs.append(start + torch.cat([torch.zeros_like(place_2T[:1]), place_2T]))
             start += max(rows, columns)
         else:
             count = len(list(run))
-            yield start + torch.arange(count).expand(3, -1)
+            runs.append(start + torch.arange(count).expand(3, -1))
             start += count
+    return torch.cat(runs, dim=1)

@@ -7,7 +7,7 @@ Shapes: H query head, G kv head, Q query, K key, D width of a head's q and k, V 
 
 from torch import Tensor, nn
 
-from attnscope.reference.attention import attention_output, attention_weights
+from attnscope.reference.attention import attention_output, attention_weights, split_heads
 
 
 class MultiHeadAttention(nn.Module):
@@ -85,17 +85,13 @@ class MultiHeadAttention(nn.Module):
 
         >>> output, weights_HQK = attn(x, x, x, causal_mask(*positions(5)))
         """
-        q_HQD = _split_heads(self.W_Q(query_QE), self.n_heads)
-        k_GKD = _split_heads(self.W_K(key_KE), self.n_kv_heads)
-        v_GKV = _split_heads(self.W_V(value_KE), self.n_kv_heads)
+        q_HQD = split_heads(self.W_Q(query_QE), self.n_heads)
+        k_GKD = split_heads(self.W_K(key_KE), self.n_kv_heads)
+        v_GKV = split_heads(self.W_V(value_KE), self.n_kv_heads)
         weights_HQK = attention_weights(q_HQD, k_GKD, mask=mask)
         dropout = self.dropout if self.training else 0.0
         heads_QE = attention_output(weights_HQK, v_GKV, dropout=dropout).transpose(-3, -2).flatten(-2)
         return (heads_QE if self.W_O is None else self.W_O(heads_QE)), weights_HQK
-
-
-def _split_heads(x_TE: Tensor, n_heads: int) -> Tensor:
-    return x_TE.unflatten(-1, (n_heads, -1)).transpose(-3, -2)
 
 
 def _at_least_one(**sizes: int) -> None:

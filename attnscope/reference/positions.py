@@ -1,10 +1,11 @@
-"""Rotary positions: q and k are turned by an angle that grows with their position, so q . k knows their distance.
+"""Positions of tokens, in the forms that models give them to attention: rotary, ALiBi, and a learned table.
+
+Rotary: q and k are turned by an angle that grows with their position, so q . k knows their distance.
 
     (a, b) -> (a cos t - b sin t, b cos t + a sin t),   t = position * inv_freq_m
                                                         Su et al. 2021, "RoFormer", equations 15 and 34
 
-One pair of dims per frequency; `frequencies.py` says how fast each turns. Families differ in which dims make a pair,
-and in how many dims turn at all.
+One pair of dims per frequency. Families differ in which dims make a pair, and in how many dims turn at all.
 
 How fast each pair of dims turns: inverse frequencies (M,), and what a longer context makes of them.
 
@@ -18,7 +19,7 @@ ALiBi: no position vectors, but a penalty that grows with distance (Press et al.
 
     logits_HQK = scale * q k^T - slope_H * (query - key)
 
-Relative positions by a learned table: a bias for every bucket of distances and head (Raffel et al. 2020, "T5").
+A learned table: a bias for every bucket of distances and head (Raffel et al. 2020, "T5").
 
     logits_HQK = scale * q k^T + table[bucket(key - query), head]
 
@@ -28,13 +29,14 @@ Shapes: T token, A axis, D width of q or k, M pairs that turn (2 M <= D), H head
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 LAYOUTS = ("half", "interleaved", "deinterleaved")
+KINDS = ("default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional")
 
 
 def cos_sin(positions_T: Tensor, inv_freq_M: Tensor, scaling: float = 1.0) -> tuple[Tensor, Tensor]:
@@ -78,31 +80,21 @@ def apply_rotary(
     tensor([[-0., 1., 7.]])
     """
     width = 2 * cos_TM.shape[-1]
-    _check(x_TD, width, layout, part)
-    cos_TM, sin_TM = (t.unsqueeze(-3) if t.dim() == 3 else t for t in (cos_TM, sin_TM))
-    turned, unturned = (x_TD[..., :width], x_TD[..., width:]) if part == "first" else _last(x_TD, width)
-    turned = _turn(turned, cos_TM, -sin_TM if reverse else sin_TM, layout).to(x_TD.dtype)
-    return torch.cat([turned, unturned] if part == "first" else [unturned, turned], dim=-1)
-
-
-def _turn(x_TD: Tensor, cos_TM: Tensor, sin_TM: Tensor, layout: str) -> Tensor:
-    a_TM, b_TM = x_TD.chunk(2, dim=-1) if layout == "half" else (x_TD[..., 0::2], x_TD[..., 1::2])
-    pair = (a_TM * cos_TM - b_TM * sin_TM, b_TM * cos_TM + a_TM * sin_TM)
-    return torch.stack(pair, dim=-1).flatten(-2) if layout == "interleaved" else torch.cat(pair, dim=-1)
-
-
-def _last(x_TD: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    unturned = x_TD.shape[-1] - width
-    return x_TD[..., unturned:], x_TD[..., :unturned]
-
-
-def _check(x_TD: Tensor, width: int, layout: str, part: str) -> None:
     if layout not in LAYOUTS:
         raise ValueError(f"expected a layout out of {', '.join(LAYOUTS)}, got {layout!r}")
     if part not in ("first", "last"):
         raise ValueError(f"expected part to be first or last, got {part!r}")
     if width > x_TD.shape[-1]:
         raise ValueError(f"expected at most {x_TD.shape[-1]} dims to turn, got {width}")
+    # Texts with positions of their own have angles of their own, which are those of all heads.
+    cos_TM, sin_TM = (t.unsqueeze(-3) if t.dim() == 3 else t for t in (cos_TM, sin_TM))
+    sin_TM = -sin_TM if reverse else sin_TM
+    start = 0 if part == "first" else x_TD.shape[-1] - width
+    before, turned, after = x_TD.split([start, width, x_TD.shape[-1] - start - width], dim=-1)
+    a_TM, b_TM = turned.chunk(2, dim=-1) if layout == "half" else (turned[..., 0::2], turned[..., 1::2])
+    pair = (a_TM * cos_TM - b_TM * sin_TM, b_TM * cos_TM + a_TM * sin_TM)
+    turned = torch.stack(pair, dim=-1).flatten(-2) if layout == "interleaved" else torch.cat(pair, dim=-1)
+    return torch.cat([before, turned.to(x_TD.dtype), after], dim=-1)
 
 
 def inverse_frequencies(
@@ -120,7 +112,55 @@ def inverse_frequencies(
     kind = rope.get("rope_type", "default")
     if kind not in KINDS:
         raise ValueError(f"expected a rope_type out of {', '.join(KINDS)}, got {kind!r}")
-    return KINDS[kind](rope, dim, max_position, seq_len)
+
+    def longest() -> int:
+        if max_position is None:
+            raise ValueError(f"expected max_position for rope_type {kind!r}, got None")
+        return max_position
+
+    def stretch() -> float:
+        factor = rope.get("factor")
+        return longest() / rope["original_max_position_embeddings"] if factor is None else factor
+
+    # Types that leave q and k as long as they are: their factor is 1.
+    base = rope["rope_theta"]
+    if kind == "default":
+        return default_frequencies(dim, base), 1.0
+    if kind == "linear":  # positions divided by factor (Chen et al. 2023, "Position Interpolation", equation 3)
+        return default_frequencies(dim, base) / rope["factor"], 1.0
+    if kind == "dynamic":
+        return default_frequencies(dim, dynamic_base(dim, base, rope["factor"], longest(), seq_len)), 1.0
+    if kind == "proportional":
+        share, factor = rope.get("partial_rotary_factor", 1.0), rope.get("factor", 1.0)
+        return proportional_frequencies(dim, base, proportion=share, factor=factor), 1.0
+    original = rope["original_max_position_embeddings"]
+    if kind == "llama3":
+        entries = {name: rope[name] for name in ("factor", "low_freq_factor", "high_freq_factor")}
+        return llama3_frequencies(dim, base, **entries, original_max_position=original), 1.0
+
+    # The others make q and k longer, by what the config says or, where it does not, by the source's rule.
+    scaling = rope.get("attention_factor")
+    if kind == "longrope":
+        if scaling is None:  # Ding et al. 2024, section 3.3: sqrt(1 + ln(factor) / ln(original context))
+            factor = stretch()
+            scaling = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
+        factors = rope["long_factor"] if (seq_len or 0) > original else rope["short_factor"]
+        return longrope_frequencies(dim, base, factors), scaling
+    factor, mscale, all_dim = stretch(), rope.get("mscale"), rope.get("mscale_all_dim")
+    inv_freq_M = yarn_frequencies(
+        dim,
+        base,
+        factor=factor,
+        original_max_position=original,
+        beta_fast=rope.get("beta_fast") or 32.0,
+        beta_slow=rope.get("beta_slow") or 1.0,
+        truncate=rope.get("truncate", True),
+    )
+    if scaling is None:
+        scaling = yarn_mscale(factor)
+        if mscale and all_dim:  # DeepSeek takes all_dim's part out of q and k again, into the softmax scale
+            scaling = yarn_mscale(factor, mscale) / yarn_mscale(factor, all_dim)
+    return inv_freq_M, scaling
 
 
 def default_frequencies(dim: int, base: float = 10000.0) -> Tensor:
@@ -226,87 +266,6 @@ def proportional_frequencies(dim: int, base: float, *, proportion: float = 1.0, 
     return inv_freq_M / factor
 
 
-def _default(rope: Mapping[str, Any], dim: int, max_position: int | None, seq_len: int | None) -> tuple[Tensor, float]:
-    return default_frequencies(dim, rope["rope_theta"]), 1.0
-
-
-def _linear(rope: Mapping[str, Any], dim: int, max_position: int | None, seq_len: int | None) -> tuple[Tensor, float]:
-    # positions divided by factor (Chen et al. 2023, "Position Interpolation", equation 3), said of the frequencies
-    return default_frequencies(dim, rope["rope_theta"]) / rope["factor"], 1.0
-
-
-def _dynamic(rope: Mapping[str, Any], dim: int, max_position: int | None, seq_len: int | None) -> tuple[Tensor, float]:
-    longest = _needed(max_position, "dynamic")
-    return default_frequencies(dim, dynamic_base(dim, rope["rope_theta"], rope["factor"], longest, seq_len)), 1.0
-
-
-def _yarn(rope: Mapping[str, Any], dim: int, max_position: int | None, seq_len: int | None) -> tuple[Tensor, float]:
-    factor, original = _stretch(rope, max_position), rope["original_max_position_embeddings"]
-    inv_freq_M = yarn_frequencies(
-        dim,
-        rope["rope_theta"],
-        factor=factor,
-        original_max_position=original,
-        beta_fast=rope.get("beta_fast") or 32.0,
-        beta_slow=rope.get("beta_slow") or 1.0,
-        truncate=rope.get("truncate", True),
-    )
-    scaling, mscale, all_dim = (rope.get(name) for name in ("attention_factor", "mscale", "mscale_all_dim"))
-    if scaling is None:
-        scaling = yarn_mscale(factor)
-        if mscale and all_dim:  # DeepSeek takes all_dim's part out of q and k again, into the softmax scale
-            scaling = yarn_mscale(factor, mscale) / yarn_mscale(factor, all_dim)
-    return inv_freq_M, scaling
-
-
-def _longrope(rope: Mapping[str, Any], dim: int, max_position: int | None, seq_len: int | None) -> tuple[Tensor, float]:
-    original = rope["original_max_position_embeddings"]
-    factors = rope["long_factor"] if (seq_len or 0) > original else rope["short_factor"]
-    scaling = rope.get("attention_factor")
-    if scaling is None:
-        # Ding et al. 2024, section 3.3: sqrt(1 + ln(factor) / ln(original context))
-        factor = _stretch(rope, max_position)
-        scaling = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
-    return longrope_frequencies(dim, rope["rope_theta"], factors), scaling
-
-
-def _llama3(rope: Mapping[str, Any], dim: int, max_position: int | None, seq_len: int | None) -> tuple[Tensor, float]:
-    names = ("factor", "low_freq_factor", "high_freq_factor")
-    original = rope["original_max_position_embeddings"]
-    entries = {name: rope[name] for name in names}
-    return llama3_frequencies(dim, rope["rope_theta"], **entries, original_max_position=original), 1.0
-
-
-def _proportional(
-    rope: Mapping[str, Any], dim: int, max_position: int | None, seq_len: int | None
-) -> tuple[Tensor, float]:
-    share, factor = rope.get("partial_rotary_factor", 1.0), rope.get("factor", 1.0)
-    return proportional_frequencies(dim, rope["rope_theta"], proportion=share, factor=factor), 1.0
-
-
-def _stretch(rope: Mapping[str, Any], max_position: int | None) -> float:
-    if rope.get("factor") is not None:
-        return rope["factor"]
-    return _needed(max_position, rope["rope_type"]) / rope["original_max_position_embeddings"]
-
-
-def _needed(max_position: int | None, kind: str) -> int:
-    if max_position is None:
-        raise ValueError(f"expected max_position for rope_type {kind!r}, got None")
-    return max_position
-
-
-KINDS: dict[str, Callable[..., tuple[Tensor, float]]] = {
-    "default": _default,
-    "linear": _linear,
-    "dynamic": _dynamic,
-    "yarn": _yarn,
-    "longrope": _longrope,
-    "llama3": _llama3,
-    "proportional": _proportional,
-}
-
-
 def alibi_slopes(n_heads: int, max_bias: float = 8.0) -> Tensor:
     """The slopes (H,): 2^(-8/n), 2^(-16/n), ... 2^-8 for n heads, n a power of 2 (section 3; BLOOM, Falcon, MPT).
 
@@ -318,7 +277,8 @@ def alibi_slopes(n_heads: int, max_bias: float = 8.0) -> Tensor:
     tensor([0.0625, 0.0039, 0.2500])
     """
     below = 2 ** math.floor(math.log2(n_heads))
-    return torch.cat([_geometric(below, max_bias), _geometric(2 * below, max_bias)[::2]])[:n_heads]
+    places = [(h, n) for n, step in ((below, 1), (2 * below, 2)) for h in range(0, n, step)]
+    return torch.tensor([2.0 ** (-max_bias * (h + 1) / n) for h, n in places])[:n_heads]
 
 
 def alibi_bias(slopes_H: Tensor, query_Q: Tensor, key_K: Tensor) -> Tensor:
@@ -330,10 +290,6 @@ def alibi_bias(slopes_H: Tensor, query_Q: Tensor, key_K: Tensor) -> Tensor:
     tensor([[[-1.0000, -0.5000,  0.0000]]])
     """
     return slopes_H[:, None, None] * (key_K[None, :] - query_Q[:, None])
-
-
-def _geometric(n: int, max_bias: float) -> Tensor:
-    return torch.tensor([2.0 ** (-max_bias * (h + 1) / n) for h in range(n)])
 
 
 def buckets(distance_QK: Tensor, n_buckets: int, max_distance: int, both_ways: bool) -> Tensor:

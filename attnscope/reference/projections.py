@@ -1,10 +1,16 @@
-"""How projections of the hidden states become heads: one function per layout.
+"""How projections of the hidden states become heads, before norms and positions: one function per layout.
 
-Each takes a `Given` and returns q (B, T, H, D), k (B, T, G, D), v (B, T, G, V), before norms and positions. In
-cross-attention k and v are of the encoder's tokens.
+What the oracle works from is a `Given`: one layer's parameters and hidden states, its layout, and what the config says.
+A function of SPLITS makes of it q (B, T, H, D), k (B, T, G, D), v (B, T, G, V). In cross-attention k and v are of the
+encoder's tokens.
 
     >>> [part.shape for part in SPLITS["separate"](given)]
     [torch.Size([1, 9, 2, 4]), torch.Size([1, 9, 1, 4]), torch.Size([1, 9, 1, 4])]
+
+Norms of q and k before (or after) their positions: they bound the logits (Henry et al. 2020, "Query-Key
+Normalization"; Dehghani et al. 2023, "ViT-22B"). The shape says which kind: x (..., H, D) with a weight (D,) is per
+head with one weight for all heads (Qwen 3, Gemma 3), with (H, D) each head has its own (Cohere, StableLM); x
+(..., H * D) before the split with (H * D,) is full width (OLMo 2). The mean always runs over the last dim.
 
 Multi-head latent attention: q, k and v grown from two narrow vectors per token (DeepSeek-AI 2024, "DeepSeek-V2",
 section 2.1.2 and 2.1.3, equations 37 to 47).
@@ -14,17 +20,8 @@ section 2.1.2 and 2.1.3, equations 37 to 47).
                                     k_rope           = W_KR h              one for all heads
     q = [q_nope ; rotate(q_rope)]   k = [k_nope ; rotate(k_rope)]
 
-What the oracle works from: one layer's parameters and hidden states, its layout, and what the config says.
-
-Norms of q and k before (or after) their positions: they bound the logits (Henry et al. 2020, "Query-Key
-Normalization"; Dehghani et al. 2023, "ViT-22B").
-
-The shape says which kind: x (..., H, D) with a weight (D,) is per head with one weight for all heads (Qwen 3, Gemma 3),
-with (H, D) each head has its own (Cohere, StableLM); x (..., H * D) before the split with (H * D,) is full width
-(OLMo 2). The mean always runs over the last dim.
-
-Shapes: T token, E model width, H head, D width of q and k (nope + rope), V width of v, M pairs that are rotated, B
-text, A axis, S token of the encoder's text, G kv head, D width of k.
+Shapes: B text, T token, S token of the encoder's text, A axis, E model width, H head, G kv head, D width of q and k
+(nope + rope), V width of v, M pairs that are rotated.
 """
 
 from __future__ import annotations
@@ -38,6 +35,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.functional import linear
 
+from attnscope.reference.attention import split_heads
 from attnscope.reference.layouts import Layout
 from attnscope.reference.positions import apply_rotary
 
@@ -102,8 +100,9 @@ def latent_qkv(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """q (..., H, T, D), k (..., H, T, D), v (..., H, T, V) of every head, ready for `attention_weights`.
 
-    hidden_TE: (..., T, E). cos, sin, layout: as in `rotary.apply_rotary`; DeepSeek-V2 and V3 read interleaved pairs,
-    MiniCPM 3 "half". The scale is 1 / sqrt(D), times `rotary.yarn_mscale` squared where DeepSeek stretches its context.
+    hidden_TE: (..., T, E). cos, sin, layout: as in `positions.apply_rotary`; DeepSeek-V2 and V3 read interleaved pairs,
+    MiniCPM 3 "half". The scale is 1 / sqrt(D), times `positions.yarn_mscale` squared where DeepSeek stretches its
+    context.
 
     >>> q_HTD, k_HTD, v_HTV = latent_qkv(hidden_TE, weights, *cos_sin(torch.arange(9), frequencies))
     >>> weights_HQK = attention_weights(q_HTD, k_HTD, mask=causal_mask(*positions(9)))
@@ -120,18 +119,14 @@ def latent_heads(hidden_TE: Tensor, weights: LatentWeights) -> tuple[Tensor, Ten
     [torch.Size([2, 9, 6]), torch.Size([2, 9, 6]), torch.Size([2, 9, 3])]
     """
     latent_TC, k_rope_TD = _split(linear(hidden_TE, weights.kv_down, weights.kv_down_bias), weights.d_rope)
-    kv_HTM = _heads(linear(rms_norm(latent_TC, weights.kv_norm, eps=weights.eps), weights.kv_up), weights.n_heads)
+    kv_HTM = split_heads(linear(rms_norm(latent_TC, weights.kv_norm, eps=weights.eps), weights.kv_up), weights.n_heads)
     k_nope_HTD, v_HTV = _split(kv_HTM, weights.d_value)
     k_rope_HTD = k_rope_TD.unsqueeze(-3).expand(*k_nope_HTD.shape[:-1], weights.d_rope)
     query_TE = hidden_TE
     if weights.q_down is not None:  # else q has no narrow vector, as in DeepSeek-V2-Lite
         query_TE = rms_norm(linear(hidden_TE, weights.q_down, weights.q_down_bias), weights.q_norm, eps=weights.eps)
-    q_HTD = _heads(linear(query_TE, weights.q_up), weights.n_heads)
+    q_HTD = split_heads(linear(query_TE, weights.q_up), weights.n_heads)
     return q_HTD, torch.cat([k_nope_HTD, k_rope_HTD], -1), v_HTV
-
-
-def _heads(x_TM: Tensor, n_heads: int) -> Tensor:
-    return x_TM.unflatten(-1, (n_heads, -1)).transpose(-3, -2)
 
 
 def _split(x: Tensor, last: int) -> tuple[Tensor, Tensor]:
@@ -141,9 +136,9 @@ def _split(x: Tensor, last: int) -> tuple[Tensor, Tensor]:
 class UnreadableError(Exception):
     """A layer that its layout does not describe: what was expected and what there was.
 
-    >>> raise UnreadableError("its layout expects a parameter q_proj.weight, and has none")
+    >>> raise UnreadableError("its layout expects a parameter q_proj.weight, and there is none")
     Traceback (most recent call last):
-    attnscope.reference.projections.UnreadableError: its layout expects a parameter q_proj.weight, and has none
+    attnscope.reference.projections.UnreadableError: its layout expects a parameter q_proj.weight, and there is none
     """
 
 
@@ -282,33 +277,30 @@ def _four_blocks(given: Given) -> QKV:
 
 def _latent(given: Given) -> QKV:
     """Multi-head latent attention: q, k and v of every head from narrow vectors."""
-    q_BHTD, k_BHTD, v_BHTV = latent_heads(given.hidden_BTE, _latent_weights(given))
-    return q_BHTD.transpose(1, 2), k_BHTD.transpose(1, 2), v_BHTV.transpose(1, 2)
 
+    def norm(name: str, factor: str) -> Tensor:
+        """The weight of a narrow vector's norm, with what LongCat multiplies: sqrt(model width / vector's width)."""
+        weight = given.parameter(f"{name}.weight")
+        return weight * (config.hidden_size / len(weight)) ** 0.5 if factor == "latent_width" else weight
 
-def _latent_weights(given: Given) -> LatentWeights:
-    """The module's matrices by the names that DeepSeek gave them; without q_a_proj (V2-Lite) q has no narrow vector."""
+    # The module's matrices by the names that DeepSeek gave them; without q_a_proj (V2-Lite) q has no narrow vector.
     config, layout, narrow = given.config, given.layout, "q_proj.weight" not in given.parameters
-    return LatentWeights(
+    weights = LatentWeights(
         n_heads=given.layer.heads,
         d_rope=config.qk_rope_head_dim,
         d_value=config.v_head_dim,
         q_up=given.parameter("q_b_proj.weight" if narrow else "q_proj.weight"),
         kv_down=given.parameter("kv_a_proj_with_mqa.weight"),
-        kv_norm=_latent_norm(given, "kv_a_layernorm", layout.key_factor),
+        kv_norm=norm("kv_a_layernorm", layout.key_factor),
         kv_up=given.parameter("kv_b_proj.weight"),
         q_down=given.parameter("q_a_proj.weight") if narrow else None,
-        q_norm=_latent_norm(given, "q_a_layernorm", layout.query_factor) if narrow else None,
+        q_norm=norm("q_a_layernorm", layout.query_factor) if narrow else None,
         q_down_bias=given.parameters.get("q_a_proj.bias"),
         kv_down_bias=given.parameters.get("kv_a_proj_with_mqa.bias"),
         eps=given.eps,
     )
-
-
-def _latent_norm(given: Given, name: str, factor: str) -> Tensor:
-    """The weight of a narrow vector's norm, with what LongCat multiplies: sqrt(model width / width of the vector)."""
-    weight = given.parameter(f"{name}.weight")
-    return weight * (given.config.hidden_size / len(weight)) ** 0.5 if factor == "latent_width" else weight
+    q_BHTD, k_BHTD, v_BHTV = latent_heads(given.hidden_BTE, weights)
+    return q_BHTD.transpose(1, 2), k_BHTD.transpose(1, 2), v_BHTV.transpose(1, 2)
 
 
 SPLITS: Mapping[str, Callable[[Given], QKV]] = {

@@ -1,6 +1,4 @@
-"""What a layout's names mean: the scale, the factors, who turns, the ALiBi bias, the gates. One short rule each.
-
-One layer of a real model, recomputed from its raw weights: the oracle.
+"""One layer of a real model, recomputed from its raw weights: the oracle.
 
     read(given)  ->  weights and output
 
@@ -8,10 +6,10 @@ It gets what enters the layer (hidden states, positions), the layer's parameters
 rest itself: projections, split, norms, positions, scale, mask, softmax, values, gates, output projection. It calls
 nothing of the model's, and takes no cos, sin, mask or scale from it.
 
-Shapes: B text, T token, E model width, H head, G kv head, Q query, K key, D width of q and k, V width of v. In
-cross-attention K counts the encoder's tokens.
+The tables at the top say what a layout's names mean, one short rule each: the scale, the factors, who turns, who norms.
 
-Shapes: B text, T token, H head, D width of q and k, V width of v, Q query, K key.
+Shapes: B text, T token, E model width, H head, G kv head, Q query, K key, D width of q and k, V width of v, M pairs
+that turn, A axis. In cross-attention K counts the encoder's tokens.
 """
 
 from __future__ import annotations
@@ -40,11 +38,6 @@ from attnscope.reference.positions import (
 from attnscope.reference.projections import SPLITS, Given, UnreadableError, layer_norm, rms_norm, setting
 
 
-def _gpt2_scale(given: Given, head_dim: int) -> float:
-    scale = head_dim**-0.5 if setting(given.config, "scale_attn_weights", True) else 1.0
-    return scale / (given.layer.index + 1) if setting(given.config, "scale_attn_by_inverse_layer_idx") else scale
-
-
 def _yarn_scale(given: Given, head_dim: int) -> float:
     """DeepSeek puts YaRN's temperature into the softmax: mscale(all_dim)^2 / sqrt(D)."""
     rope = setting(given.config, "rope_parameters", {})
@@ -60,7 +53,10 @@ SCALES: Mapping[str, Callable[[Given, int], float]] = {
     "one": lambda given, head_dim: 1.0,
     "attention_multiplier": lambda given, head_dim: given.config.attention_multiplier,
     "query_pre_attn_scalar": lambda given, head_dim: given.config.query_pre_attn_scalar**-0.5,
-    "gpt2": _gpt2_scale,
+    "gpt2": lambda given, head_dim: (
+        (head_dim**-0.5 if setting(given.config, "scale_attn_weights", True) else 1.0)
+        / (given.layer.index + 1 if setting(given.config, "scale_attn_by_inverse_layer_idx") else 1)
+    ),
     "mpt": lambda given, head_dim: setting(given.config, "attn_config.softmax_scale", head_dim**-0.5),
     "yarn": _yarn_scale,
 }
@@ -80,23 +76,17 @@ def _llama4_factor(given: Given) -> Tensor | float:
     return torch.log1p(steps_T) * config.attn_scale + 1
 
 
-def _ministral3_factor(given: Given) -> Tensor | float:
-    rope = given.config.rope_parameters
-    steps_T = torch.floor(given.position_T / rope["original_max_position_embeddings"])
-    return 1 + rope["llama_4_scaling_beta"] * torch.log(1 + steps_T)
-
-
-def _beam_factor(given: Given) -> Tensor | float:
-    """(1 + (position + 1) / 2048)^0.1 on layers without rotation."""
-    if given.rope is not None:
-        return 1.0
-    return (1 + (given.position_T.float() + 1) / 2048) ** 0.1
-
-
 QUERY_FACTORS: Mapping[str, Callable[[Given], Tensor | float]] = {
     "llama4": _llama4_factor,
-    "ministral3": _ministral3_factor,
-    "beam": _beam_factor,
+    "ministral3": lambda given: (
+        1
+        + given.config.rope_parameters["llama_4_scaling_beta"]
+        * torch.log(
+            1 + torch.floor(given.position_T / given.config.rope_parameters["original_max_position_embeddings"])
+        )
+    ),
+    # (1 + (position + 1) / 2048)^0.1 on layers without rotation
+    "beam": lambda given: 1.0 if given.rope is not None else (1 + (given.position_T.float() + 1) / 2048) ** 0.1,
 }
 
 ROTARY_ON: Mapping[str, Callable[[Given], bool]] = {
@@ -133,7 +123,6 @@ AXES: Mapping[str, Callable[[Given, int], Tensor]] = {
     "halves": lambda given, pairs: torch.arange(2).repeat_interleave(pairs // 2),  # rows, then columns
 }
 
-
 NORM_ON: Mapping[str, Callable[[Given], bool]] = {
     "all": lambda given: True,
     "use_qk_norm": lambda given: given.config.use_qk_norm and turns(given.layout.rotary_on, given),
@@ -149,77 +138,8 @@ def turns(rule: str, given: Given) -> bool:
     return given.rope is not None and ROTARY_ON[rule](given)
 
 
-def _alibi(given: Given, slopes_H: Tensor, query: int) -> Tensor:
-    """The row (H, K) of ALiBi's bias for the query at this place: rows differ by a constant, which softmax drops."""
-    position_T = given.position_T
-    return alibi_bias(slopes_H.to(position_T.device), position_T[query, None], position_T)[:, 0]
-
-
-def _press(given: Given) -> Tensor:
-    return _alibi(given, alibi_slopes(given.layer.heads), 0).to(given.model_dtype)
-
-
-def _falcon(given: Given) -> Tensor:
-    """Falcon rounds slopes and bias to bfloat16, and divides the bias together with the logits."""
-    bias_HK = _alibi(given, alibi_slopes(given.layer.heads).bfloat16(), 0).to(given.model_dtype)
-    return bias_HK.float() * (given.config.hidden_size // given.layer.heads) ** -0.5
-
-
-def _mpt(given: Given) -> Tensor:
-    max_bias = setting(given.config, "attn_config.alibi_bias_max", 8)
-    return _alibi(given, alibi_slopes(given.layer.heads, max_bias), -1)
-
-
-ALIBI: Mapping[str, Callable[[Given], Tensor]] = {"press": _press, "falcon": _falcon, "mpt": _mpt}
-
-
-def _gate_name(given: Given) -> str:
-    return next(name for name in ("gate_proj", "g_proj") if f"{name}.weight" in given.parameters)
-
-
-def _sigmoid(heads_BTHV: Tensor, given: Given) -> Tensor:
-    gate_BTHV = given.linear(_gate_name(given), given.hidden_BTE).view_as(heads_BTHV)
-    return heads_BTHV * torch.sigmoid(gate_BTHV)
-
-
-def _sigmoid_per_head(heads_BTHV: Tensor, given: Given) -> Tensor:
-    if "g_proj.weight" not in given.parameters:  # lfm3 without use_attention_gate
-        return heads_BTHV
-    return heads_BTHV * torch.sigmoid(given.linear("g_proj", given.hidden_BTE))[..., None]
-
-
-def _sigmoid_with_head_bias(heads_BTHV: Tensor, given: Given) -> Tensor:
-    gate_BTHV = given.linear("gate_proj", given.hidden_BTE).view_as(heads_BTHV)
-    return heads_BTHV * torch.sigmoid(gate_BTHV + given.parameters["gate_bias"][:, None])
-
-
-def _softplus(heads_BTHV: Tensor, given: Given) -> Tensor:
-    gate = functional.softplus(given.linear("g_proj", given.hidden_BTE))
-    per_head = given.config.gating is True or given.config.gating == "per-head"
-    return heads_BTHV * (gate[..., None] if per_head else gate.view_as(heads_BTHV))
-
-
-def _sub_norm(heads_BTHV: Tensor, given: Given) -> Tensor:
-    weight = given.parameters["attn_sub_norm.weight"]
-    return rms_norm(heads_BTHV.flatten(-2), weight, eps=given.config.rms_norm_eps).view_as(heads_BTHV)
-
-
-def _sigmoid_of_query_half(heads_BTHV: Tensor, given: Given) -> Tensor:
-    """The second half of each head's query projection gates that head's values (Qwen3-Next, 2025)."""
-    both_BTHM = given.linear("q_proj", given.hidden_BTE).unflatten(-1, (given.layer.heads, -1))
-    return heads_BTHV * torch.sigmoid(both_BTHM.chunk(2, dim=-1)[1])
-
-
-GATES: Mapping[str, Callable[[Tensor, Given], Tensor]] = {
-    "sigmoid": _sigmoid,
-    "sigmoid_per_head": _sigmoid_per_head,
-    "sigmoid_with_head_bias": _sigmoid_with_head_bias,
-    "sigmoid_of_query_half": _sigmoid_of_query_half,
-    "softplus": _softplus,
-    "sub_norm": _sub_norm,
-}
-
-
+ALIBI = ("press", "falcon", "mpt")
+GATES = ("sigmoid", "sigmoid_per_head", "sigmoid_with_head_bias", "sigmoid_of_query_half", "softplus", "sub_norm")
 CAUSAL = ("decoder", "patcher", "local", "global")  # the stacks whose queries see only what came before them
 
 
@@ -362,7 +282,10 @@ def queries_keys_values(given: Given, note: Note = no_note) -> tuple[Tensor, Ten
         k_BGTD = _normed(given, layout.k_norm, k_BGTD) if own else k_BGTD
         note("norm", (q_BHTD, k_BGTD, v_BGTV))
 
-    q_BHTD = q_BHTD * _query_factor(given)  # where the scale of long texts' queries grows with the position
+    # where the scale of long texts' queries grows with the position
+    rule = QUERY_FACTORS.get(layout.query_factor)
+    factor = rule(given) if rule else 1.0
+    q_BHTD = q_BHTD * (factor[:, None].to(given.hidden_BTE) if isinstance(factor, Tensor) else factor)
     note("factor", (q_BHTD, k_BGTD, v_BGTV))
     return q_BHTD, k_BGTD, v_BGTV
 
@@ -370,12 +293,6 @@ def queries_keys_values(given: Given, note: Note = no_note) -> tuple[Tensor, Ten
 def _by_head(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """(B, T, H, D) as (B, H, T, D)."""
     return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-
-
-def _query_factor(given: Given) -> Tensor | float:
-    rule = QUERY_FACTORS.get(given.layout.query_factor)
-    factor = rule(given) if rule else 1.0
-    return factor[:, None].to(given.hidden_BTE) if isinstance(factor, Tensor) else factor
 
 
 def _factor(given: Given, rule: str) -> float:
@@ -429,9 +346,18 @@ def position_bias(given: Given) -> Tensor | None:
     >>> position_bias(given) is None
     True
     """
-    layout, position_T = given.layout, given.position_T
+    layout, position_T, heads = given.layout, given.position_T, given.layer.heads
     if layout.alibi:
-        return ALIBI[layout.alibi](given)[:, None, :]
+        mpt, falcon = layout.alibi == "mpt", layout.alibi == "falcon"
+        slopes_H = alibi_slopes(heads, setting(given.config, "attn_config.alibi_bias_max", 8) if mpt else 8)
+        slopes_H = (slopes_H.bfloat16() if falcon else slopes_H).to(position_T.device)
+        # One row for all queries, of the first or the last: rows differ by a constant, which softmax drops.
+        query = -1 if mpt else 0
+        bias_HK = alibi_bias(slopes_H, position_T[query, None], position_T)[:, 0]
+        # BLOOM and Falcon round the bias; Falcon rounds slopes too, and divides the bias together with the logits.
+        bias_HK = bias_HK if mpt else bias_HK.to(given.model_dtype)
+        bias_HK = bias_HK.float() * (given.config.hidden_size // heads) ** -0.5 if falcon else bias_HK
+        return bias_HK[:, None]
     if not layout.table:
         return None
     return relative_bias(
@@ -523,8 +449,7 @@ def output_stages(given: Given, heads_BTHV: Tensor) -> OutputStages:
     torch.Size([1, 9, 8])
     """
     layout = given.layout
-    if layout.gate:
-        heads_BTHV = GATES[layout.gate](heads_BTHV, given)
+    heads_BTHV = _gated(given, heads_BTHV)
     projected_BTE = heads_BTHV.flatten(-2)
     projected_BTE = given.linear(layout.out, projected_BTE) if layout.out else projected_BTE
     output_BTE = projected_BTE
@@ -535,3 +460,24 @@ def output_stages(given: Given, heads_BTHV: Tensor) -> OutputStages:
     if layout.out_norm:
         output_BTE = layer_norm(output_BTE, *norm_parameters(given.parameters, layout.out_norm), eps=given.eps)
     return OutputStages(heads_BTHV, projected_BTE, output_BTE)
+
+
+def _gated(given: Given, heads_BTHV: Tensor) -> Tensor:
+    """The heads' outputs after the layout's gate, as they were without one."""
+    gate, parameters = given.layout.gate, given.parameters
+    if not gate or (gate == "sigmoid_per_head" and "g_proj.weight" not in parameters):  # lfm3 may have it off
+        return heads_BTHV
+    if gate == "sub_norm":
+        weight = parameters["attn_sub_norm.weight"]
+        return rms_norm(heads_BTHV.flatten(-2), weight, eps=given.config.rms_norm_eps).view_as(heads_BTHV)
+    if gate == "sigmoid_of_query_half":  # the second half of each head's query projection (Qwen3-Next, 2025)
+        both_BTHM = given.linear("q_proj", given.hidden_BTE).unflatten(-1, (given.layer.heads, -1))
+        return heads_BTHV * torch.sigmoid(both_BTHM.chunk(2, dim=-1)[1])
+    # A projection of what entered the module: a number for each of a head's, or one for the whole head.
+    name = next(name for name in ("gate_proj", "g_proj") if f"{name}.weight" in parameters)
+    gates = given.linear(name, given.hidden_BTE)
+    per_head = gate == "sigmoid_per_head" or (gate == "softplus" and given.config.gating in (True, "per-head"))
+    gates = gates[..., None] if per_head else gates.view_as(heads_BTHV)
+    if gate == "sigmoid_with_head_bias":
+        gates = gates + parameters["gate_bias"][:, None]
+    return heads_BTHV * (functional.softplus(gates) if gate == "softplus" else torch.sigmoid(gates))
