@@ -19,7 +19,7 @@ Shapes: B text, T token.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
@@ -98,7 +98,10 @@ def check_parity(
             "give the encoder's as source" if source is None else "leave out source",
         )
     # What the model's forward is given, and how tokens of pictures are arranged, which their order does not say.
-    first, reads = _given(loaded, prompt if source is None else source)
+    text = prompt if source is None else source
+    first, reads = _ids(text, loaded.device), dict[str, Any]()
+    if isinstance(text, Prompt):
+        first, reads = inputs.given(loaded, [text], first)
     pictures = reads if isinstance(prompt, Prompt) and prompt.medium.patches else {}
     arrangements = arrangements_of(loaded.model.config, ids_BT[0].tolist(), pictures)
     if isinstance(prompt, Prompt) and is_vision(loaded.geometry.stack):
@@ -106,6 +109,11 @@ def check_parity(
     comparison = Comparison(loaded, heads, atol, level, arrangements)
     if source is not None:
         reads |= {"decoder_input_ids": ids_BT}
+    # A layer's number says which it is where there is one stack.
+    stacks = loaded.geometry.in_every_pass
+    expected_layers: list[int | tuple[int, str]] = [
+        layer if len(stacks) == 1 else (layer, stack) for stack, layers in stacks.items() for layer in layers
+    ]
     # Each run of an attention module is compared as it ends, so that no more than one is held.
     with exact_products(ModuleRecorder(loaded.model, comparison.judge)) as recorder:
         listen(
@@ -113,11 +121,11 @@ def check_parity(
             first,
             recorder.record,
             engine=engine,
-            expected_layers=_expected(loaded.geometry.in_every_pass),
+            expected_layers=expected_layers,
             windows=loaded.geometry.windows,
             **reads,
         )
-    layers = tuple(sorted(comparison.found, key=lambda layer: (STACKS.index(layer.stack), layer.layer, layer.call)))
+    layers = tuple(sorted(comparison.layers, key=lambda layer: (STACKS.index(layer.stack), layer.layer, layer.call)))
     # What the verdict leaves open is found last: it depends on the levels that layers reached.
     other_keys = comparison.keys.get(CROSS, 0), comparison.keys.get(VISION, 0)
     of_text = ids_BT.shape[-1], select, (), loaded.geometry.stack
@@ -139,17 +147,6 @@ def chosen(loaded: LoadedModel, expression: str | None) -> dict[str, dict[int, t
     if expression is None:
         return {stack: everything(of_stack) for stack, of_stack in heads.items()}
     return select_stacks(expression, heads, loaded.geometry.stack)
-
-
-def _expected(stacks: Mapping[str, Mapping[int, Any]]) -> list[int | tuple[int, str]]:
-    """The layers that must be observed, with their stack where there are several."""
-    return [layer if len(stacks) == 1 else (layer, stack) for stack, layers in stacks.items() for layer in layers]
-
-
-def _given(loaded: LoadedModel, text: Prompt | Tensor | Sequence[int]) -> tuple[Tensor, dict[str, Any]]:
-    """What the model's forward is given first, and what a prompt brings with it."""
-    ids_BT = _ids(text, loaded.device)
-    return inputs.given(loaded, [text], ids_BT) if isinstance(text, Prompt) else (ids_BT, {})
 
 
 def _ids(prompt: Prompt | Tensor | Sequence[int], device: str) -> Tensor:

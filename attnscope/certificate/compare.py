@@ -1,10 +1,11 @@
 """One run of an attention module against the oracle: at the highest level that works, and how far they are apart.
 
-The q and k of a layer that does not show them, as the oracle makes them of what enters its module.
+A model in half precision is compared through a repetition of each run in float32, and as it ran.
 
-They are held against the weights that the module gave. A gradient finds its way through them to the hidden states.
+The q and k of a layer that does not show them are those that the oracle makes of what enters its module, once its
+weights are those that the module gave. A gradient finds its way through them to the hidden states.
 
-What a text is too short to show, and what is taken on trust: there parity holds whatever the model does.
+At the end: what a text is too short to show, and what is taken on trust. There parity holds whatever the model does.
 
 Shapes: B text, T token, H head, Q query, K key, E model width.
 """
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -53,8 +54,8 @@ from attnscope.model.quantised import is_quantised
 from attnscope.model.selection import CAUSAL, CROSS, DECODER, VISION, is_bidirectional, is_cross
 from attnscope.model.tasks import looks_back_alone, stack_config
 from attnscope.reference.layouts import layout_of
-from attnscope.reference.projections import Given, UnreadableError, setting
-from attnscope.reference.reader import Reading, operands_of, read
+from attnscope.reference.projections import UnreadableError, setting
+from attnscope.reference.reader import operands_of, read
 
 if TYPE_CHECKING:
     from attnscope.model.geometry import LayerGeometry
@@ -62,32 +63,6 @@ if TYPE_CHECKING:
 
 # What a reader raises over a module that is built in another way than its layout says.
 MISFITS = (RuntimeError, ValueError, TypeError, KeyError, IndexError, AttributeError)
-
-
-@dataclass(frozen=True)
-class AsRun:
-    """A run that is compared as it was."""
-
-    run: ModuleRun
-
-
-@dataclass(frozen=True)
-class Repeated:
-    """A run in half precision, compared through its repetition in float32, and itself with what its dtype allows."""
-
-    run: ModuleRun
-    exact: ModuleRun
-
-
-@dataclass(frozen=True)
-class NotJudged:
-    """A run that has no exact form, and why: all of its difference is reported as rounding."""
-
-    run: ModuleRun
-    why: str
-
-
-Subject = AsRun | Repeated | NotJudged
 
 
 class Stack:
@@ -118,59 +93,80 @@ class Comparison:
         self.heads, self.atol, self.highest = heads, atol, level
         self.quantised, self.rotary = is_quantised(loaded.model), _rounded_rotary(loaded.model)
         self.arrangements = arrangements
-        self.found: list[LayerParity] = []
+        self.layers: list[LayerParity] = []
         self.keys: dict[str, int] = {}
 
     def judge(self, run: ModuleRun, recorder: ModuleRecorder) -> None:
         """Compare one run of an attention module, call by call."""
         self.keys |= {call.stack: call.visible.keys for call in run.calls}
-        numbers = [number for number, call in enumerate(run.calls) if self._wanted(call)]
+        # Calls of which heads were chosen, and those of layers that the model was not thought to have.
+        numbers = [
+            number
+            for number, call in enumerate(run.calls)
+            if call.stack in self.stacks
+            and (call.layer in self.heads.get(call.stack, {}) or call.layer not in self.stacks[call.stack].layers)
+        ]
         if not numbers:
             return
-        if self.quantised:
-            subject: Subject = NotJudged(run, "its weights are quantised: rounding only")
-        else:
-            subject = _in_float32(run, recorder) if _dtype(run) in HALF else AsRun(run)
-        self.found += [self._compared(subject, number) for number in numbers]
+        # Half precision has an exact form, its repetition in float32; without one all difference is called rounding.
+        exact, unjudged = None, "its weights are quantised: rounding only" if self.quantised else ""
+        if not self.quantised and _dtype(run) in HALF:
+            try:
+                exact = recorder.in_float32(run)
+            except Exception as error:  # any family's module, asked to run in another dtype
+                unjudged = f"its module does not run in float32: {error}"
+            if exact is not None and len(exact.calls) != len(run.calls):
+                unjudged = f"its module attends {len(run.calls)} times as run, {len(exact.calls)} times in float32"
+                exact = None
+        self.layers += [self._compared(run, exact, unjudged, number) for number in numbers]
 
-    def _wanted(self, call: AttentionCall) -> bool:
-        """Whether heads of its layer were chosen, or the layer is none that the model was thought to have."""
-        stack = self.stacks.get(call.stack)
-        return stack is not None and (call.layer in self._heads(call) or call.layer not in stack.layers)
-
-    def _heads(self, call: AttentionCall) -> Mapping[int, tuple[int, ...]]:
-        return self.heads.get(call.stack, {})
-
-    def _compared(self, subject: Subject, number: int) -> LayerParity:
-        # Through its repetition in float32 where there is one; what the run itself did is judged next to that.
-        run = subject.exact if isinstance(subject, Repeated) else subject.run
-        original = subject.run.calls[number]  # a copied module no longer knows its layer
-        call = replace(run.calls[number], place=original.place)
-        level, why, expected = self._oracle(subject, run, call)
-        own = _of_the_run(subject.run, original, level, expected) if isinstance(subject, Repeated) else expected
-        implementation, as_run, rounding = self._differences(subject, number, expected, own)
+    def _compared(self, run: ModuleRun, exact: ModuleRun | None, unjudged: str, number: int) -> LayerParity:
+        """One call. exact: the run's repetition in float32. unjudged: why a run that needs one has none."""
+        # Through the repetition where there is one; what the run itself did is judged next to that.
+        original, weights_BHQK = run.calls[number], run.calls[number].weights_BHQK
+        call = (
+            original if exact is None else replace(exact.calls[number], place=original.place)
+        )  # a copy lost its layer
+        level, why, expected = self._oracle(run if exact is None else exact, call, unjudged)
+        # As it ran it is held to its own q, k, v and mask where these are all that is compared.
+        own = expected
+        if exact is not None and expected is not None:
+            in_full = level == "full" and run.output_BTE is not None
+            own = replace(expected, model_output=run.output_BTE) if in_full else from_call(original)
+        implementation, as_run, rounding = self._differences(run, exact, unjudged, number, expected, own)
         # Without the oracle: whether rows sum to 1, and whether a call over one text looks where config and class say.
-        row_sum_error, turned = _row_sum_error(original), ""
+        row_sum_error, turned = None, ""
+        if weights_BHQK is not None and (original.spec is None or original.spec.row_sinks is None):
+            row_sum_error = largest_size(weights_BHQK.float().sum(-1) - 1)
         if original.visible.queries == original.visible.keys and original.stack not in self.arrangements:
             turned = turned_away(float(original.visible.ahead), looks_back_alone(self.config, original.stack))
-        judged_exactly = expected is not None and not isinstance(subject, NotJudged)
+        judged_exactly = expected is not None and not unjudged
         apart = seen_apart(call, expected, Tolerance(self.atol)) if expected and judged_exactly else ""
         # Rows of half precision sum to 1 to what it allows; elsewhere the weights themselves are held to less.
         sums_to_1 = True
-        if row_sum_error is not None and isinstance(subject, Repeated):
-            sums_to_1 = row_sum_error <= tolerance(_dtype(subject.run))[0]
+        if row_sum_error is not None and exact is not None:
+            sums_to_1 = row_sum_error <= tolerance(_dtype(run))[0]
         holds = implementation.holds and as_run.holds and sums_to_1 and not (turned or apart)
+        # Layers that choose keys by their content may choose others in half precision, at any distance in weights.
+        if exact is not None and original.spec is not None:  # else the mask was not seen, in neither
+            visible, exact_visible = (each.visible.rows(0, each.visible.queries) for each in (original, call))
+            if visible.shape != exact_visible.shape or not bool((visible == exact_visible).all()):
+                why = "; ".join(filter(None, (why, "in half precision it attends to other keys than in float32")))
+        masked_weight = None
+        if own is not None and weights_BHQK is not None:  # a row that sees nothing is uniform in eager attention
+            hidden_QK = ~own.visible_QK & own.visible_QK.any(-1, keepdim=True)
+            masked_weight = largest_size(weights_BHQK.float() * hidden_QK)
         return LayerParity(
             layer=call.layer,
             call=number,
             module=call.path,
             level=level,
-            why="; ".join(filter(None, (why, _other_keys(original, call)))),
+            why=why,
             implementation=implementation,
             as_run=as_run,
             rounding=rounding,
             row_sum_error=row_sum_error,
-            masked_weight=None if own is None else _masked_weight(original, own.visible_QK),
+            masked_weight=masked_weight,
             verdict=None if not turned and not judged_exactly else holds,
             stack=call.stack,
             turned=turned,
@@ -178,54 +174,54 @@ class Comparison:
         )
 
     def _differences(
-        self, subject: Subject, number: int, expected: Expected | None, own: Expected | None
+        self,
+        run: ModuleRun,
+        exact: ModuleRun | None,
+        unjudged: str,
+        number: int,
+        expected: Expected | None,
+        own: Expected | None,
     ) -> tuple[Difference, Difference, Difference]:
         """What is judged of a call, what of it as it ran in half precision, and what its rounding is."""
-        original, none = subject.run.calls[number], Difference()
-        heads = self._heads(original).get(original.layer)
-        if isinstance(subject, Repeated):
-            rounding = _rounding(subject.run, subject.exact, number, heads)
-            if expected is None or own is None:
-                return none, none, rounding
-            exact = judged(subject.exact.calls[number].weights_BHQK, expected, heads, Tolerance(self.atol))
-            allowed = Tolerance(max(self.atol, ATOL), _dtype(subject.run))
-            return exact, judged(original.weights_BHQK, own, heads, allowed), rounding
-        if expected is None:
-            return none, none, none
-        if isinstance(subject, NotJudged):
-            return none, none, difference(original.weights_BHQK, expected, heads)
-        return judged(original.weights_BHQK, expected, heads, Tolerance(self.atol)), none, none
+        original, none = run.calls[number], Difference()
+        heads = self.heads.get(original.stack, {}).get(original.layer)
+        weights_BHQK, atol = original.weights_BHQK, Tolerance(self.atol)
+        if exact is None:
+            if expected is None:
+                return none, none, none
+            if unjudged:
+                return none, none, difference(weights_BHQK, expected, heads)
+            return judged(weights_BHQK, expected, heads, atol), none, none
+        # The rounding of half precision needs no oracle: it is the run against its repetition.
+        exact_BHQK, off = exact.calls[number].weights_BHQK, None
+        if weights_BHQK is not None and exact_BHQK is not None:
+            off = largest_size(of_heads(weights_BHQK - exact_BHQK, heads))
+        rounding = Difference(off)
+        if run.output_BTE is not None and exact.output_BTE is not None:
+            rounding = Difference(off, *output_difference(run.output_BTE, exact.output_BTE))
+        if expected is None or own is None:
+            return none, none, rounding
+        allowed = Tolerance(max(self.atol, ATOL), _dtype(run))
+        return judged(exact_BHQK, expected, heads, atol), judged(weights_BHQK, own, heads, allowed), rounding
 
-    def _oracle(self, subject: Subject, run: ModuleRun, call: AttentionCall) -> tuple[Level, str, Expected | None]:
+    def _oracle(self, run: ModuleRun, call: AttentionCall, why: str) -> tuple[Level, str, Expected | None]:
         """The highest level that works, why not a higher one, and what the oracle expects there."""
-        why = "" if self.highest == "full" else f"asked for {self.highest}"
-        why = subject.why if isinstance(subject, NotJudged) else why
+        why = why or ("" if self.highest == "full" else f"asked for {self.highest}")
+        blind = "" if call.weights_BHQK is not None else "the model returned no weights: only its output is compared"
         stack = self.stacks[call.stack]
         if not why:
             try:
                 arrangement = self.arrangements.get(call.stack, PLAIN)
                 expected = from_weights(run, stack.layout, stack.config, stack.layers.get(call.layer), arrangement)
                 known = stack.layout.caveat if stack.layout else ""
-                return "full", "; ".join(filter(None, (known, run.caveat, self.rotary, _blind(call)))), expected
+                return "full", "; ".join(filter(None, (known, run.caveat, self.rotary, blind))), expected
             except UnreadableError as error:
                 why = str(error)
             except MISFITS as error:
                 why = f"its layout does not fit ({type(error).__name__}: {error})"
         if self.highest != "none" and (observed := from_call(call)) is not None:
-            return "scores", "; ".join(filter(None, (why, _blind(call)))), observed
+            return "scores", "; ".join(filter(None, (why, blind))), observed
         return "none", why + "; its q, k and v cannot be heard" * (dtype_of(call) is None), None
-
-
-def _in_float32(run: ModuleRun, recorder: ModuleRecorder) -> Repeated | NotJudged:
-    """The run with its repetition in float32, or why it has none."""
-    try:
-        exact = recorder.in_float32(run)
-    except Exception as error:  # any family's module, asked to run in another dtype
-        return NotJudged(run, f"its module does not run in float32: {error}")
-    if len(exact.calls) != len(run.calls):
-        times = f"{len(run.calls)} times as run, {len(exact.calls)} times in float32"
-        return NotJudged(run, f"its module attends {times}")
-    return Repeated(run, exact)
 
 
 def _rounded_rotary(model: nn.Module) -> str:
@@ -252,52 +248,10 @@ def _rounded_rotary(model: nn.Module) -> str:
     return ""
 
 
-def _blind(call: AttentionCall) -> str:
-    return "" if call.weights_BHQK is not None else "the model returned no weights: only its output is compared"
-
-
 def _dtype(run: ModuleRun) -> torch.dtype:
     """What a run rounds to: half precision where its model or one of its calls is in it."""
     dtypes = (run.model_dtype, *(dtype_of(call) for call in run.calls))
     return next((dtype for dtype in dtypes if dtype in HALF), run.model_dtype)
-
-
-def _of_the_run(run: ModuleRun, call: AttentionCall, level: Level, expected: Expected | None) -> Expected | None:
-    """What is expected of a call as it ran: from its own q, k, v and mask where that is all that is compared."""
-    if level != "full" or expected is None or run.output_BTE is None:
-        return None if expected is None else from_call(call)
-    return replace(expected, model_output=run.output_BTE)
-
-
-def _other_keys(call: AttentionCall, exact: AttentionCall) -> str:
-    """Layers that choose keys by their content may choose others in half precision, at any distance in weights."""
-    if call.visible is exact.visible or call.spec is None:  # then the mask was not seen, in neither
-        return ""
-    visible, exact_visible = (each.visible.rows(0, each.visible.queries) for each in (call, exact))
-    if visible.shape == exact_visible.shape and bool((visible == exact_visible).all()):
-        return ""
-    return "in half precision it attends to other keys than in float32"
-
-
-def _rounding(run: ModuleRun, exact: ModuleRun, number: int, heads: Iterable[int] | None) -> Difference:
-    rounded, model = run.calls[number].weights_BHQK, exact.calls[number].weights_BHQK
-    weights = None if rounded is None or model is None else largest_size(of_heads(rounded - model, heads))
-    if run.output_BTE is None or exact.output_BTE is None:
-        return Difference(weights)
-    return Difference(weights, *output_difference(run.output_BTE, exact.output_BTE))
-
-
-def _row_sum_error(call: AttentionCall) -> float | None:
-    if call.weights_BHQK is None or (call.spec is not None and call.spec.row_sinks is not None):
-        return None
-    return largest_size(call.weights_BHQK.float().sum(-1) - 1)
-
-
-def _masked_weight(call: AttentionCall, visible_QK: Tensor) -> float | None:
-    if call.weights_BHQK is None:
-        return None
-    hidden_QK = ~visible_QK & visible_QK.any(-1, keepdim=True)  # a row that sees nothing is uniform in eager attention
-    return largest_size(call.weights_BHQK.float() * hidden_QK)
 
 
 ANOTHER = "choose another model"
@@ -319,23 +273,14 @@ def made_spec(run: ModuleRun, stack: Stack) -> AttentionSpec:
         reading = read(given)
     except UnreadableError as error:
         raise ModelError(f"the q and k of this model are not seen: {error}", ANOTHER) from None
-    _check_weights(call, reading)
-    return _spec(replace(given, hidden_BTE=run.hidden_BTE.to(given.hidden_BTE)), reading)
-
-
-def _check_weights(call: AttentionCall, reading: Reading) -> None:
     assert call.weights_BHQK is not None
     missed_BHQK = (precise(call.weights_BHQK) - reading.weights_BHQK).abs()
     allowed_BHQK = weights_allowed(reading.weights_BHQK, reading.terms(), call.weights_BHQK.dtype).clamp_min(ATOL)
     if not bool((missed_BHQK <= allowed_BHQK).all()):
-        raise ModelError(
-            f"its weights differ by {float(missed_BHQK.max()):.2g} from those of the q and k that its layout makes",
-            ANOTHER,
-        )
-
-
-def _spec(given: Given, reading: Reading) -> AttentionSpec:
-    operands = operands_of(given)
+        off = f"{float(missed_BHQK.max()):.2g}"
+        raise ModelError(f"its weights differ by {off} from those of the q and k that its layout makes", ANOTHER)
+    # Once more of the hidden states themselves: a gradient is to find its way to them.
+    operands = operands_of(replace(given, hidden_BTE=run.hidden_BTE.to(given.hidden_BTE)))
     tokens, bias = operands.q_HQD.shape[2], operands.bias
     return AttentionSpec(
         operands.q_HQD,
@@ -390,19 +335,17 @@ def _of_stack(loaded: LoadedModel, stack: str, compared: set[int], tokens: int) 
         yield "any weight but 1"
     if tokens == 1 or is_cross(stack):
         return
-    geometry, lengths = loaded.geometry, set(_stretched(stack_config(loaded.model.config, stack)))
-    for layer in {**geometry.other_stacks, geometry.stack: geometry.layers}[stack]:
-        if layer.index in compared and layer.window:
-            name = {"chunked": "chunk", "windowed": "windows"}.get(layer.type, "window")
-            lengths.add((layer.window + is_bidirectional(stack), f"the {name} of {layer.window}"))
-    yield from (what for length, what in sorted(lengths) if tokens <= length)
-
-
-def _stretched(config: Any) -> Iterator[tuple[int, str]]:
-    rope = setting(config, "rope_parameters", {})
+    geometry, config = loaded.geometry, stack_config(loaded.model.config, stack)
+    # Rotary positions that stretch do so from a length on; a window hides nothing of what fits into it.
+    lengths, rope = set[tuple[int, str]](), setting(config, "rope_parameters", {})
     for rules in [rope] if "rope_type" in rope else rope.values():  # or one for each type of layer
         kind = setting(rules, "rope_type", "")
         name = STRETCHED_FROM.get(kind, "")
         length = setting(rules, name) or setting(config, name)
         if length and not (kind == "longrope" and setting(rules, "long_factor") == setting(rules, "short_factor")):
-            yield length, f"{kind} positions past {length}"
+            lengths.add((length, f"{kind} positions past {length}"))
+    for layer in {**geometry.other_stacks, geometry.stack: geometry.layers}[stack]:
+        if layer.index in compared and layer.window:
+            name = {"chunked": "chunk", "windowed": "windows"}.get(layer.type, "window")
+            lengths.add((layer.window + is_bidirectional(stack), f"the {name} of {layer.window}"))
+    yield from (what for length, what in sorted(lengths) if tokens <= length)

@@ -50,21 +50,18 @@ def adapted(module: nn.Module, parameters: dict[str, Tensor]) -> dict[str, Tenso
         parameters |= {
             name.replace(".base_layer.", "."): matrix for name, matrix in inside.items() if ".base_layer." in name
         }
+        # What each adapter adds to the projection's weight, (O, I), or (I, O) where the layer keeps it so.
         for name in [] if layer.merged or layer.disable_adapters else layer.active_adapters:
-            parameters[f"{path}.weight"] = parameters[f"{path}.weight"] + _change(path, layer, name, inside)
+            own = {key for key in inside if ".base_layer." not in key and name in key.split(".")}
+            if not own:  # it leaves this projection alone
+                continue
+            A, B = f"{path}.lora_A.{name}.weight", f"{path}.lora_B.{name}.weight"
+            if own != {A, B} or name in layer.lora_variant:
+                raise UnreadableError(f"{path} has an adapter that is not a plain LoRA")
+            change_OI = layer.scaling[name] * (inside[B] @ inside[A])
+            change = change_OI.T if layer.fan_in_fan_out else change_OI
+            parameters[f"{path}.weight"] = parameters[f"{path}.weight"] + change
     return parameters
-
-
-def _change(path: str, layer: Any, name: str, inside: dict[str, Tensor]) -> Tensor | float:
-    """What one adapter adds to a projection's weight, (O, I), or (I, O) where the layer keeps it so."""
-    own = {key for key in inside if ".base_layer." not in key and name in key.split(".")}
-    if not own:  # it leaves this projection alone
-        return 0.0
-    A, B = f"{path}.lora_A.{name}.weight", f"{path}.lora_B.{name}.weight"
-    if own != {A, B} or name in layer.lora_variant:
-        raise UnreadableError(f"{path} has an adapter that is not a plain LoRA")
-    change_OI = layer.scaling[name] * (inside[B] @ inside[A])
-    return change_OI.T if layer.fan_in_fan_out else change_OI
 
 
 @dataclass(frozen=True)
@@ -289,8 +286,12 @@ def from_call(call: AttentionCall) -> Expected | None:
     q, k, v = (precise(x) for x in (spec.q_BHQD, spec.k_BGKD, spec.v_BGKV))
     logits_BHQK = attention_logits(q, k, scale=spec.scale, softcap=spec.softcap, bias=bias)
     logits_BHQK = apply_mask(logits_BHQK, mask)
-    with_sinks_BHQK = _with_sinks(logits_BHQK, spec.sinks)
-    weights_BHQK = softmax(logits_BHQK) if spec.sinks_scale_output else with_sinks_BHQK
+    # The sinks (B, H, Q) are one more key, whose weight is left out.
+    with_sinks_BHQK = weights_BHQK = softmax(logits_BHQK)
+    if spec.sinks is not None:
+        sink_BHQ1 = spec.sinks[..., None].to(logits_BHQK).expand(*logits_BHQK.shape[:-1], 1)
+        with_sinks_BHQK = softmax(torch.cat([logits_BHQK, sink_BHQ1], dim=-1))[..., :-1]
+    weights_BHQK = weights_BHQK if spec.sinks_scale_output else with_sinks_BHQK
     share_BHQ1 = with_sinks_BHQK.sum(-1, keepdim=True) if spec.sinks_scale_output else torch.ones(()).to(q)
     visible = call.visible.rows(0, call.visible.queries)
     if mask.dtype != torch.bool:  # what it adds to a visible key is a term of the logit
@@ -308,13 +309,6 @@ def from_call(call: AttentionCall) -> Expected | None:
 def dtype_of(call: AttentionCall) -> torch.dtype | None:
     """The dtype of the q that the model passed to its attention; None where it was not observed."""
     return None if call.spec is None else call.spec.q_BHQD.dtype
-
-
-def _with_sinks(logits_BHQK: Tensor, sinks_BHQ: Tensor | None) -> Tensor:
-    if sinks_BHQ is None:
-        return softmax(logits_BHQK)
-    sink_BHQ1 = sinks_BHQ[..., None].to(logits_BHQK).expand(*logits_BHQK.shape[:-1], 1)
-    return softmax(torch.cat([logits_BHQK, sink_BHQ1], dim=-1))[..., :-1]
 
 
 def _same_shape(name: str, ours: Tensor, theirs: Tensor | None) -> None:

@@ -216,17 +216,13 @@ def weights_allowed(weights_BHQK: Tensor, terms_BHQ: Tensor, dtype: torch.dtype)
     """
     largest = math.log(torch.finfo(weights_BHQK.dtype).max) - 1
     grown_BHQ1 = torch.expm1((2 * ROUNDINGS * epsilon(dtype) * terms_BHQ).clamp(max=largest))[..., None]
-    rest_BHQK = _rest(weights_BHQK)
-    spread_BHQK = weights_BHQK * rest_BHQK / (1 / grown_BHQ1 + torch.minimum(weights_BHQK, rest_BHQK))
-    return spread_BHQK + epsilon(dtype) * weights_BHQK + epsilon(torch.float32)
-
-
-def _rest(weights_BHQK: Tensor) -> Tensor:
-    """1 - w, a sink's share included; of each row's largest weight the others' sum, where 1 - w rounds to less."""
+    # 1 - w, a sink's share included; of each row's largest weight the others' sum, where 1 - w rounds to less.
     top_BHQ1 = weights_BHQK.argmax(-1, keepdim=True)
     others_BHQ1 = weights_BHQK.scatter(-1, top_BHQ1, 0.0).sum(-1, keepdim=True)
     rest_BHQK = 1 - weights_BHQK
-    return rest_BHQK.scatter(-1, top_BHQ1, torch.maximum(rest_BHQK.gather(-1, top_BHQ1), others_BHQ1))
+    rest_BHQK = rest_BHQK.scatter(-1, top_BHQ1, torch.maximum(rest_BHQK.gather(-1, top_BHQ1), others_BHQ1))
+    spread_BHQK = weights_BHQK * rest_BHQK / (1 / grown_BHQ1 + torch.minimum(weights_BHQK, rest_BHQK))
+    return spread_BHQK + epsilon(dtype) * weights_BHQK + epsilon(torch.float32)
 
 
 @dataclass(frozen=True)
@@ -275,8 +271,11 @@ def judged(
     if result.holds:
         return result
     off_BHQK, rounding_BHQK = (weights_BHQK - expected.weights_BHQK).abs(), tolerance.rounding(expected)
-    allowed_BHQK = rounding_BHQK.clamp_min(tolerance.atol)
-    result = replace(result, weights_allowed=_at_the_worst(of_heads(off_BHQK, heads), of_heads(allowed_BHQK, heads)))
+    # What is allowed of the weight that is off most; against what is allowed of it, where one is off by more.
+    chosen_BHQK, allowed_BHQK = (of_heads(x, heads) for x in (off_BHQK, rounding_BHQK.clamp_min(tolerance.atol)))
+    excess_BHQK = chosen_BHQK - allowed_BHQK
+    worst = (chosen_BHQK if bool((excess_BHQK <= 0).all()) else excess_BHQK).argmax()
+    result = replace(result, weights_allowed=float(allowed_BHQK.flatten()[worst]))
     if not bool((off_BHQK <= rounding_BHQK).all()):
         return result
     output, output_relative = output_difference(expected.model_output, expected.output_of(precise(weights_BHQK)))
@@ -304,13 +303,6 @@ def seen_apart(call: AttentionCall, expected: Expected, tolerance: Tolerance) ->
         if not off <= max(tolerance.atol, tolerance.output * largest_size(v)):
             phrases.append(f"its values differ from the oracle's by {off:.2g}")
     return ", ".join(phrases)
-
-
-def _at_the_worst(off_BHQK: Tensor, allowed_BHQK: Tensor) -> float:
-    """What is allowed of the weight that is off most; against what is allowed of it, where one is off by more."""
-    excess_BHQK = off_BHQK - allowed_BHQK
-    worst = (off_BHQK if bool((excess_BHQK <= 0).all()) else excess_BHQK).argmax()
-    return float(allowed_BHQK.flatten()[worst])
 
 
 def output_difference(model: Tensor, expected: Tensor) -> tuple[float, float]:

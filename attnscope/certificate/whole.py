@@ -150,32 +150,27 @@ def _no_room(why: str) -> MemoryLimitError:
 def _second(
     loaded: LoadedModel, options: LoadOptions, inputs: Mapping[str, Tensor], modules: Sequence[str]
 ) -> dict[str, Tensor]:
-    """What `alone.run` finds in the second instance."""
+    """What `alone.run` finds in the second instance, in a process that is off the network."""
     from safetensors.torch import load_file, save_file
 
     with TemporaryDirectory(prefix="attnscope-") as name:
         folder, document = Path(name), recipe(loaded, options) | {"modules": list(modules)}
         (folder / alone.ASKED).write_text(json.dumps(document), "utf-8")
         save_file({name: values.cpu().contiguous().clone() for name, values in inputs.items()}, folder / alone.INPUTS)
-        _run(folder, loaded.name)
-        return load_file(folder / alone.OUTPUT)
-
-
-def _run(folder: Path, model: str) -> None:
-    """Run `alone` over a folder: off the network, with an empty stdin."""
-    done = subprocess.run(
-        [sys.executable, "-P", alone.__file__, str(folder)],
-        env={**os.environ, "HF_HUB_OFFLINE": "1"},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        encoding="utf-8",
-        errors="replace",
-    )
-    if not done.returncode:
-        return
+        done = subprocess.run(
+            [sys.executable, "-P", alone.__file__, str(folder)],
+            env={**os.environ, "HF_HUB_OFFLINE": "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            encoding="utf-8",
+            errors="replace",
+        )
+        if not done.returncode:
+            return load_file(folder / alone.OUTPUT)
+    # What it died of is its last line; a process that was killed, or lacked memory, is told apart.
     last_line = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
     killed = done.returncode == -getattr(signal, "SIGKILL", 0)  # which Windows lacks
     if killed or "MemoryError" in last_line or is_out_of_memory(RuntimeError(last_line)):
         raise _no_room("memory ran out while it was loaded or run")
-    raise ModelError(f"no second instance of {model} could be run: {last_line[:200]}", "leave out {whole}")
+    raise ModelError(f"no second instance of {loaded.name} could be run: {last_line[:200]}", "leave out {whole}")

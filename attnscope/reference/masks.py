@@ -186,7 +186,7 @@ def mixed_positions(image_T: Sequence[bool], grids: Sequence[tuple[int, int]]) -
 
     image_T: which tokens are a picture's. grids: rows and columns of each picture, in the order of their tokens. A text
     counts on on all axes. A picture has one time, and its rows and columns count from there; the text continues after
-    the largest of its positions (Wang et al. 2024, "Qwen2-VL", figure 3).
+    the largest of its positions (Wang et al. 2024, "Qwen2-VL", figure 3). Raises ValueError where a size is missing.
 
     >>> mixed_positions([False, True, True, False], [(1, 2)])
     tensor([[0, 1, 1, 3],
@@ -196,7 +196,9 @@ def mixed_positions(image_T: Sequence[bool], grids: Sequence[tuple[int, int]]) -
     runs, of_pictures, start = [], iter(grids), 0
     for image, run in groupby(image_T):
         if image:
-            rows, columns = next(of_pictures)
+            if (sides := next(of_pictures, None)) is None:
+                raise ValueError(f"expected a size of every picture, got {len(grids)}")
+            rows, columns = sides
             place_2T = grid_positions(rows, columns)
             runs.append(start + torch.cat([torch.zeros_like(place_2T[:1]), place_2T]))
             start += max(rows, columns)
