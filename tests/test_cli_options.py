@@ -30,13 +30,14 @@ SHARED = {name: command.groups for name, (command, _) in COMMANDS.items()}
 @dataclass(frozen=True, kw_only=True)
 class Top:
     panel = "Attention"
-    top: Annotated[int, Option("-n", help="Rows.", metavar="N", min=1)] = 3
+    top: Annotated[int, "Rows.", "ROWS", Option("-n", min=1)] = 3
     out_of: Annotated[Literal["all", "some"], Option(help="Of which.")] = "all"
+    least: Annotated[float | None, "Of which weight.", Option(min=0)] = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class TopHeads(Top):
-    top: Annotated[int, Option(help="Heads.")] = 5
+    top: Annotated[int, "Heads."] = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +136,9 @@ def test_a_subclass_inherits_what_it_leaves_out():
     assert (above.help, below.help) == ("Heads.", "Rows.")
     for kept in ("param_decls", "metavar", "min", "rich_help_panel"):
         assert getattr(above, kept) == getattr(below, kept)
-    assert below.param_decls == ("-n", "--top")
+    assert (below.param_decls, below.metavar) == (("-n", "--top"), "ROWS")
+    placeholders = {name: one.metavar for name, one in parameters(TopHeads).items()}
+    assert placeholders == {"top": "ROWS", "out_of": "all|some", "least": "N"}
     assert TopHeads().top == 5
 
 

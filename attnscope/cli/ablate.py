@@ -47,27 +47,18 @@ class Taken(Heads):
     """Which heads are taken away, and what replaces them."""
 
     panel = "Attention"
-    sets: Annotated[
-        Path | None,
-        Option(help='Sets, as {"set": "name", "heads": ["L3H0", "L3H1"]} per line.', metavar="FILE"),
-        FIRST,
-    ] = None
-    atlas: Annotated[
-        Path | None, Option(help="What `scan` wrote: sets are its roles, or what @ROLE selects.", metavar="DIR")
-    ] = None
-    by: Annotated[Literal["kv"] | None, Option(help="Take away whole groups, all heads of a kv head.")] = None
-    each: Annotated[bool, Option(help="Every head of the model alone, too.")] = False
+    sets: Annotated[Path | None, 'Sets, as {"set": "name", "heads": ["L3H0", "L3H1"]} per line.', FIRST] = None
+    atlas: Annotated[Path | None, "What `scan` wrote: sets are its roles, or what @ROLE selects.", "DIR"] = None
+    by: Annotated[Literal["kv"] | None, "Take away whole groups, all heads of a kv head."] = None
+    each: Annotated[bool, "Every head of the model alone, too."] = False
     replace: Annotated[
         Literal["mean", "zero", "resample"],
-        Option(help="What replaces a head: its mean over other sequences; zero; another sequence's, which misinforms."),
+        "What replaces a head: its mean over other sequences; zero; another sequence's, which misinforms.",
         FIRST,
     ] = "mean"
-    random: Annotated[
-        int, Option(min=0, max=MOST_SETS, help="Random sets of as many heads to hold each against.", metavar="N")
-    ] = 100
+    random: Annotated[int, "Random sets of as many heads to hold each against.", Option(min=0, max=MOST_SETS)] = 100
     controls: Annotated[
-        Literal["unnamed", "all"],
-        Option(help="Draw random sets from the heads that no set names, or from all heads."),
+        Literal["unnamed", "all"], "Draw random sets from the heads that no set names, or from all heads."
     ] = "unnamed"
 
     def __post_init__(self) -> None:
@@ -88,22 +79,16 @@ class On(Sequences, Seed, Top):
     panel = "Corpus"
     on: Annotated[
         str | None,
-        Option(
-            help='copy: repeated tokens; texts: of --texts; or {"text": "...", "targets": [[12, 16]]} per line.',
-            metavar="copy|texts|FILE",
-        ),
+        'copy: repeated tokens; texts: of --texts; or {"text": "...", "targets": [[12, 16]]} per line.',
+        "copy|texts|FILE",
         FIRST,
     ] = None
-    texts: Annotated[str | None, Option(help="A corpus: the loss of every next token.", metavar="FILE")] = None
-    sequences: Annotated[
-        int, Option(min=2, max=MOST_SEQUENCES, help="Sequences or texts at most; intervals need 32.", metavar="N")
-    ] = 64
+    texts: Annotated[str | None, "A corpus: the loss of every next token.", "FILE"] = None
+    sequences: Annotated[int, "Sequences or texts at most; intervals need 32.", Option(min=2, max=MOST_SEQUENCES)] = 64
     top: Annotated[
         str | None,
-        Option(
-            help="Sets printed, with the rows of each, or pairs, steps, heads: a number, or all (default: 40 on a "
-            "terminal, all in a pipe). Files in --out have all."
-        ),
+        "Sets printed, with the rows of each, or pairs, steps, heads: a number, or all (default: 40 on a "
+        "terminal, all in a pipe). Files in --out have all.",
     ] = None
 
     def __post_init__(self) -> None:
@@ -130,7 +115,7 @@ class On(Sequences, Seed, Top):
 class Measured(Config, Format, Exporting):
     """A table to stdout, table and facts to --out."""
 
-    out: Annotated[Path | None, Option(help="Write table and facts here; a stopped run resumes.", metavar="DIR")] = None
+    out: Annotated[Path | None, "Write table and facts here; a stopped run resumes.", "DIR"] = None
 
 
 @option_group
@@ -139,11 +124,11 @@ class VariantOptions:
 
     panel = "Question"
 
-    pairs: Annotated[bool, Option(help="Instead: what any two of the heads cost beyond what both cost alone.")] = False
-    prune: Annotated[bool, Option(help="Instead: remove heads one by one, the least costly first.")] = False
+    pairs: Annotated[bool, "Instead: what any two of the heads cost beyond what both cost alone."] = False
+    prune: Annotated[bool, "Instead: remove heads one by one, the least costly first."] = False
     method: Annotated[
         Literal["replace", "gradient"],
-        Option(help="gradient: screen all heads to first order, and print how well that orders them."),
+        "gradient: screen all heads to first order, and print how well that orders them.",
     ] = "replace"
 
     def __post_init__(self) -> None:

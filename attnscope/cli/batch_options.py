@@ -84,45 +84,27 @@ class Sources(GlobalTokens, Tokens):
     """Which texts, and how they are read."""
 
     panel = "Corpus"
-    sources: Annotated[list[str], Argument(help="Files, folders, globs; - reads stdin.", metavar="SOURCE"), HELD]
-    text_field: Annotated[
-        str | None, Option(help="Field of the text (default: text).", metavar="NAME"), FIRST, HELD
-    ] = None
-    pair_field: Annotated[
-        str | None, Option(help="Field of a second text, read with the first as a pair.", metavar="NAME"), HELD
-    ] = None
+    sources: Annotated[list[str], "Files, folders, globs; - reads stdin.", "SOURCE", Argument(), HELD]
+    text_field: Annotated[str | None, "Field of the text (default: text).", "NAME", FIRST, HELD] = None
+    pair_field: Annotated[str | None, "Field of a second text, read with the first as a pair.", "NAME", HELD] = None
     target_field: Annotated[
-        str | None,
-        Option(help="Field of an encoder-decoder's target (default: what it makes of the text).", metavar="NAME"),
-        HELD,
+        str | None, "Field of an encoder-decoder's target (default: what it makes of the text).", "NAME", HELD
     ] = None
-    answer_field: Annotated[
-        str | None, Option(help="Field of the answer, read after its text.", metavar="NAME"), HELD
-    ] = None
-    answer: Annotated[str | None, Option(help="The answer after every text.", metavar="TEXT"), HELD, SETTING] = None
+    answer_field: Annotated[str | None, "Field of the answer, read after its text.", "NAME", HELD] = None
+    answer: Annotated[str | None, "The answer after every text.", HELD, SETTING] = None
     audio_field: Annotated[
-        str | None,
-        Option(
-            help="Field that names a sound's file, read instead of a text; from the corpus's folder.", metavar="NAME"
-        ),
-        HELD,
+        str | None, "Field that names a sound's file, read instead of a text; from the corpus's folder.", "NAME", HELD
     ] = None
     picture_field: Annotated[
-        str | None,
-        Option(help="Field that names a picture's file, or a list of them, read with the text.", metavar="NAME"),
-        HELD,
+        str | None, "Field that names a picture's file, or a list of them, read with the text.", "NAME", HELD
     ] = None
-    id_field: Annotated[str | None, Option(help="Field of the id (default: id).", metavar="NAME"), HELD, SETTING] = None
+    id_field: Annotated[str | None, "Field of the id (default: id).", "NAME", HELD, SETTING] = None
     input_format: Annotated[
-        Literal["txt", "json", "jsonl", "csv", "tsv", "parquet"] | None,
-        Option(help="What stdin, or an odd suffix, is."),
-        HELD,
+        Literal["txt", "json", "jsonl", "csv", "tsv", "parquet"] | None, "What stdin, or an odd suffix, is.", HELD
     ] = None
-    whole: Annotated[bool, Option(help="A .txt file is one text, not one text per line."), HELD, SETTING] = False
+    whole: Annotated[bool, "A .txt file is one text, not one text per line.", HELD, SETTING] = False
     max_tokens: Annotated[
-        int | None,
-        Option(min=1, max=MOST_TOKENS, help="Cut texts to N tokens, on the right by default.", metavar="N"),
-        HELD,
+        int | None, "Cut texts to N tokens, on the right by default.", Option(min=1, max=MOST_TOKENS), HELD
     ] = None
 
     def __post_init__(self) -> None:
@@ -166,16 +148,12 @@ class Sources(GlobalTokens, Tokens):
 class Questions(Question):
     """Which tokens of every text are asked about."""
 
-    query_field: Annotated[
-        str | None, Option(help="Field of each record that names its queries.", metavar="NAME"), HELD
-    ] = None
-    key_field: Annotated[str | None, Option(help="Field that names its keys.", metavar="NAME"), HELD] = None
+    query_field: Annotated[str | None, "Field of each record that names its queries.", "NAME", HELD] = None
+    key_field: Annotated[str | None, "Field that names its keys.", "NAME", HELD] = None
     spans: Annotated[
         list[str] | None,
-        Option(
-            help="The mass of spans on each other: subject=Mary; alone, subject is of --define, or of each record.",
-            metavar="NAME[=TOKENS]",
-        ),
+        "The mass of spans on each other: subject=Mary; alone, subject is of --define, or of each record.",
+        "NAME[=TOKENS]",
         HELD,
     ] = None
 
@@ -202,26 +180,17 @@ class Dataset(Drawing, MeasuredEntries, Relations, Spreadsheet, Printing):
 
     panel = "Dataset"
     of_folders = CORPORA
-    tables: Annotated[
-        str,
-        Option(help="heads, relations; joined by commas.", metavar="TABLES"),
-        FIRST,
-        HELD,
-    ] = "heads,relations"
+    tables: Annotated[str, "heads, relations; joined by commas.", "TABLES", FIRST, HELD] = "heads,relations"
     atlas: Annotated[Path | None, SETTING] = None
     image: Annotated[Literal["png", "svg", "pdf"], HELD, SETTING] = "png"
     weights: Annotated[Literal["softmax", "scores", "value"], HELD] = "softmax"
     metrics: Annotated[str | None, HELD] = None
-    figures: Annotated[
-        str | None, Option(help="overview, layers, heads, metrics; joined by commas.", metavar="KINDS"), FIRST, HELD
-    ] = None
-    format: Annotated[Literal["parquet", "csv", "jsonl"], Option(help="Format of the tables."), HELD] = "parquet"
-    to_stdout: Annotated[Literal["jsonl"] | None, Option(help="Print one JSON object per text instead."), FIRST] = None
-    matrices: Annotated[bool, Option(help="Whole matrices too, float16 safetensors."), HELD] = False
-    summary: Annotated[bool, Option(help="The corpus's own table too: means over the texts, with intervals.")] = False
-    shard_size: Annotated[int, Option(min=1, max=2**20, help="MiB per shard, about.", metavar="MIB"), HELD, SETTING] = (
-        64
-    )
+    figures: Annotated[str | None, "overview, layers, heads, metrics; joined by commas.", "KINDS", FIRST, HELD] = None
+    format: Annotated[Literal["parquet", "csv", "jsonl"], "Format of the tables.", HELD] = "parquet"
+    to_stdout: Annotated[Literal["jsonl"] | None, "Print one JSON object per text instead.", FIRST] = None
+    matrices: Annotated[bool, "Whole matrices too, float16 safetensors.", HELD] = False
+    summary: Annotated[bool, "The corpus's own table too: means over the texts, with intervals."] = False
+    shard_size: Annotated[int, "MiB per shard, about.", "MIB", Option(min=1, max=2**20), HELD, SETTING] = 64
 
     def __post_init__(self) -> None:
         Relations.__post_init__(self)
@@ -262,11 +231,9 @@ class Work(Rehearsal):
 
     panel = "Dataset"
     batch_tokens: Annotated[
-        int | None,
-        Option(min=1, max=MOST_TOKENS, help="Tokens per batch (default: by memory).", metavar="N"),
-        SETTING,
+        int | None, "Tokens per batch (default: by memory).", Option(min=1, max=MOST_TOKENS), SETTING
     ] = None
-    strict: Annotated[bool, Option(help="Stop at the first item that fails."), SETTING] = False
+    strict: Annotated[bool, "Stop at the first item that fails.", SETTING] = False
 
 
 @option_group
@@ -275,18 +242,10 @@ class Ray:
 
     panel = "Ray"
     ray: Annotated[
-        str | None,
-        Option(
-            help="Run on Ray: auto, local, HOST:PORT, ray://HOST:PORT; without a value, what Ray finds.",
-            metavar="[ADDRESS]",
-        ),
+        str | None, "Run on Ray: auto, local, HOST:PORT, ray://HOST:PORT; without a value, what Ray finds.", "[ADDRESS]"
     ] = None
-    num_actors: Annotated[
-        int, Option(min=1, max=10_000, help="With --ray: models side by side.", metavar="N"), SETTING
-    ] = 1
-    num_gpus_per_actor: Annotated[
-        float, Option(min=0, max=1_000, help="With --ray: GPUs of each.", metavar="N"), SETTING
-    ] = 0
+    num_actors: Annotated[int, "With --ray: models side by side.", Option(min=1, max=10_000), SETTING] = 1
+    num_gpus_per_actor: Annotated[float, "With --ray: GPUs of each.", Option(min=0, max=1_000), SETTING] = 0
 
     def cluster(self) -> Cluster | None:
         """Where the run goes when --ray was given."""

@@ -40,13 +40,11 @@ EXAMPLES = (
 class Sides(ModelTexts, OtherSide, ManyTexts):
     """One side, and what is compared with it."""
 
-    compare_text: Annotated[str | None, Option(help="The other text.", metavar="TEXT"), FIRST, UNRECORDED] = None
+    compare_text: Annotated[str | None, "The other text.", FIRST, UNRECORDED] = None
     compare_model: Annotated[
-        str | None, Option(help="The other model, on the same texts.", metavar="NAME", autocompletion=models), FIRST
+        str | None, "The other model, on the same texts.", "NAME", Option(autocompletion=models), FIRST
     ] = None
-    texts: Annotated[
-        str | None, Option(help="For two models: a file of texts, a folder or a glob; - reads stdin.", metavar="FILE")
-    ] = None
+    texts: Annotated[str | None, "For two models: a file of texts, a folder or a glob; - reads stdin.", "FILE"] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -67,17 +65,16 @@ class Sides(ModelTexts, OtherSide, ManyTexts):
 class Room(Memory):
     """Who computes the attention, and how much is kept of the first side."""
 
-    memory: Annotated[
-        str | None,
-        Option(help="What may be kept of the first side, e.g. 4GB (default: what is free).", metavar="SIZE"),
-    ] = None
+    memory: Annotated[str | None, "What may be kept of the first side, e.g. 4GB (default: what is free).", "SIZE"] = (
+        None
+    )
 
 
 @option_group
 class Differences(Results):
     """A table to stdout, the same and its pictures to --out."""
 
-    out: Annotated[Path | None, Option(help="Write tables, signed maps and compare.json here.")] = None
+    out: Annotated[Path | None, "Write tables, signed maps and compare.json here."] = None
 
 
 @with_options(Sides, Room, Selected, Top, Differences, Look, file=GROUPS)

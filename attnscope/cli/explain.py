@@ -8,8 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from typer import Option
-
 from attnscope.cli import output
 from attnscope.cli.config import with_options
 from attnscope.cli.figure_options import Look
@@ -44,10 +42,10 @@ class Steps(OneHead, Query, Seed):
     """What is explained."""
 
     panel = "Question"
-    query: Annotated[str, Option(help="The token to follow: 5, last, bank#2 (`attnscope tokens -h`).")] = "last"
-    toy: Annotated[bool, Option(help='"I saw a saw" with tiny numbers, without a model.'), FIRST] = False
-    scaling: Annotated[bool, Option(help="std(q·k) against d_k on random data, without a model."), FIRST] = False
-    seed: Annotated[int, Option(help="Seed of --scaling's random data.")] = 0
+    query: Annotated[str, "The token to follow: 5, last, bank#2 (`attnscope tokens -h`)."] = "last"
+    toy: Annotated[bool, '"I saw a saw" with tiny numbers, without a model.', FIRST] = False
+    scaling: Annotated[bool, "std(q·k) against d_k on random data, without a model.", FIRST] = False
+    seed: Annotated[int, "Seed of --scaling's random data."] = 0
 
     def check(self, asked: StepsText) -> None:
         """Raise UsageError for what cannot be asked together."""
@@ -62,10 +60,9 @@ class Telling(Look, Config, Format, Writing):
     """The steps to stdout, a figure to --out, which may also name the file itself."""
 
     files = PICTURES
-    out: Annotated[Path | None, Option(help="Draw into this folder or file.", metavar="DIR|FILE")] = None
+    out: Annotated[Path | None, "Draw into this folder or file.", "DIR|FILE"] = None
     format: Annotated[
-        Literal["table", "jsonl"] | None,
-        Option(help="Default: tables on a terminal, JSON lines with every number in a pipe."),
+        Literal["table", "jsonl"] | None, "Default: tables on a terminal, JSON lines with every number in a pipe."
     ] = None
 
     def __post_init__(self) -> None:

@@ -28,7 +28,7 @@ class Image:
     """What kind of file a figure is."""
 
     panel = "Figures"
-    image: Annotated[Literal["png", "svg", "pdf"], Option(help="File format of figures."), HELD, DRAWN] = "png"
+    image: Annotated[Literal["png", "svg", "pdf"], "File format of figures.", HELD, DRAWN] = "png"
 
     def style(self, command: str = "") -> Style:
         """How figures are drawn; command: what the files say made them."""
@@ -41,44 +41,35 @@ class Image:
 class Look(Image):
     """How every figure looks."""
 
-    title: Annotated[
-        str | None, Option(help="Placed before each figure's own title.", metavar="TITLE"), DRAWN, SETTING
-    ] = None
+    title: Annotated[str | None, "Placed before each figure's own title.", "TITLE", DRAWN, SETTING] = None
     caption: Annotated[
         bool | None,
-        Option(
-            "--caption/--no-caption",
-            help="The lines below title and panels (default: true, but false for column and page).",
-        ),
+        "The lines below title and panels (default: true, but false for column and page).",
+        Option("--caption/--no-caption"),
         DRAWN,
         SETTING,
     ] = None
     width: Annotated[
         str | None,
-        Option(
-            help="column (3.25 in) or page (6.75): for a paper, with text of 7 to 8 points; or inches at most.",
-            metavar="WIDTH",
-        ),
+        "column (3.25 in) or page (6.75): for a paper, with text of 7 to 8 points; or inches at most.",
+        "WIDTH",
         DRAWN,
         SETTING,
     ] = None
     font_size: Annotated[
         float | None,
-        Option(min=4, max=24, help="Points of every text (default: by its room; in a paper 7 to 8).", metavar="POINTS"),
+        "Points of every text (default: by its room; in a paper 7 to 8).",
+        "POINTS",
+        Option(min=4, max=24),
         SETTING,
     ] = None
     dpi: Annotated[
-        int | None,
-        Option(min=10, max=1200, help="Pixels per inch (default: 120, for a paper 300).", metavar="N"),
-        DRAWN,
-        SETTING,
+        int | None, "Pixels per inch (default: 120, for a paper 300).", Option(min=10, max=1200), DRAWN, SETTING
     ] = None
     cmap: Annotated[
         str | None,
-        Option(
-            help="A colour map of matplotlib, or colours by commas (default: viridis; of scores, differences: RdBu_r).",
-            metavar="NAME",
-        ),
+        "A colour map of matplotlib, or colours by commas (default: viridis; of scores, differences: RdBu_r).",
+        "NAME",
         SETTING,
     ] = None
 
@@ -105,19 +96,19 @@ class Scale:
     panel = "Figures"
     scale: Annotated[
         Literal["auto", "linear", "sqrt", "log"],
-        Option(help="Colour scale; auto: linear, but sqrt for an overview of 64 tokens or more."),
+        "Colour scale; auto: linear, but sqrt for an overview of 64 tokens or more.",
         SETTING,
     ] = "auto"
     floor: Annotated[
         float | None,
-        Option(
-            min=0, max=1, help="Where a log scale begins, e.g. 0.001 (default: the least weight).", metavar="WEIGHT"
-        ),
+        "Where a log scale begins, e.g. 0.001 (default: the least weight).",
+        "WEIGHT",
+        Option(min=0, max=1),
         SETTING,
     ] = None
     sink: Annotated[
         Literal["keep", "mask"] | None,
-        Option(help="A head's sink (its top key, else key 0): keep it, or draw it as a strip (default: keep)."),
+        "A head's sink (its top key, else key 0): keep it, or draw it as a strip (default: keep).",
         SETTING,
     ] = None
 
@@ -127,9 +118,7 @@ class Map(Scale, Look):
     """How a heatmap is drawn."""
 
     annotate: Annotated[
-        bool | None,
-        Option("--annotate/--no-annotate", help="Numbers in the cells (default: up to 12 tokens)."),
-        SETTING,
+        bool | None, "Numbers in the cells (default: up to 12 tokens).", Option("--annotate/--no-annotate"), SETTING
     ] = None
 
 
@@ -149,11 +138,9 @@ class Kinds:
     panel = "Figures"
     figures: Annotated[
         str | None,
-        Option(
-            help="overview, layers, heads, metrics, mass (on named keys), top (a sheet of the first heads), depth "
-            "(--sort and --metrics over the layers), picture (weights over a --picture); by commas.",
-            metavar="KINDS",
-        ),
+        "overview, layers, heads, metrics, mass (on named keys), top (a sheet of the first heads), depth "
+        "(--sort and --metrics over the layers), picture (weights over a --picture); by commas.",
+        "KINDS",
         FIRST,
     ] = None
 
@@ -187,8 +174,8 @@ def kinds_of_file(kinds: tuple[str, ...] | None, select: str | None, file: Path)
 class Drawing(Kinds, Map):
     """How many heatmaps are drawn."""
 
-    per_head_scale: Annotated[bool, Option(help="One colour scale per head, not per figure."), SETTING] = False
-    bin: Annotated[Literal["sum", "max"], Option(help="How texts over 200 tokens are binned."), SETTING] = "sum"
+    per_head_scale: Annotated[bool, "One colour scale per head, not per figure.", SETTING] = False
+    bin: Annotated[Literal["sum", "max"], "How texts over 200 tokens are binned.", SETTING] = "sum"
 
     def maps(self) -> MapFields:
         """The fields of `Request` that say how maps are kept."""
@@ -219,7 +206,7 @@ class ManyTexts:
     """A file of texts, for statistics over them."""
 
     panel = "Corpus"
-    texts: Annotated[str | None, Option(help="Texts, one per line or record.", metavar="FILE"), FIRST] = None
+    texts: Annotated[str | None, "Texts, one per line or record.", "FILE", FIRST] = None
 
 
 @option_group
@@ -227,16 +214,14 @@ class Sampled:
     """How many sequences a number is of."""
 
     panel = "Corpus"
-    sequences: Annotated[
-        int, Option(min=2, max=MOST_SEQUENCES, help="Sequences per probe; intervals need 32.", metavar="N"), FIRST
-    ] = 64
+    sequences: Annotated[int, "Sequences per probe; intervals need 32.", Option(min=2, max=MOST_SEQUENCES), FIRST] = 64
 
 
 @option_group
 class Rehearsal:
     """Whether anything is done."""
 
-    dry_run: Annotated[bool, Option(help="Print what would be done, and its cost."), FIRST] = False
+    dry_run: Annotated[bool, "Print what would be done, and its cost.", FIRST] = False
 
 
 @option_group

@@ -1,16 +1,17 @@
 """Option groups: frozen dataclasses whose fields are a command's options, and what is read off those fields.
 
-A field's name is the option (`top_k` is `--top-k`), its type what may be given, its default the default. A subclass
-that declares a field again inherits what its own `typer.Option` leaves out.
+A field's name is the option (`top_k` is `--top-k`), its type what may be given, its default the default. A text in
+its annotation is the help, a second one the placeholder of the value where its type does not say it; what else typer
+is to know is in a `typer.Option`. A subclass that declares a field again inherits what it does not say itself.
 
     @option_group
     class Top:
         panel = "Table"
-        top: Annotated[int, typer.Option(help="Rows in the printed table.", metavar="N")] = 20
+        top: Annotated[str, "Rows in the printed table.", "N|all", typer.Option("-n")] = "20"
 
     @option_group
     class TopHeads(Top):
-        top: Annotated[int, typer.Option(help="Heads in the printed table.")] = 10
+        top: Annotated[str, "Heads in the printed table."] = "10"
 
 Settings: values that few people change; see `Mark.SETTING`.
 
@@ -39,6 +40,7 @@ from attnscope.errors import UsageError, brief, nearest, visible
 
 T = TypeVar("T")
 UNSET = vars(typer.Option())
+METAVARS = {int: "N", float: "N", str: "TEXT", Path: "FILE"}  # placeholders of values, where an option has no other
 
 
 class Mark(Enum):
@@ -88,8 +90,12 @@ class Parameter:
     @property
     def metavar(self) -> str:
         """The placeholder of a value in help: `N`, `png|svg|pdf`; empty of an option that takes none."""
-        flag = self.hint in (bool, bool | None)
-        return self.info.metavar or "|".join(self.choices) or "true|false" * (flag and self.is_setting)
+        if self.info.metavar or self.choices or self.is_argument:
+            return self.info.metavar or "|".join(self.choices)
+        if self.hint in (bool, bool | None):
+            return "true|false" * self.is_setting
+        kinds = (self.hint, *get_args(self.hint), *(kind for part in get_args(self.hint) for kind in get_args(part)))
+        return next((METAVARS[kind] for kind in kinds if kind in METAVARS), "")
 
     @property
     def key(self) -> str:
@@ -220,6 +226,7 @@ def _parameter(name: str, hint: Any, panel: str | None, inherited: Parameter | N
     """A field's option: what its own annotation says, and for the rest what the group that it varies says."""
     plain, *said = get_args(hint) if get_origin(hint) is Annotated else (hint,)
     own = [one for one in said if isinstance(one, OptionInfo | ArgumentInfo)]
+    texts = [one for one in said if isinstance(one, str)]
     below = inherited.info if inherited else typer.Option(rich_help_panel=panel)
     info = copy(own[0]) if own else copy(below)
     if isinstance(info, OptionInfo):
@@ -228,7 +235,8 @@ def _parameter(name: str, hint: Any, panel: str | None, inherited: Parameter | N
     for key, value in vars(below).items():
         if key in vars(info) and vars(info)[key] == UNSET[key]:
             setattr(info, key, value)
-    extra = tuple(one for one in said if one not in own) or (inherited.extra if inherited else ())
+    info.help, info.metavar = *texts, *(info.help, info.metavar)[len(texts) :]
+    extra = tuple(one for one in said if isinstance(one, Mark)) or (inherited.extra if inherited else ())
     if Mark.FIRST in extra and not (own and own[0].rich_help_panel):
         info.rich_help_panel = None
     return Parameter(name, plain, info, extra)
@@ -258,9 +266,9 @@ class Settings:
     panel = "Settings"
     set: Annotated[
         list[str] | None,
-        typer.Option(
-            help="Give one of these, also typed as --NAME VALUE.", metavar="NAME=VALUE", autocompletion=offered
-        ),
+        "Give one of these, also typed as --NAME VALUE.",
+        "NAME=VALUE",
+        typer.Option(autocompletion=offered),
     ] = None
 
 

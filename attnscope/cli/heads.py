@@ -47,11 +47,9 @@ class MeasuredEntries(Entries):
 
     metrics: Annotated[
         str | None,
-        Option(
-            help="Measure these too, by commas: keys_95, streaming_mass_32, _128, _512.",
-            metavar="METRICS",
-            autocompletion=metric_names,
-        ),
+        "Measure these too, by commas: keys_95, streaming_mass_32, _128, _512.",
+        "METRICS",
+        Option(autocompletion=metric_names),
     ] = None
 
     @property
@@ -88,21 +86,16 @@ class Ranking(Top):
 
     sort: Annotated[
         str | None,
-        Option(
-            help="Rank by a metric of `attnscope metrics`, or layer; -METRIC: smallest first (default: focus; "
-            "with --key mass).",
-            metavar="METRIC",
-            autocompletion=metric_names,
-        ),
+        "Rank by a metric of `attnscope metrics`, or layer; -METRIC: smallest first (default: focus; with --key mass).",
+        "METRIC",
+        Option(autocompletion=metric_names),
     ] = None
-    ascending: Annotated[bool, Option(help="Smallest first, as --sort=-METRIC says it."), SETTING] = False
+    ascending: Annotated[bool, "Smallest first, as --sort=-METRIC says it.", SETTING] = False
     FEW = 20
     top: Annotated[
         str | None,
-        Option(
-            help="Heads printed, and drawn one by one: a number, or all (default: 20, in a pipe all are printed). "
-            "heads.csv in --out has all."
-        ),
+        "Heads printed, and drawn one by one: a number, or all (default: 20, in a pipe all are printed). "
+        "heads.csv in --out has all.",
     ] = None
 
     def check(self, asked: TextRun, entries: MeasuredEntries) -> None:
@@ -140,8 +133,7 @@ class RankedHeads(Results):
 
     files = (*PICTURES, *TABLES)
     out: Annotated[
-        Path | None,
-        Option(help="Write tables and figures here; or the table, or one picture, to this file.", metavar="DIR|FILE"),
+        Path | None, "Write tables and figures here; or the table, or one picture, to this file.", "DIR|FILE"
     ] = None
 
 

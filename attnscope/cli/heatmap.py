@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from typer import Argument, Context, Option
+from typer import Argument, Context
 
 from attnscope.cli import output
 from attnscope.cli.config import refuse_others, with_options
@@ -47,9 +47,7 @@ class Pictures(Config, Exporting):
     """Figures to --out, their paths to stdout."""
 
     files = PICTURES
-    out: Annotated[
-        Path | None, Option(help="Draw into this folder, or one picture to this file.", metavar="DIR|FILE")
-    ] = None
+    out: Annotated[Path | None, "Draw into this folder, or one picture to this file.", "DIR|FILE"] = None
 
 
 @option_group
@@ -63,9 +61,7 @@ class Drawn(MeasuredEntries):
 class Best(Ranking):
     """The order of the heads of --figures top, and how many."""
 
-    top: Annotated[
-        str | None, Option(help="Heads on the picture of --figures top: a number, or all (default: 20).")
-    ] = None
+    top: Annotated[str | None, "Heads on the picture of --figures top: a number, or all (default: 20)."] = None
 
 
 @option_group
@@ -73,7 +69,7 @@ class Drawable(TextRun):
     """One text through one model, or what is drawn again."""
 
     given: Annotated[
-        str | None, Argument(help="The text, in quotes, or the folder of what is drawn again; - reads stdin.")
+        str | None, "The text, in quotes, or the folder of what is drawn again; - reads stdin.", Argument()
     ] = None
 
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
-from typer import Argument, Option
+from typer import Argument
 
 from attnscope.cli import output
 from attnscope.cli.completion import models
@@ -36,8 +36,8 @@ EXAMPLES = ("attnscope info demo", "attnscope info demo --tokens 9,2048,131072 -
 class Named(Checkpoint):
     """The model of a command that is about it: --model as everywhere, or for short an argument."""
 
-    name: Annotated[str | None, Argument(help="Short for --model.", metavar="MODEL", autocompletion=models)] = None
-    model: Annotated[str | None, Option(help="demo (default), a folder, a GGUF file, or a hub id.")] = None  # type: ignore[assignment]
+    name: Annotated[str | None, "Short for --model.", "MODEL", Argument(autocompletion=models)] = None
+    model: Annotated[str | None, "demo (default), a folder, a GGUF file, or a hub id."] = None  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
         if self.name is not None and self.model is not None:
@@ -57,7 +57,7 @@ class Named(Checkpoint):
 class Costs(Facts):
     """What is printed, and how."""
 
-    tokens: Annotated[str, Option(help="What these text lengths would cost.", metavar="N,N,...")] = "128,2048,32768"
+    tokens: Annotated[str, "What these text lengths would cost.", "N,N,..."] = "128,2048,32768"
 
     @property
     def lengths(self) -> list[int]:

@@ -6,8 +6,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from typer import Option
-
 from attnscope.cli import output
 from attnscope.cli.config import with_options
 from attnscope.cli.groups import of_run, option_group
@@ -34,10 +32,7 @@ class Listing(Results):
     """A table to stdout, the same to --out."""
 
     files = TABLES
-    out: Annotated[
-        Path | None,
-        Option(help="Write keys.csv and manifest.json here, or the table to this file.", metavar="DIR|FILE"),
-    ] = None
+    out: Annotated[Path | None, "Write keys.csv and manifest.json here, or the table to this file.", "DIR|FILE"] = None
 
 
 LEGEND = (

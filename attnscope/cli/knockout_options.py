@@ -28,18 +28,10 @@ class Answered(MayAsk, ModelText, ManyTexts):
     """One text or many, and what follows each."""
 
     panel = "Text"
-    answer: Annotated[
-        str | None,
-        Option(help="What is to follow the text (default: the model's own next token).", metavar="TEXT"),
-        FIRST,
-    ] = None
-    foil: Annotated[
-        str | None,
-        Option(help="What is not to follow: the effect is the fall of logit(answer) - logit(foil).", metavar="TEXT"),
-    ] = None
+    answer: Annotated[str | None, "What is to follow the text (default: the model's own next token).", FIRST] = None
+    foil: Annotated[str | None, "What is not to follow: the effect is the fall of logit(answer) - logit(foil)."] = None
     texts: Annotated[
-        str | None,
-        Option(help="A corpus instead; its fields query, key, answer, foil, and with --keep at, win.", metavar="FILE"),
+        str | None, "A corpus instead; its fields query, key, answer, foil, and with --keep at, win.", "FILE"
     ] = None
     chat: Annotated[bool, Option(rich_help_panel=panel)] = False
 
@@ -62,16 +54,13 @@ class Edges(Selected, Question):
     panel = "Question"
     over: Annotated[
         str,
-        Option(
-            help="What is cut at a time: none (all at once), heads, layers, window:N (layers), keys, kv (groups).",
-            metavar="WHAT",
-        ),
+        "What is cut at a time: none (all at once), heads, layers, window:N (layers), keys, kv (groups).",
+        "WHAT",
         FIRST,
     ] = "none"
-    how: Annotated[
-        Literal["mask", "zero"],
-        Option(help="mask: the rest of a row takes the weight; zero: the weight is lost."),
-    ] = "mask"
+    how: Annotated[Literal["mask", "zero"], "mask: the rest of a row takes the weight; zero: the weight is lost."] = (
+        "mask"
+    )
 
     def __post_init__(self) -> None:
         self.asks()
@@ -89,24 +78,18 @@ class CacheBudgets(Generated):
     panel = "Budget"
     keep: Annotated[
         str | None,
-        Option(
-            help="Budgets of a KV cache instead, by commas: stream:4+64, top:64, h2o:64, received:64, snap:64@16.",
-            metavar="BUDGETS",
-        ),
+        "Budgets of a KV cache instead, by commas: stream:4+64, top:64, h2o:64, received:64, snap:64@16.",
+        "BUDGETS",
         FIRST,
     ] = None
     at: Annotated[
-        str | None,
-        Option(
-            help="The last token of the prompt, in a text that continues (default: the last token).", metavar="TOKEN"
-        ),
+        str | None, "The last token of the prompt, in a text that continues (default: the last token).", "TOKEN"
     ] = None
     generate: Annotated[
-        int | None,
-        Option(help="Measure up to N tokens that the model itself puts after the text.", rich_help_panel=panel),
+        int | None, "Measure up to N tokens that the model itself puts after the text.", Option(rich_help_panel=panel)
     ] = None
     below: Annotated[
-        float, Option(min=0, max=1e6, help="List the heads that lose less than this, for --select.", metavar="NATS")
+        float, "List the heads that lose less than this, for --select.", "NATS", Option(min=0, max=1e6)
     ] = 0.01
 
     def check(self, answered: Answered, edges: Edges) -> None:
@@ -134,18 +117,11 @@ class Compared(Rehearsal, Sampled, Seed, Top):
     panel = "Corpus"
     dry_run: Annotated[bool, Option(rich_help_panel=panel)] = False
     random: Annotated[
-        int,
-        Option(
-            min=0,
-            max=MOST_SETS,
-            help="Draws to compare with: the same weights on other keys, and other heads.",
-            metavar="N",
-        ),
+        int, "Draws to compare with: the same weights on other keys, and other heads.", Option(min=0, max=MOST_SETS)
     ] = DRAWS
-    seed: Annotated[int, Option(help="Seed of the draws.", rich_help_panel=panel)] = 0
+    seed: Annotated[int, "Seed of the draws.", Option(rich_help_panel=panel)] = 0
     sequences: Annotated[
-        int,
-        Option(min=1, max=MOST_SEQUENCES, help="Texts at most; intervals need 32.", metavar="N", rich_help_panel=panel),
+        int, "Texts at most; intervals need 32.", Option(min=1, max=MOST_SEQUENCES, rich_help_panel=panel)
     ] = 64
 
 
@@ -156,12 +132,10 @@ class Table(StudyTable):
     files = (*PICTURES, *TABLES)
     out: Annotated[
         Path | None,
-        Option(
-            help="Write table, facts, figures and knockout.html here; a stopped run resumes. Or one of them to a file.",
-            metavar="DIR|FILE",
-        ),
+        "Write table, facts, figures and knockout.html here; a stopped run resumes. Or one of them to a file.",
+        "DIR|FILE",
     ] = None
-    html: Annotated[Path | None, Option(help="Write the page alone, to this file.", metavar="FILE")] = None
+    html: Annotated[Path | None, "Write the page alone, to this file."] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -20,44 +20,36 @@ class Checkpoint:
 
     panel = "Model"
     model: Annotated[
-        str,
-        Option("-m", help="demo, a folder, a GGUF file, or a hub id.", metavar="NAME", autocompletion=models),
-        FIRST,
-        HELD,
+        str, "demo, a folder, a GGUF file, or a hub id.", "NAME", Option("-m", autocompletion=models), FIRST, HELD
     ] = "demo"
     device: Annotated[
         str,
-        Option(
-            help="auto, cpu, cuda, cuda:N or mps.",
-            metavar="DEVICE",
-            autocompletion=offer("auto", "cpu", "cuda", "mps"),
-        ),
+        "auto, cpu, cuda, cuda:N or mps.",
+        "DEVICE",
+        Option(autocompletion=offer("auto", "cpu", "cuda", "mps")),
         FIRST,
         HELD,
     ] = "auto"
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"],
-        Option(help="auto: the checkpoint's on an accelerator, float32 on CPU."),
+        "auto: the checkpoint's on an accelerator, float32 on CPU.",
         HELD,
     ] = "auto"
-    revision: Annotated[str | None, Option(help="Branch, tag or commit on the hub.", metavar="REVISION"), HELD] = None
-    offline: Annotated[bool, Option(help="Never use the network.")] = False
-    trust_remote_code: Annotated[bool, Option(help="Run code from the model's files.")] = False
+    revision: Annotated[str | None, "Branch, tag or commit on the hub.", "REVISION", HELD] = None
+    offline: Annotated[bool, "Never use the network."] = False
+    trust_remote_code: Annotated[bool, "Run code from the model's files."] = False
     base: Annotated[
-        str | None,
-        Option(help="The model that an adapter changes (default: what its config names).", metavar="NAME"),
-        HELD,
-        SETTING,
+        str | None, "The model that an adapter changes (default: what its config names).", "NAME", HELD, SETTING
     ] = None
     task: Annotated[
         Literal["auto", "decoder", "encoder", "seq2seq", "vision"] | None,
-        Option(help="What the model is read as (default: auto, as its config says)."),
+        "What the model is read as (default: auto, as its config says).",
         HELD,
         SETTING,
     ] = None
     gguf: Annotated[
         Literal["check", "trust"],
-        Option(help="`trust`: read a GGUF file whatever it states that is left out (default: check)."),
+        "`trust`: read a GGUF file whatever it states that is left out (default: check).",
         HELD,
         SETTING,
     ] = "check"
@@ -73,20 +65,16 @@ class Checkpoint:
 class Loading(Checkpoint):
     """Where its weights go."""
 
-    device_map: Annotated[
-        str | None, Option(help="`auto` spreads the model over several devices.", metavar="MAP"), HELD, SETTING
-    ] = None
-    quantize: Annotated[Literal["8bit", "4bit"] | None, Option(help="Load with bitsandbytes."), HELD] = None
+    device_map: Annotated[str | None, "`auto` spreads the model over several devices.", "MAP", HELD, SETTING] = None
+    quantize: Annotated[Literal["8bit", "4bit"] | None, "Load with bitsandbytes.", HELD] = None
     adapter: Annotated[
         Literal["merged", "beside"] | None,
-        Option(
-            help="`merged`: added to its base's weights (default, but for quantized ones); `beside`: kept separate.",
-            metavar="WHERE",
-        ),
+        "`merged`: added to its base's weights (default, but for quantized ones); `beside`: kept separate.",
+        "WHERE",
         HELD,
         SETTING,
     ] = None
-    allow_pickle: Annotated[bool, Option(help="Read weights that are not safetensors."), SETTING] = False
+    allow_pickle: Annotated[bool, "Read weights that are not safetensors.", SETTING] = False
 
 
 MOST_TOKENS = 10**9  # of a text, a batch, an answer
@@ -110,13 +98,10 @@ class EngineName:
     panel = "Engine"
     engine: Annotated[
         str,
-        Option(
-            help="eager: the model's own matrices, bit for bit; fused: no matrix is stored; auto: the faster one that "
-            "gives what is asked and fits the memory.",
-            parser=engine_word,
-            metavar="|".join(ENGINE_WORDS),
-            autocompletion=offer(*ENGINE_WORDS),
-        ),
+        "eager: the model's own matrices, bit for bit; fused: no matrix is stored; auto: the faster one that "
+        "gives what is asked and fits the memory.",
+        "|".join(ENGINE_WORDS),
+        Option(parser=engine_word, autocompletion=offer(*ENGINE_WORDS)),
         FIRST,
         HELD,
     ] = "auto"
@@ -128,9 +113,7 @@ class Memory(EngineName):
 
     panel = "Engine"
     memory: Annotated[
-        str | None,
-        Option(help="What a layer's matrices may take, e.g. 4GB (default: half of what is free).", metavar="SIZE"),
-        SETTING,
+        str | None, "What a layer's matrices may take, e.g. 4GB (default: half of what is free).", "SIZE", SETTING
     ] = None
 
 
@@ -138,15 +121,11 @@ class Memory(EngineName):
 class EngineChoice(Memory):
     """Who computes the attention, and whether it is checked."""
 
-    listen: Annotated[bool, Option(help="Fused: keep the model's own attention call, too."), SETTING] = False
+    listen: Annotated[bool, "Fused: keep the model's own attention call, too.", SETTING] = False
     positions: Annotated[
         int | None,
-        Option(
-            min=1,
-            max=MOST_TOKENS,
-            help="Extend the model to so many positions, by linear rope scaling.",
-            metavar="N",
-        ),
+        "Extend the model to so many positions, by linear rope scaling.",
+        Option(min=1, max=MOST_TOKENS),
         SETTING,
     ] = None
-    verify: Annotated[bool, Option(help="Check every layer against the oracle, as `parity` does.")] = False
+    verify: Annotated[bool, "Check every layer against the oracle, as `parity` does."] = False

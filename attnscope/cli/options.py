@@ -45,20 +45,18 @@ class Tokens:
     """How a text becomes tokens."""
 
     panel = "Text"
-    chat: Annotated[bool, Option(help="Apply the chat template: a user turn, or JSON messages."), FIRST, HELD] = False
-    truncate: Annotated[Literal["left", "right"] | None, Option(help="Cut a text that is too long."), HELD] = None
+    chat: Annotated[bool, "Apply the chat template: a user turn, or JSON messages.", FIRST, HELD] = False
+    truncate: Annotated[Literal["left", "right"] | None, "Cut a text that is too long.", HELD] = None
 
 
 @option_group
 class OneText(Tokens):
     """One text, and where it comes from."""
 
-    given: Annotated[str | None, Argument(help="The text, in quotes; - reads stdin.", metavar="TEXT"), UNRECORDED] = (
-        None
-    )
-    text: Annotated[str | None, Option("-t", help="The text; - reads stdin.", metavar="TEXT"), FIRST, UNRECORDED] = None
-    file: Annotated[str | None, Option("-f", help="A UTF-8 file; - reads stdin.", metavar="FILE"), FIRST] = None
-    ids: Annotated[str | None, Option(help="A file of token ids; - reads stdin.", metavar="FILE")] = None
+    given: Annotated[str | None, "The text, in quotes; - reads stdin.", "TEXT", Argument(), UNRECORDED] = None
+    text: Annotated[str | None, "The text; - reads stdin.", Option("-t"), FIRST, UNRECORDED] = None
+    file: Annotated[str | None, "A UTF-8 file; - reads stdin.", "FILE", Option("-f"), FIRST] = None
+    ids: Annotated[str | None, "A file of token ids; - reads stdin.", "FILE"] = None
 
     def __post_init__(self) -> None:
         named = [name for name, one in self._places.items() if one is not None]
@@ -94,18 +92,14 @@ class Pair:
     """The second text of a pair."""
 
     panel = "Text"
-    pair: Annotated[
-        str | None,
-        Option(help="A second text, read with the first as a pair of sentences.", metavar="TEXT"),
-        UNRECORDED,
-    ] = None
+    pair: Annotated[str | None, "A second text, read with the first as a pair of sentences.", UNRECORDED] = None
 
 
 @option_group
 class MayAsk(Checkpoint):
     """Whether a server is asked, which may hold the model."""
 
-    no_server: Annotated[bool, Option(help="Do not ask `attnscope serve`."), UNRECORDED, SETTING] = False
+    no_server: Annotated[bool, "Do not ask `attnscope serve`.", UNRECORDED, SETTING] = False
 
 
 @option_group
@@ -131,10 +125,8 @@ class GlobalTokens:
     panel = "Text"
     global_tokens: Annotated[
         str | None,
-        Option(
-            help="Tokens with global attention, of Longformer and LED; none (default: as the model's class chooses).",
-            metavar="TOKENS",
-        ),
+        "Tokens with global attention, of Longformer and LED; none (default: as the model's class chooses).",
+        "TOKENS",
         HELD,
         SETTING,
     ] = None
@@ -157,19 +149,13 @@ class ModelTexts(PairedText):
 
     panel = "Text"
     target: Annotated[
-        str | None,
-        Option(
-            help="What an encoder-decoder's decoder reads (default: what the model makes of the text).", metavar="TEXT"
-        ),
-        HELD,
+        str | None, "What an encoder-decoder's decoder reads (default: what the model makes of the text).", HELD
     ] = None
-    audio: Annotated[
-        str | None,
-        Option(help="A file of sound, for a model that reads sound (Whisper); - reads stdin.", metavar="FILE"),
-    ] = None
+    audio: Annotated[str | None, "A file of sound, for a model that reads sound (Whisper); - reads stdin.", "FILE"] = (
+        None
+    )
     picture: Annotated[
-        list[str] | None,
-        Option(help="A picture, read with the text, or alone by a vision tower; may be repeated.", metavar="FILE"),
+        list[str] | None, "A picture, read with the text, or alone by a vision tower; may be repeated.", "FILE"
     ] = None
 
     def __post_init__(self) -> None:
@@ -200,12 +186,8 @@ class Generated:
     panel = "Text"
     generate: Annotated[
         int | None,
-        Option(
-            min=1,
-            max=MOST_TOKENS,
-            help="Let the model continue for up to N tokens, greedily, and read them too.",
-            metavar="N",
-        ),
+        "Let the model continue for up to N tokens, greedily, and read them too.",
+        Option(min=1, max=MOST_TOKENS),
     ] = None
 
 
@@ -215,11 +197,7 @@ class Answer(Generated):
 
     panel = "Text"
     answer: Annotated[
-        str | None,
-        Option(
-            help="Read this after the text, as its answer; begin it with a space where one belongs.", metavar="TEXT"
-        ),
-        UNRECORDED,
+        str | None, "Read this after the text, as its answer; begin it with a space where one belongs.", UNRECORDED
     ] = None
 
 
@@ -228,10 +206,12 @@ class TextRun(EngineChoice, Answer, MayAsk, ModelTexts):
     """One text through one model, or a run that was written down."""
 
     panel = "Text"
-    given: Annotated[str | None, Argument(help="The text, in quotes, or a run's folder; - reads stdin.")] = None
+    given: Annotated[str | None, "The text, in quotes, or a run's folder; - reads stdin.", Argument()] = None
     from_: Annotated[
         Path | None,
-        Option("--from", help="Repeat a run: its manifest.json or folder; options given with it win.", metavar="RUN"),
+        "Repeat a run: its manifest.json or folder; options given with it win.",
+        "RUN",
+        Option("--from"),
         UNRECORDED,
     ] = None
 
@@ -266,18 +246,16 @@ class Selected:
     panel = "Attention"
     select: Annotated[
         str | None,
-        Option(
-            "-s", help="Layers and heads: 27, 27.3, L27H3, 0-3.*, last (layer), *.0, @ROLE; by commas.", metavar="HEADS"
-        ),
+        "Layers and heads: 27, 27.3, L27H3, 0-3.*, last (layer), *.0, @ROLE; by commas.",
+        "HEADS",
+        Option("-s"),
         FIRST,
         HELD,
     ] = None
     atlas: Annotated[
         Path | None,
-        Option(
-            help="What `scan` wrote: the roles of heads, shown and in @ROLE (default: atlas/ in the model's folder).",
-            metavar="DIR",
-        ),
+        "What `scan` wrote: the roles of heads, shown and in @ROLE (default: atlas/ in the model's folder).",
+        "DIR",
     ] = None
 
 
@@ -286,7 +264,7 @@ class OneHead:
     """Which head, where it is one."""
 
     panel = "Attention"
-    head: Annotated[str | None, Option(help="The head: L2H3 or 2.3.", metavar="HEAD"), FIRST] = None
+    head: Annotated[str | None, "The head: L2H3 or 2.3.", "HEAD", FIRST] = None
 
     @property
     def named(self) -> str:
@@ -301,11 +279,9 @@ class Named:
     """Names for tokens."""
 
     panel = "Question"
-    define: Annotated[
-        list[str] | None,
-        Option(help="A name for tokens, as subject=Mary; may be repeated.", metavar="NAME=TOKENS"),
-        HELD,
-    ] = None
+    define: Annotated[list[str] | None, "A name for tokens, as subject=Mary; may be repeated.", "NAME=TOKENS", HELD] = (
+        None
+    )
 
     @property
     def meanings(self) -> list[str]:
@@ -319,10 +295,7 @@ class Query:
 
     panel = "Question"
     query: Annotated[
-        str | None,
-        Option(help="Queries: 8, 3-7, last (token), bank, bank#2; all: `attnscope tokens -h`.", metavar="TOKENS"),
-        FIRST,
-        HELD,
+        str | None, "Queries: 8, 3-7, last (token), bank, bank#2; all: `attnscope tokens -h`.", "TOKENS", FIRST, HELD
     ] = None
 
 
@@ -331,7 +304,7 @@ class Question(Named, Query):
     """Which tokens are asked about."""
 
     panel = "Question"
-    key: Annotated[str | None, Option(help="Keys, in the same words.", metavar="TOKENS"), FIRST, HELD] = None
+    key: Annotated[str | None, "Keys, in the same words.", "TOKENS", FIRST, HELD] = None
 
     def asks(self) -> TokenFields:
         """The fields of `Request` that say which tokens are meant. Raises UsageError for what no text makes right."""
@@ -348,7 +321,7 @@ class Question(Named, Query):
 class Heads(Selected):
     """Which heads, one by one or averaged."""
 
-    by: Annotated[Literal["kv"] | None, Option(help="Average the heads that share a kv head."), HELD] = None
+    by: Annotated[Literal["kv"] | None, "Average the heads that share a kv head.", HELD] = None
 
 
 @option_group
@@ -357,7 +330,7 @@ class Entries(Heads):
 
     weights: Annotated[
         Literal["softmax", "scores", "value"],
-        Option(help="Weights; logits before the softmax; or norms of what keys write, A |v W_O|."),
+        "Weights; logits before the softmax; or norms of what keys write, A |v W_O|.",
     ] = "softmax"
 
     def view(self) -> View:
@@ -381,23 +354,19 @@ class Entries(Heads):
 class Seed:
     """What random numbers are drawn from."""
 
-    seed: Annotated[int, Option(min=0, max=2**63 - 1, help="Seed of random numbers.", metavar="N")] = 0
+    seed: Annotated[int, "Seed of random numbers.", Option(min=0, max=2**63 - 1)] = 0
 
 
 @option_group
 class OtherSide:
     """What a text or a model stands beside."""
 
-    compare_text: Annotated[str | None, Option(help="Another text to compare with.", metavar="TEXT")] = None
-    compare_model: Annotated[
-        str | None, Option(help="Another model to compare with.", metavar="NAME", autocompletion=models)
-    ] = None
+    compare_text: Annotated[str | None, "Another text to compare with."] = None
+    compare_model: Annotated[str | None, "Another model to compare with.", "NAME", Option(autocompletion=models)] = None
     align: Annotated[
         Literal["position", "text"] | None,
-        Option(
-            help="Pair tokens one to one, or by what the texts share (default: position where different texts have as "
-            "many tokens)."
-        ),
+        "Pair tokens one to one, or by what the texts share (default: position where different texts have as "
+        "many tokens).",
     ] = None
 
     @property
@@ -418,18 +387,10 @@ class Relations:
     """Which keys of a query are listed."""
 
     panel = "Relations"
-    top_k: Annotated[
-        str,
-        Option(help="Keys that are kept of every query, strongest first: a number, or all.", metavar="N|all"),
-        HELD,
-    ] = "5"
-    min_weight: Annotated[
-        float | None, Option(min=-1e6, max=1e6, help="Leave out smaller entries.", metavar="WEIGHT"), HELD
-    ] = None
+    top_k: Annotated[str, "Keys that are kept of every query, strongest first: a number, or all.", "N|all", HELD] = "5"
+    min_weight: Annotated[float | None, "Leave out smaller entries.", "WEIGHT", Option(min=-1e6, max=1e6), HELD] = None
     group: Annotated[
-        Literal["words", "sentences"] | None,
-        Option(help="Relations of words or sentences: sum over keys, mean over queries."),
-        HELD,
+        Literal["words", "sentences"] | None, "Relations of words or sentences: sum over keys, mean over queries.", HELD
     ] = None
 
     def __post_init__(self) -> None:
@@ -449,7 +410,7 @@ class Quiet:
     """Whether we talk."""
 
     panel = "Messages"
-    quiet: Annotated[bool, Option("-q", help="Print no messages on stderr."), UNRECORDED] = False
+    quiet: Annotated[bool, "Print no messages on stderr.", Option("-q"), UNRECORDED] = False
 
 
 @option_group
@@ -457,7 +418,7 @@ class Verbose:
     """Whether the libraries underneath talk."""
 
     panel = "Messages"
-    verbose: Annotated[bool, Option(help="Show library warnings and tracebacks."), UNRECORDED] = False
+    verbose: Annotated[bool, "Show library warnings and tracebacks.", UNRECORDED] = False
 
 
 @option_group
@@ -471,7 +432,7 @@ class Writing(Noise):
 
     files = tuple[str, ...]()  # the suffixes of files that --out may name in a folder's place
     of_folders = tuple[str, ...]()  # those that a folder's name may have, too
-    out: Annotated[Path | None, Option("-o", help="Write tables and figures here.", metavar="DIR"), FIRST] = None
+    out: Annotated[Path | None, "Write tables and figures here.", "DIR", Option("-o"), FIRST] = None
 
     def __post_init__(self) -> None:
         if self.out is not None:
@@ -502,7 +463,7 @@ class Exporting(Writing):
     """A folder that holds one run."""
 
     panel = "Files"
-    force: Annotated[bool, Option(help="Write over another run in --out."), UNRECORDED] = False
+    force: Annotated[bool, "Write over another run in --out.", UNRECORDED] = False
 
 
 @option_group
@@ -511,7 +472,7 @@ class Format:
 
     format: Annotated[
         Literal["table", "csv", "tsv", "jsonl", "parquet", "arrow"] | None,
-        Option(help="Default: table on a terminal, csv in a pipe."),
+        "Default: table on a terminal, csv in a pipe.",
         UNRECORDED,
     ] = None
 
@@ -520,9 +481,7 @@ class Format:
 class Facts(Format):
     """How facts that are no table are printed."""
 
-    format: Annotated[Literal["table", "json"] | None, Option(help="Default: table on a terminal, json in a pipe.")] = (
-        None  # type: ignore[assignment]
-    )
+    format: Annotated[Literal["table", "json"] | None, "Default: table on a terminal, json in a pipe."] = None  # type: ignore[assignment]
 
 
 @option_group
@@ -530,9 +489,7 @@ class Config:
     """Where options come from that no flag gives."""
 
     panel = "Files"
-    config: Annotated[
-        Path | None, Option(help="A YAML file of options and settings; flags win over it.", metavar="FILE"), UNRECORDED
-    ] = None
+    config: Annotated[Path | None, "A YAML file of options and settings; flags win over it.", UNRECORDED] = None
 
 
 @option_group
@@ -546,7 +503,7 @@ class Spreadsheet:
 
     panel = "Files"
     spreadsheet: Annotated[
-        bool, Option(help="Escape cells of csv and tsv that a spreadsheet would run as formulas."), HELD, SETTING
+        bool, "Escape cells of csv and tsv that a spreadsheet would run as formulas.", HELD, SETTING
     ] = False
 
 

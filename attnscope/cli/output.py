@@ -339,12 +339,10 @@ class Top:
 
     top: Annotated[
         str | None,
-        Option(
-            help="Rows printed, the first ones: a number, or all (default: 40 on a terminal, all in a pipe). Files in "
-            "--out have all.",
-            metavar="N|all",
-            parser=count_or_all,
-        ),
+        "Rows printed, the first ones: a number, or all (default: 40 on a terminal, all in a pipe). Files in "
+        "--out have all.",
+        "N|all",
+        Option(parser=count_or_all),
     ] = None
 
     @property

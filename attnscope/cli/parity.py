@@ -36,17 +36,12 @@ class Tolerance:
     """What the model is held to."""
 
     atol: Annotated[
-        float,
-        Option(
-            min=0, max=1000, help="What weights, and outputs relative to their norm, may differ by.", metavar="SIZE"
-        ),
+        float, "What weights, and outputs relative to their norm, may differ by.", "SIZE", Option(min=0, max=1000)
     ] = 1e-5
     whole: Annotated[
         bool,
-        Option(
-            help="Compare hidden states and output, too, with a second instance that transformers alone loads from the "
-            "files. Takes the memory of two models."
-        ),
+        "Compare hidden states and output, too, with a second instance that transformers alone loads from the "
+        "files. Takes the memory of two models.",
     ] = False
 
 
@@ -54,7 +49,7 @@ class Tolerance:
 class Certified(Printing):
     """A table to stdout, a file to --out."""
 
-    out: Annotated[Path | None, Option(help="Write the certificate here.", metavar="FILE.json")] = None
+    out: Annotated[Path | None, "Write the certificate here.", "FILE.json"] = None
 
     def __post_init__(self) -> None:
         if self.out is not None:

@@ -35,17 +35,9 @@ if TYPE_CHECKING:
 class Paired(Answered):
     """A clean and a corrupted text, or many pairs, and what follows each."""
 
-    corrupted: Annotated[
-        str | None,
-        Option(help="The other text, in which something was exchanged.", metavar="TEXT"),
-        FIRST,
-        UNRECORDED,
-    ] = None
+    corrupted: Annotated[str | None, "The other text, in which something was exchanged.", FIRST, UNRECORDED] = None
     texts: Annotated[
-        str | None,
-        Option(
-            help="Records of pairs instead; fields corrupted, at, answer and foil win over options.", metavar="FILE"
-        ),
+        str | None, "Records of pairs instead; fields corrupted, at, answer and foil win over options.", "FILE"
     ] = None
 
 
@@ -54,25 +46,14 @@ class Patches(Named, Selected):
     """What is patched, and in what portions."""
 
     panel = "Question"
-    what: Annotated[
-        PatchTarget,
-        Option(help="A head's output, the pattern of its rows, or its group's keys or values."),
-        FIRST,
-    ] = "output"
+    what: Annotated[PatchTarget, "A head's output, the pattern of its rows, or its group's keys or values.", FIRST] = (
+        "output"
+    )
     at: Annotated[
-        str | None,
-        Option(help="Tokens of TEXT that are patched (default: all that the other text has, too).", metavar="TOKENS"),
-        FIRST,
+        str | None, "Tokens of TEXT that are patched (default: all that the other text has, too).", "TOKENS", FIRST
     ] = None
-    over: Annotated[
-        Over,
-        Option(help="What is patched at a time; none: everything at once."),
-        FIRST,
-    ] = "none"
-    method: Annotated[
-        Method,
-        Option(help="Run every patch, or estimate all from one backward pass and run a few."),
-    ] = "measure"
+    over: Annotated[Over, "What is patched at a time; none: everything at once.", FIRST] = "none"
+    method: Annotated[Method, "Run every patch, or estimate all from one backward pass and run a few."] = "measure"
 
     def __post_init__(self) -> None:
         self.names()
@@ -93,14 +74,12 @@ class BesideOthers(Compared):
 
     panel = "Corpus"
     random: Annotated[
-        int,
-        Option(min=0, max=MOST_SETS, help="Sets of as many other heads to compare with, of --over none.", metavar="N"),
+        int, "Sets of as many other heads to compare with, of --over none.", Option(min=0, max=MOST_SETS)
     ] = 100
-    seed: Annotated[int, Option(help="Seed of the sets.", rich_help_panel=panel)] = 0
+    seed: Annotated[int, "Seed of the sets.", Option(rich_help_panel=panel)] = 0
     dry_run: Annotated[bool, Option(rich_help_panel=panel)] = False
     sequences: Annotated[
-        int,
-        Option(min=1, max=MOST_SEQUENCES, help="Pairs at most; intervals need 32.", metavar="N", rich_help_panel=panel),
+        int, "Pairs at most; intervals need 32.", Option(min=1, max=MOST_SEQUENCES, rich_help_panel=panel)
     ] = 64
 
 
@@ -111,10 +90,8 @@ class PatchTable(StudyTable):
     files = (*PICTURES, *TABLES)
     out: Annotated[
         Path | None,
-        Option(
-            help="Write table, facts and a figure here; a stopped run resumes. Or one of them to a file.",
-            metavar="DIR|FILE",
-        ),
+        "Write table, facts and a figure here; a stopped run resumes. Or one of them to a file.",
+        "DIR|FILE",
     ] = None
 
 

@@ -41,15 +41,10 @@ class Related(Heads):
 
     weights: Annotated[
         Literal["softmax", "scores", "value", "logit"],
-        Option(
-            help="Weights; logits before the softmax; norms of what keys write, A |v W_O|; or what keys write to the "
-            "logit of --answer."
-        ),
+        "Weights; logits before the softmax; norms of what keys write, A |v W_O|; or what keys write to the "
+        "logit of --answer.",
     ] = "softmax"
-    foil: Annotated[
-        str | None,
-        Option(help="With --weights logit: over the logit of this, not over the mean of all.", metavar="TEXT"),
-    ] = None
+    foil: Annotated[str | None, "With --weights logit: over the logit of this, not over the mean of all."] = None
 
     def view(self) -> View:
         """How entries are read."""
@@ -64,8 +59,7 @@ class Listing(Results):
 
     files = TABLES
     out: Annotated[
-        Path | None,
-        Option(help="Write relations.csv and manifest.json here, or the table to this file.", metavar="DIR|FILE"),
+        Path | None, "Write relations.csv and manifest.json here, or the table to this file.", "DIR|FILE"
     ] = None
 
 
@@ -84,15 +78,13 @@ class Ranked(Relations):
     top_k: Annotated[str, FIRST, HELD] = "5"
     over: Annotated[
         Literal["heads", "none"] | None,
-        Option(help="heads: one table, strongest first; none: head by head (default: none, on a terminal heads)."),
+        "heads: one table, strongest first; none: head by head (default: none, on a terminal heads).",
         FIRST,
     ] = None
     all_keys: Annotated[
         bool | None,
-        Option(
-            "--all-keys/--other-keys",
-            help="With or without key 0 and each query's own (default: with; where heads are ranked, without).",
-        ),
+        "With or without key 0 and each query's own (default: with; where heads are ranked, without).",
+        Option("--all-keys/--other-keys"),
     ] = None
 
     def written(self) -> Shown:

@@ -6,8 +6,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from typer import Option
-
 from attnscope.cli import output
 from attnscope.cli.config import with_options
 from attnscope.cli.figure_options import Map
@@ -34,7 +32,7 @@ class Units(Relations):
 
     group: Annotated[
         Literal["tokens", "words", "sentences"] | None,
-        Option(help="Units: sum over keys, mean over queries (default: tokens, in runs if over 200)."),
+        "Units: sum over keys, mean over queries (default: tokens, in runs if over 200).",
         FIRST,
     ] = None  # type: ignore[assignment]
 
@@ -45,11 +43,7 @@ class Rolled(Results):
 
     files = (*PICTURES, *TABLES)
     out: Annotated[
-        Path | None,
-        Option(
-            help="Write rollout.csv, its heatmap and manifest.json here; or one of both to this file.",
-            metavar="DIR|FILE",
-        ),
+        Path | None, "Write rollout.csv, its heatmap and manifest.json here; or one of both to this file.", "DIR|FILE"
     ] = None
 
 

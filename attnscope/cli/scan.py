@@ -7,8 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
-from typer import Option
-
 from attnscope.cli import output
 from attnscope.cli.config import with_options
 from attnscope.cli.figure_options import Look, Sequences
@@ -59,9 +57,7 @@ class Scanned(Studied):
 
     COMMAND = "scan"
 
-    revision: Annotated[
-        str | None, Option(help="Branch, tag or commit on the hub; several by commas: one scan each.")
-    ] = None
+    revision: Annotated[str | None, "Branch, tag or commit on the hub; several by commas: one scan each."] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -86,24 +82,19 @@ class Probing(Sequences, Seed, Top):
 
     probe: Annotated[
         str | None,
-        Option(
-            help="Every head on one probe (default: each named head on the probe that named it; in a pipe all).",
-            metavar="PROBE",
-        ),
+        "Every head on one probe (default: each named head on the probe that named it; in a pipe all).",
+        "PROBE",
         FIRST,
     ] = None
-    seed: Annotated[int, Option(help="Seed of the sequences.")] = 0
+    seed: Annotated[int, "Seed of the sequences."] = 0
     top: Annotated[
         str | None,
-        Option(
-            help="Heads printed, with all that is asked of each: a number, or all (default: 40 on a terminal, all in "
-            "a pipe). Files in --out have all."
-        ),
+        "Heads printed, with all that is asked of each: a number, or all (default: 40 on a terminal, all in "
+        "a pipe). Files in --out have all.",
     ] = None
-    pool: Annotated[Path | None, Option(help="A file of the token ids that probes are made of.", metavar="FILE")] = None
+    pool: Annotated[Path | None, "A file of the token ids that probes are made of."] = None
     texts: Annotated[
-        str | None,
-        Option(help="Texts: how far apart heads are on them, and what each looks like on how many.", metavar="FILE"),
+        str | None, "Texts: how far apart heads are on them, and what each looks like on how many.", "FILE"
     ] = None
 
 
@@ -111,10 +102,7 @@ class Probing(Sequences, Seed, Top):
 class Kept(Config, Format, Exporting):
     """A table to stdout, the atlas to --out."""
 
-    out: Annotated[
-        Path | None,
-        Option(help="Write table, picture and roles here; a stopped scan resumes."),
-    ] = None
+    out: Annotated[Path | None, "Write table, picture and roles here; a stopped scan resumes."] = None
 
 
 @with_options(Scanned, Probing, Kept, Look, file=GROUPS)

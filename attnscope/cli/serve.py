@@ -53,7 +53,9 @@ class Served(Loading):
     panel = "Model"
     model: Annotated[
         list[str] | None,
-        Option(help="A model to hold; may be repeated (default: demo).", metavar="NAME", autocompletion=models),
+        "A model to hold; may be repeated (default: demo).",
+        "NAME",
+        Option(autocompletion=models),
         FIRST,
     ] = None  # type: ignore[assignment]
 
@@ -62,19 +64,13 @@ class Served(Loading):
 class Session:
     """How long a server runs, and what to do with one that runs already."""
 
-    idle: Annotated[
-        str | None, Option(help="End when no one asked for so long: 30m, 8h (default: never).", metavar="TIME"), FIRST
-    ] = None
-    page: Annotated[bool, Option(help="A page too, for a browser of this machine; prints its address."), FIRST] = False
-    port: Annotated[
-        int | None, Option(help="The page's port (default: a free one).", metavar="N", min=1, max=65535)
-    ] = None
-    status: Annotated[bool, Option(help="Say what the server that runs holds."), FIRST] = False
-    stop: Annotated[bool, Option(help="End the server that runs."), FIRST] = False
+    idle: Annotated[str | None, "End when no one asked for so long: 30m, 8h (default: never).", "TIME", FIRST] = None
+    page: Annotated[bool, "A page too, for a browser of this machine; prints its address.", FIRST] = False
+    port: Annotated[int | None, "The page's port (default: a free one).", Option(min=1, max=65535)] = None
+    status: Annotated[bool, "Say what the server that runs holds.", FIRST] = False
+    stop: Annotated[bool, "End the server that runs.", FIRST] = False
     run: Annotated[
-        str | None,
-        Option(help="Run the commands of a file, one per line, and keep their models; - reads stdin.", metavar="FILE"),
-        FIRST,
+        str | None, "Run the commands of a file, one per line, and keep their models; - reads stdin.", "FILE", FIRST
     ] = None
 
     def __post_init__(self) -> None:

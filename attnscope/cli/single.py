@@ -12,8 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO, Unpack
 
-from typer import Option
-
 from attnscope.cli import output
 from attnscope.cli.groups import Mark, option_group
 from attnscope.cli.load_options import Checkpoint
@@ -248,9 +246,9 @@ class Show:
     """Whether heads are drawn in the terminal."""
 
     panel = "Figures"
-    show: Annotated[
-        bool, Option(help=f"Draw the heads of --select, else the first {FEW}, in the terminal."), Mark.UNRECORDED
-    ] = False
+    show: Annotated[bool, f"Draw the heads of --select, else the first {FEW}, in the terminal.", Mark.UNRECORDED] = (
+        False
+    )
 
     def maps(self, style: Style, to: TextIO) -> MapFields:
         """The fields of `Request` that keep maps as fine as the stream has room for; none where nobody asked."""

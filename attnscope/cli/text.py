@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
-from typer import Option
 
 from attnscope.cli import output
 from attnscope.cli.config import with_options
@@ -33,10 +32,9 @@ class ColouredText(Results):
     """The text to a terminal, its numbers to a pipe and to --out."""
 
     files = TABLES
-    out: Annotated[
-        Path | None,
-        Option(help="Write text.csv and manifest.json here, or the numbers to this file.", metavar="DIR|FILE"),
-    ] = None
+    out: Annotated[Path | None, "Write text.csv and manifest.json here, or the numbers to this file.", "DIR|FILE"] = (
+        None
+    )
 
 
 @option_group
@@ -46,7 +44,7 @@ class Mean:
     panel = "Attention"
     mean: Annotated[
         Literal["none", "layer", "all"] | None,
-        Option(help="Average the heads per layer, or all (default: all; none with --select)."),
+        "Average the heads per layer, or all (default: all; none with --select).",
         FIRST,
     ] = None
 
@@ -57,7 +55,7 @@ class Colours(Scale):
 
     sink: Annotated[
         Literal["keep", "mask"] | None,
-        Option(help="The heads' sink (their top key, else key 0): keep it, or leave it uncoloured (default: keep)."),
+        "The heads' sink (their top key, else key 0): keep it, or leave it uncoloured (default: keep).",
     ] = None
 
 

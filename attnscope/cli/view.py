@@ -40,16 +40,14 @@ class Pages(Config, OtherSide, Writing):
     """One page, and how much it may hold."""
 
     panel = "Page"
-    out: Annotated[Path | None, Option(help="Write the page here; - is stdout.", metavar="FILE|-"), FIRST] = None
-    from_tables: Annotated[bool, Option(help="Of a run: a page of what it kept, without the model.")] = False
-    why: Annotated[
-        str | None,
-        Option(help="Take the logits of these heads apart, for the queries of --query or all.", metavar="HEADS"),
-    ] = None
-    precision: Annotated[int, Option(min=8, max=16, help="Bits per weight.", metavar="8|16")] = 8
+    out: Annotated[Path | None, "Write the page here; - is stdout.", "FILE|-", FIRST] = None
+    from_tables: Annotated[bool, "Of a run: a page of what it kept, without the model."] = False
+    why: Annotated[str | None, "Take the logits of these heads apart, for the queries of --query or all.", "HEADS"] = (
+        None
+    )
+    precision: Annotated[int, "Bits per weight.", "8|16", Option(min=8, max=16)] = 8
     max_mb: Annotated[
-        float,
-        Option(help="Bin long maps over so many MB; heads of --select stay whole.", metavar="MB", min=0.1, max=1e6),
+        float, "Bin long maps over so many MB; heads of --select stay whole.", "MB", Option(min=0.1, max=1e6)
     ] = 20.0
 
     def __post_init__(self) -> None:

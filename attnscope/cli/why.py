@@ -40,26 +40,18 @@ class Logit(OneHead, Question):
     """Which logit is taken apart, and how."""
 
     panel = "Question"
-    query: Annotated[str, Option(help="The token that looks: 5, last, bank#2 (`attnscope tokens -h`).")] = "last"
-    key: Annotated[str | None, Option(help="The token that it looks at (default: the one that gets most weight).")] = (
-        None
-    )
+    query: Annotated[str, "The token that looks: 5, last, bank#2 (`attnscope tokens -h`)."] = "last"
+    key: Annotated[str | None, "The token that it looks at (default: the one that gets most weight)."] = None
     against: Annotated[
-        str,
-        Option(help="Compared with the mean of the visible keys, or with another token.", metavar="mean|TOKEN"),
-        FIRST,
+        str, "Compared with the mean of the visible keys, or with another token.", "mean|TOKEN", FIRST
     ] = "mean"
     side: Annotated[
-        Literal["key", "query", "both"],
-        Option(help="The residual of the key or of the query; both: in pairs."),
-        FIRST,
+        Literal["key", "query", "both"], "The residual of the key or of the query; both: in pairs.", FIRST
     ] = "key"
-    by: Annotated[
-        Literal["component", "tokens"],
-        Option(help="A row per component, or per head and token that it read."),
-        FIRST,
-    ] = "component"
-    verify: Annotated[bool, Option(help="Replace the ten largest one by one, and make the logit again."), FIRST] = False
+    by: Annotated[Literal["component", "tokens"], "A row per component, or per head and token that it read.", FIRST] = (
+        "component"
+    )
+    verify: Annotated[bool, "Replace the ten largest one by one, and make the logit again.", FIRST] = False
 
     def options(self, asked: LogitText) -> WhyOptions:
         """What the library is asked. Raises UsageError for what no text makes right."""
@@ -79,8 +71,7 @@ class WhyTable(StudyTable):
 
     files = (*PICTURES, *TABLES)
     out: Annotated[
-        Path | None,
-        Option(help="Write table, facts and a figure here; or table or figure to this file.", metavar="DIR|FILE"),
+        Path | None, "Write table, facts and a figure here; or table or figure to this file.", "DIR|FILE"
     ] = None
 
 
