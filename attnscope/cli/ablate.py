@@ -23,9 +23,9 @@ from attnscope.cli.output import Top
 from attnscope.cli.scan import Studied
 from attnscope.cli.study import show_cost
 from attnscope.cli.study_tables import (
+    ablation_notes,
     first_sets,
     interval_notes,
-    notes,
     pairs_sheet,
     prune_sheet,
     screen_sheet,
@@ -165,7 +165,7 @@ def print_answer(record: Any, on: On, measured: Measured) -> int:
         output.emit(first_sets(table, on.limit(format)), format, lambda: sets_sheet(record, on.shown))
         sets = table["set"].unique()
         rest = on.rest(len(sets.slice(0, on.shown)), len(sets), "sets") if format == "table" else []
-        lines = [*rest, *notes(record)]
+        lines = [*rest, *ablation_notes(record)]
     else:
         sheet, told = ANSWERS[kind]
         output.emit_first(table, on, format, lambda: sheet(record, on.shown), measured.quiet)

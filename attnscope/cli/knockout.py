@@ -16,8 +16,7 @@ from attnscope.cli.groups import command_line
 from attnscope.cli.heads import GROUPS
 from attnscope.cli.knockout_options import Answered, CacheBudgets, Compared, Edges, Table, cut_asked
 from attnscope.cli.study import Printed, load_studied, print_study, questions, read_one, run_study
-from attnscope.cli.study_tables import budget_notes, budgets_sheet, cautions, shown
-from attnscope.cli.study_tables import knockout_table_notes as notes
+from attnscope.cli.study_tables import budget_notes, budgets_sheet, cautions, knockout_notes, knockout_sheet
 from attnscope.errors import UsageError
 from attnscope.utils.signals import unwinding
 
@@ -134,8 +133,8 @@ def knockout(
                 output.log(f"wrote {table.html}", table.quiet)
 
         return Printed(
-            shown,
-            lambda record: notes(record, geometry),
+            knockout_sheet,
+            lambda record: knockout_notes(record, geometry),
             draw,
             lambda record, folder: write_page(record, folder / PAGE),
             write_html,

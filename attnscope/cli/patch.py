@@ -19,8 +19,7 @@ from attnscope.cli.heads import GROUPS
 from attnscope.cli.knockout_options import Answered, Compared
 from attnscope.cli.options import Named, Selected
 from attnscope.cli.study import Printed, load_studied, questions, read_one, run_study
-from attnscope.cli.study_tables import patch_table_shown as shown
-from attnscope.cli.study_tables import to_know
+from attnscope.cli.study_tables import patch_notes, patch_sheet
 from attnscope.interventions.spec import Method, Over, PatchTarget
 from attnscope.utils.folders import PICTURES, TABLES
 
@@ -150,4 +149,4 @@ def patch(paired: Paired, patches: Patches, beside: BesideOthers, table: PatchTa
 
         return [save_patching(record, folder, style)]
 
-    return run_study(PatchStudy.of(loaded, asked, plan), beside, table, Printed(shown, to_know, draw))
+    return run_study(PatchStudy.of(loaded, asked, plan), beside, table, Printed(patch_sheet, patch_notes, draw))

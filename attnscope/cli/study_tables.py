@@ -1,19 +1,7 @@
-"""What `ablate` shows on a terminal: of sets, of a screen, of pairs and of a pruning.
+"""What the studies show on a terminal: of each its table as a `Sheet`, and what a reader has to know of it as lines.
 
-What `knockout --keep` shows on a terminal: a row per budget and set of heads, and what to know to read it.
-
-Compared heads as a person sees them.
-
-What `knockout` shows on a terminal: a row per cut, the text coloured by each key's effect, and what to know.
-
-What `patch` shows on a terminal: a row per patch, and what to know.
-
-What `scan` shows on a terminal: each named head with the probe that named it, every head on one probe, or on one
-probe at every checkpoint.
-
-What `why` shows on a terminal: a row per component, and what to know.
-
-Effects with intervals in a sheet, and lines under it: which ends are open, and why p may be missing.
+First what the tables share, effects with their intervals. Then ablate with its screen, pairs and pruning; the budgets
+of `knockout --keep`; compare; knockout with the text in colours; patch; scan, also over checkpoints; why.
 """
 
 from __future__ import annotations
@@ -30,7 +18,7 @@ from attnscope.cli.output import rounding_notes
 from attnscope.interventions.spec import SHARED
 from attnscope.metrics.metrics import METRICS
 from attnscope.model.selection import written_heads
-from attnscope.studies.statistics import FEWEST, largest_first
+from attnscope.studies.statistics import FEWEST, fewest_for_p, largest_first
 from attnscope.utils import display as cells
 from attnscope.utils.display import Column, Row, Sheet, number_of
 
@@ -52,8 +40,6 @@ if TYPE_CHECKING:
     from attnscope.studies.knockout_records import KnockoutResult, NullKind
     from attnscope.studies.patching import PatchedPairs
 
-ALL_AT_ONCE = ("low_all", "high_all")
-
 
 @dataclass(frozen=True)
 class Effect(Column):
@@ -66,12 +52,10 @@ class Effect(Column):
     format: Callable[[Any], str] = cells.effect
     name: str = "effect"
     align: Literal["left", "right"] = "left"
-    ends: tuple[str, str] = ALL_AT_ONCE
+    ends: tuple[str, str] = ("low_all", "high_all")
 
     def cell(self, row: Row) -> str:
         """Mean and interval; a text stays as it is."""
-        from attnscope.studies.statistics import FEWEST
-
         mean = super().cell(row)
         if isinstance(row.get(self.key, ""), str) or row["n"] < FEWEST:
             return mean
@@ -79,16 +63,22 @@ class Effect(Column):
         return f"{mean} {cells.interval(low, high, self.format)}"
 
 
-def effects(title: str, count: int, intervals: bool, ends: tuple[str, str] = ALL_AT_ONCE) -> Effect:
+def effects(title: str, count: int, intervals: bool, **how: Any) -> Effect:
     """A column of so many effects; without intervals they are aligned as numbers are."""
     if not intervals:
-        return Effect(title, name=title, align="right", ends=ends)
-    return Effect(f"{title} [95 %{f', all {count}' * (count > 1)}]", name=title, ends=ends)
+        return Effect(title, name=title, align="right", **how)
+    return Effect(f"{title} [95 %{f', all {count}' * (count > 1)}]", name=title, **how)
 
 
-def with_interval(row: Row) -> str:
-    """An effect and its interval in a line of words."""
-    return Effect("").cell(row)
+def layers_without_attention(geometry: Geometry, what: str) -> list[str]:
+    """A line of how many layers have no attention, and what follows for a study; none where all have it."""
+    bare = sum(not layer.attention for layer in geometry.layers)
+    return [f"{bare} of {len(geometry.layers)} layers have no attention, and {what}"] * bool(bare)
+
+
+def unshared(facts: Mapping[str, Any]) -> list[str]:
+    """A line of why passes could not share their first layers."""
+    return [f"the passes were unshared: {facts['unshared']}"] if facts["unshared"] else []
 
 
 def interval_notes(statistics: Mapping[str, np.ndarray], units: str = "texts") -> list[str]:
@@ -96,10 +86,6 @@ def interval_notes(statistics: Mapping[str, np.ndarray], units: str = "texts") -
 
     statistics: the columns of `effect_columns`. units: what effects were measured on.
     """
-    import numpy as np
-
-    from attnscope.studies.statistics import FEWEST, fewest_for_p
-
     count_N, least = statistics["n"], fewest_for_p(len(statistics["n"]))
     enough_N = count_N >= FEWEST
     if not enough_N.any():
@@ -122,34 +108,35 @@ def open_line(opened: int, rows: str, units: str = "texts") -> str:
 SURE = (Column("p", cells.p_value), Column("positive", cells.percentage))  # how sure an effect is
 MANY = 8  # heads of a set up to which each one has a row
 nats, signed = partial(cells.number, decimals=3), partial(cells.signed, decimals=3)  # of one head or pair
-EFFECT = (
-    "effect: what is lost without the heads of the set, or without one alone; positive: in how many sequences; direct: "
-    "what a head writes itself"
-)
-RANDOM = (
-    "random sets: of as many heads, and where 99 % of them lie; p: (1 + those that cost as much as the set) / (1 + all)"
-)
-AT_ONCE = "other intervals and p: of all sets and heads of the table at once"
-DRAWN = {
-    "unnamed": "random sets are drawn from the heads that no set names; --controls all: from all",
-    "all": "random sets are drawn from all heads",
-}
 
 
-def notes(found: Ablation) -> list[str]:
-    """What a reader of the table has to know."""
-    facts = found.facts
-    lines = [EFFECT] + [RANDOM] * any(facts["random_sets"].values()) + [AT_ONCE] * found.has_intervals
-    lines += [f"intact {facts['intact']:.3f} {facts['measure']['unit']}, {len(found.intact_S)} sequences"]
+def ablation_notes(result: Ablation) -> list[str]:
+    """What a reader of the table of sets has to know."""
+    facts = result.facts
+    has_random = any(facts["random_sets"].values())
+    lines = [
+        "effect: what is lost without the heads of the set, or without one alone; positive: in how many sequences; "
+        "direct: what a head writes itself"
+    ]
+    if has_random:
+        lines.append(
+            "random sets: of as many heads, and where 99 % of them lie; p: (1 + those that cost as much as the set) / "
+            "(1 + all)"
+        )
+    lines += ["other intervals and p: of all sets and heads of the table at once"] * result.has_intervals
+    lines.append(f"intact {facts['intact']:.3f} {facts['measure']['unit']}, {len(result.intact_S)} sequences")
     if facts["direct"] is not None:
-        lines.append(f"{'direct effects are' if found.direct else 'no direct effects:'} {facts['direct']}")
+        lines.append(f"{'direct effects are' if result.direct else 'no direct effects:'} {facts['direct']}")
     if facts["replacement"] == "resample":
         lines.append("resample misinforms the model with another sequence's output: it costs more than zero does")
-    if facts["unshared"]:
-        lines.append(f"the passes were unshared: {facts['unshared']}")
-    lines += interval_notes(found.statistics, "sequences") + rounding_notes(facts, found.statistics["effect"])
-    if any(facts["random_sets"].values()):
-        lines.append(DRAWN[facts["controls"]])
+    lines += unshared(facts)
+    lines += interval_notes(result.statistics, "sequences") + rounding_notes(facts, result.statistics["effect"])
+    # The random sets are what the table is read against: from which heads they come, and where there were too few.
+    if has_random:
+        others = (
+            "the heads that no set names; --controls all: from all" if facts["controls"] == "unnamed" else "all heads"
+        )
+        lines.append(f"random sets are drawn from {others}")
     few = [f"{name} {count}" for name, count in facts["random_sets"].items() if count < facts["random_asked"]]
     if few:
         lines.append(f"fewer random sets than {facts['random_asked']}, for lack of other heads: {', '.join(few)}")
@@ -163,19 +150,20 @@ def first_sets(table: pa.Table, limit: int | None) -> pa.Table:
     return table.slice(0, sum(name in kept for name in names))
 
 
-def sets_sheet(found: Ablation, top: int | None) -> Sheet:
+def sets_sheet(result: Ablation, top: int | None) -> Sheet:
     """A row per set: all its heads together; below it a row per head, alone, and one of the random sets."""
-    table, rows = found.table().to_pylist(), list[dict[str, Any]]()
+    table, rows = result.table().to_pylist(), list[dict[str, Any]]()
     together = {row["set"]: row for row in table if row["condition"] == "together"}
     names = list(dict.fromkeys(row["set"] for row in table))  # --each gives heads that are in no set
     for name in names[:top]:
         alone = [row for row in table if (row["condition"], row["set"]) == ("alone", name)]
-        row, count = together.get(name), found.facts["random_sets"].get(name, 0)
+        row, count = together.get(name), result.facts["random_sets"].get(name, 0)
         if row and name == row["heads"] and alone:  # one head, which its own name says
             row, alone = row | {"direct": alone[0]["direct"]}, []
         rows.append({**(row or {}), "name": name})
-        costliest = _costliest(alone)
-        rows += [{**head, "name": f"  {head['heads']}"} for head in costliest]
+        # Of a set with many heads the costliest are listed, in the order of the set; the others are one row.
+        costliest = sorted(alone, key=lambda row: -row["effect"])[:MANY]
+        rows += [{**head, "name": f"  {head['heads']}"} for head in alone if head in costliest]
         if rest := [head["effect"] for head in alone if head not in costliest]:
             rows.append({"name": f"  … {len(rest)} more heads", "effect": _range(rest)})
         if row and count:
@@ -184,18 +172,10 @@ def sets_sheet(found: Ablation, top: int | None) -> Sheet:
     columns = [
         Column("set and its heads", name="name", align="left"),
         Column("direct", lambda direct: "" if direct is None else cells.effect(direct)),
-        Effect(f"effect [95 %, all {len(found.tested)}]" if found.has_intervals else "effect"),
+        Effect(f"effect [95 %, all {len(result.tested)}]" if result.has_intervals else "effect"),
         *SURE,
     ]
     return Sheet(rows, columns)
-
-
-def _costliest(alone: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The heads of a set in their order; of many the costliest."""
-    if len(alone) <= MANY:
-        return alone
-    kept = sorted(alone, key=lambda row: -row["effect"])[:MANY]
-    return [row for row in alone if row in kept]
 
 
 def _range(values: Sequence[float]) -> str:
@@ -257,65 +237,57 @@ def prune_sheet(steps: Sequence[Step], intact: float, top: int | None) -> Sheet:
     return Sheet(rows, [*columns, Column("over intact", signed, "over")])
 
 
-KEPT = "kept: the share of the keys a row sees that it keeps, mean over rows, heads and texts"
-TOP = "top:N knows the query of each row: a cache chooses before it, and loses more"
-BUDGETS_TABLE_AT_ONCE = (
-    "intervals and p: of all rows at once, of bearable heads apart; positive: in how many texts something is lost"
-)
-OWN = "top and h2o choose for each head: of a shared kv head a cache stores what any of its heads keeps"
-
-
-def budget_notes(found: BudgetCosts, geometry: Geometry) -> list[str]:
+def budget_notes(result: BudgetCosts, geometry: Geometry) -> list[str]:
     """What a reader of the table has to know, which heads can bear each budget, and what was measured without one."""
-    facts = found.facts
-    lines = [f"effect: what is lost where these heads keep no other keys, in {found.unit}", KEPT]
-    lines += [BUDGETS_TABLE_AT_ONCE] * (len(found.cases) >= FEWEST)
-    kinds = {one.partition(":")[0] for one in found.kinds}
-    lines += [TOP] * ("top" in kinds)
+    facts = result.facts
+    lines = [
+        f"effect: what is lost where these heads keep no other keys, in {result.unit}",
+        "kept: the share of the keys a row sees that it keeps, mean over rows, heads and texts",
+    ]
+    if len(result.cases) >= FEWEST:
+        positive = "positive: in how many texts something is lost"
+        lines.append(f"intervals and p: of all rows at once, of bearable heads apart; {positive}")
+    # A budget that chooses by weights does what no cache can, each in its way.
+    kinds = {kind.partition(":")[0] for kind in result.kinds}
+    lines += ["top:N knows the query of each row: a cache chooses before it, and loses more"] * ("top" in kinds)
     if kinds & {"top", "h2o"} and any(layer.kv_heads < layer.heads for layer in geometry.attention_layers):
-        lines.append(OWN)
-    bare = [layer.index for layer in geometry.layers if not layer.attention]
-    if bare:
-        lines.append(f"{len(bare)} of {len(geometry.layers)} layers have no attention, and keep no keys")
-    lines += interval_notes(found.statistics)
-    lines += rounding_notes(facts, found.statistics["effect"])
-    if facts["unshared"]:
-        lines.append(f"the passes were unshared: {facts['unshared']}")
-    lines += bearable_lines(found) if facts["over"] != "none" else []
-    texts = f"{len(found.cases)} text{'s' * (len(found.cases) > 1)}"
-    return [*lines, f"intact {facts['intact']:.3f} {found.unit}, {texts}"]
+        lines.append("top and h2o choose for each head: of a shared kv head a cache stores what any of its heads keeps")
+    lines += layers_without_attention(geometry, "keep no keys")
+    lines += interval_notes(result.statistics) + rounding_notes(facts, result.statistics["effect"]) + unshared(facts)
+    lines += bearable_lines(result) if facts["over"] != "none" else []
+    return [*lines, f"intact {facts['intact']:.3f} {result.unit}, {number_of(len(result.cases), 'text')}"]
 
 
-def bearable_lines(found: BudgetCosts) -> list[str]:
+def bearable_lines(result: BudgetCosts) -> list[str]:
     """The heads that can bear each budget, as --select takes them, which texts chose them, and what they lose together
     on the others."""
-    below, first, texts = found.facts["below"], found.facts["choosing_texts"], len(found.cases)
-    alone = {"heads": "alone", "kv": "by kv groups alone", "layers": "by layers alone"}[found.facts["over"]]
+    below, first, texts = result.facts["below"], result.facts["choosing_texts"], len(result.cases)
+    alone = {"heads": "alone", "kv": "by kv groups alone", "layers": "by layers alone"}[result.facts["over"]]
     by = "upper end of the interval for all at once; where few texts carry the loss, in every text"
     by = f"in every text: intervals take {FEWEST}" if texts < FEWEST else by
     on = f" on the first {first} texts" * bool(first)
-    every = {head for one in found.asked for head in one.budget.heads}
-    chosen = {one.budget.keep: place for place, one in enumerate(found.asked) if one.condition == "bearable"}
-    rows, lines = dict(zip(found.order, found.table().to_pylist(), strict=True)), []
-    for kind in found.kinds:
-        heads: Sequence[HeadIndex] = () if first else found.bearing(kind, below)
-        heads = found.asked[chosen[kind]].budget.heads if kind in chosen else heads
-        said = f"{kind}: {len(heads)} of {len(every)} heads, {alone}, lose less than {below:g} {found.unit}{on} ({by})"
-        lines.append(said + f": --select {written_heads(heads, found.widths)}" * bool(heads))
+    every = {head for case in result.asked for head in case.budget.heads}
+    chosen = {case.budget.keep: place for place, case in enumerate(result.asked) if case.condition == "bearable"}
+    rows, lines = dict(zip(result.order, result.table().to_pylist(), strict=True)), []
+    for kind in result.kinds:
+        heads: Sequence[HeadIndex] = () if first else result.bearing(kind, below)
+        heads = result.asked[chosen[kind]].budget.heads if kind in chosen else heads
+        line = f"{kind}: {len(heads)} of {len(every)} heads, {alone}, lose less than {below:g} {result.unit}{on} ({by})"
+        lines.append(line + f": --select {written_heads(heads, result.widths)}" * bool(heads))
         if kind in chosen:
-            together, worst = with_interval(rows[chosen[kind]]), float(found.effect_SN[first:, chosen[kind]].max())
-            said = f"{kind}: together these lose {together} on the other {texts - first} texts"
-            lines.append(f"{said}, {cells.effect(worst)} in the worst of them")
+            together, worst = Effect("").cell(rows[chosen[kind]]), float(result.effect_SN[first:, chosen[kind]].max())
+            lost = f"{together} on the other {texts - first} texts, {cells.effect(worst)} in the worst of them"
+            lines.append(f"{kind}: together these lose {lost}")
     if not first:
         lines.append(f"what they lose together is another question: from {2 * FEWEST} texts on, half of them answer it")
     return lines
 
 
-def budgets_sheet(found: BudgetCosts, top: int | None) -> Sheet:
+def budgets_sheet(result: BudgetCosts, top: int | None) -> Sheet:
     """A row per budget and set."""
-    rows, intervals = found.table().to_pylist(), len(found.cases) >= FEWEST
+    rows, intervals = result.table().to_pylist(), len(result.cases) >= FEWEST
     at_once = sum(row["condition"] != "bearable" for row in rows)
-    heads = {one.budget.keep: one.budget.heads for one in found.asked if one.condition == "bearable"}
+    heads = {case.budget.keep: case.budget.heads for case in result.asked if case.condition == "bearable"}
     # The heads that can bear a budget are many: how many they are says more than their names.
     rows = [
         {**row, "set": f"{len(heads[row['keep']])} bearable"} if row["condition"] == "bearable" else row for row in rows
@@ -326,235 +298,204 @@ def budgets_sheet(found: BudgetCosts, top: int | None) -> Sheet:
         Column("kept", cells.share),
         Effect(f"effect [95 %, all {at_once}]" if intervals else "effect"),
     ]
-    return Sheet(rows[:top], columns + [Column("p", cells.p_value), Column("positive", cells.percentage)] * intervals)
+    return Sheet(rows[:top], [*columns, *SURE * intervals])
 
 
 SHOWN = ("previous_token", "induction", "sink", "entropy")  # metrics whose difference is in the table
 
 
-def differences_sheet(found: Comparison, places: Sequence[int], width: int) -> Sheet:
+def differences_sheet(result: Comparison, places: Sequence[int], width: int) -> Sheet:
     """The heads by divergence: as much of lost mass and of some metrics' differences as so many characters hold."""
     rows = [
         {
-            "head": found.name(place),
-            **{name: values[place] for name, values in vars(found.js).items()},
-            "lost": found.lost_SN[:, place].mean(),
-            "lost, other": found.other_lost_SN[:, place].mean(),
-            **{name: found.metric(name).effect[place] for name in SHOWN},
+            "head": result.name(place),
+            **{name: values[place] for name, values in vars(result.js).items()},
+            "lost": result.lost_SN[:, place].mean(),
+            "lost, other": result.other_lost_SN[:, place].mean(),
+            **{name: result.metric(name).effect[place] for name in SHOWN},
         }
         for place in places
     ]
     divergence = Effect(
-        "JS bits" + " [95 %]" * (found.texts >= FEWEST), cells.divergence, align="right", ends=("low", "high")
+        "JS bits" + " [95 %]" * (result.texts >= FEWEST), cells.divergence, align="right", ends=("low", "high")
     )
     losses = [Column("lost", cells.number), Column("lost, other", cells.number)]
     columns = [
         Column("head", align="left"),
         divergence,
-        *losses * bool(found.lost_SN.any() or found.other_lost_SN.any()),
+        *losses * bool(result.lost_SN.any() or result.other_lost_SN.any()),
         *(Column(f"Δ {METRICS[name].short}", cells.signed, name) for name in SHOWN),
     ]
     ends = accumulate(column.width(rows) for column in columns)
     return Sheet(rows, [column for column, end in zip(columns, ends, strict=True) if end <= width])
 
 
-KNOCKOUT_TABLE_EFFECT = "effect: what the answer loses without these edges, positive where the look helped"
+AT_ONCE = "intervals and p: of all cuts at once; positive: in how many texts the look helped"
+ALIKE: Mapping[NullKind, str] = {"permuted": "other keys", "heads": "other heads"}
 NULLS = {
     "permuted": "other keys: where the same weights lie on other keys and are cut there, 95 % of the effects, and p",
     "heads": "other heads: their own strongest looks of like weight, and p of the effect per weight",
 }
-ALIKE: Mapping[NullKind, str] = {"permuted": "other keys", "heads": "other heads"}
-KNOCKOUT_TABLE_AT_ONCE = "intervals and p: of all cuts at once; positive: in how many texts the look helped"
-EDGE = "an edge is cut, and not what it carries: later layers and other positions may still bring that"
-SINK = "key 0 is often a sink: to cut it harms whatever the head does"
 
 
-def knockout_table_notes(found: KnockoutResult, geometry: Geometry) -> list[str]:
+def knockout_notes(result: KnockoutResult, geometry: Geometry) -> list[str]:
     """What a reader of the table has to know, and what was measured without a cut."""
-    facts, unit = found.facts, found.facts["measure"]["unit"]
-    intact = f"intact {facts['intact']:.3f} {unit}, {len(found.cases)} text{'s' * (len(found.cases) > 1)}"
-    return [*cautions(found, geometry), intact]
+    facts, unit = result.facts, result.facts["measure"]["unit"]
+    intact = f"intact {facts['intact']:.3f} {unit}, {number_of(len(result.cases), 'text')}"
+    return [*cautions(result, geometry), intact]
 
 
-def cautions(found: KnockoutResult, geometry: Geometry) -> list[str]:
+def cautions(result: KnockoutResult, geometry: Geometry) -> list[str]:
     """How the numbers are read, and what they do not say."""
-    facts, unit = found.facts, found.facts["measure"]["unit"]
-    lines = [
-        f"{KNOCKOUT_TABLE_EFFECT}, in {unit}",
-        *[KNOCKOUT_TABLE_AT_ONCE] * has_intervals(found),
-        *_null_lines(found),
-        EDGE,
-    ]
-    if any(0 in one.keys for one in found.cases):
-        lines.append(SINK)
+    facts, unit = result.facts, result.facts["measure"]["unit"]
+    lines = [f"effect: what the answer loses without these edges, positive where the look helped, in {unit}"]
+    lines += [AT_ONCE] * has_intervals(result) + _null_lines(result)
+    lines.append("an edge is cut, and not what it carries: later layers and other positions may still bring that")
+    if any(0 in case.keys for case in result.cases):
+        lines.append("key 0 is often a sink: to cut it harms whatever the head does")
     if facts["emptied"]:
         lines.append(f"rows were left without keys and give 0, in {', '.join(facts['emptied'][:8])}")
-    bare = [layer.index for layer in geometry.layers if not layer.attention]
-    if bare:
-        lines.append(f"{len(bare)} of {len(geometry.layers)} layers have no attention, and nothing is cut in them")
-    lines += interval_notes(found.statistics)
-    lines += rounding_notes(facts, found.statistics["effect"])
-    if facts["unshared"]:
-        lines.append(f"the passes were unshared: {facts['unshared']}")
-    return lines
+    lines += layers_without_attention(geometry, "nothing is cut in them")
+    return (
+        lines + interval_notes(result.statistics) + rounding_notes(facts, result.statistics["effect"]) + unshared(facts)
+    )
 
 
-def _null_lines(found: KnockoutResult) -> list[str]:
+def _null_lines(result: KnockoutResult) -> list[str]:
     """What each null is, the least p that its draws can give, and why some cuts have none."""
-    if not found.facts["random"]:
+    if not result.facts["random"]:
         return []
     from attnscope.studies.knockout import SEVERAL
 
     lines = []
     for kind, name in ALIKE.items():
-        counts = [len(null.draws) for null in found.nulls[kind]]
+        counts = [len(null.draws) for null in result.nulls[kind]]
         if any(counts):
             least = cells.p_value((2 if kind == "permuted" else 1) / (1 + max(counts)))
             lines.append(f"{NULLS[kind]}, at least {least} with {number_of(max(counts), 'draw')}")
-        of, texts = f"of {number_of(len(found.asked), 'cut')}", ", in some texts or all" * (len(found.cases) > 1)
+        of, texts = f"of {number_of(len(result.asked), 'cut')}", ", in some texts or all" * (len(result.cases) > 1)
         lines += [
             f"no {name} to compare {count} {of} with{texts}: {why}"
-            for why, count in found.facts["without_null"][kind].items()
+            for why, count in result.facts["without_null"][kind].items()
             if why != SEVERAL
         ]
-        if rounded := sum(map(bool, counts)) - found.table()[f"p_{kind}"].is_valid().to_numpy().sum():
+        if rounded := sum(map(bool, counts)) - result.table()[f"p_{kind}"].is_valid().to_numpy().sum():
             lines.append(f"no p against {name}, {rounded} {of}: all effects are within rounding")
     return lines
 
 
-def shown(found: KnockoutResult, top: int | None) -> RenderableType:
+def knockout_sheet(result: KnockoutResult, top: int | None) -> RenderableType:
     """The table; above it, where keys were cut one by one, the text in the colours of their effects."""
     from rich.console import Group
 
-    table = cuts_sheet(found, top)
-    return Group(coloured(found), table) if found.facts["over"] == "keys" else table
+    table = cuts_sheet(result, top)
+    return Group(coloured(result), table) if result.facts["over"] == "keys" else table
 
 
-def cuts_sheet(found: KnockoutResult, top: int | None) -> Sheet:
+def cuts_sheet(result: KnockoutResult, top: int | None) -> Sheet:
     """A row per cut."""
-    rows, intervals = found.table().to_pylist(), has_intervals(found)
+    rows, intervals = result.table().to_pylist(), has_intervals(result)
     columns = [
         Column("cut", name="set", align="left"),
-        Column("mass", partial(cells.number, decimals=3)),
+        Column("mass", nats),
         effects("effect", len(rows), intervals),
     ]
-    columns += [Column("p", cells.p_value), Column("positive", cells.percentage)] * intervals
+    columns += SURE * intervals
     kinds = [kind for kind in ALIKE if any(row[f"n_{kind}"] for row in rows)]
     if intervals:  # they leave room for p alone
         columns += [Column(f"{ALIKE[kind].removeprefix('other ')}: p", cells.p_value, f"p_{kind}") for kind in kinds]
         return Sheet(rows[:top], columns)
     # The effects of other heads are per weight, which no interval of the table is.
     titles = {"permuted": "other keys: 95 %, p", "heads": "other heads: p"}
-    rows = [{**row, "permuted": _effects_and_p(row), "heads": cells.p_value(row["p_heads"])} for row in rows]
+    for row in rows:
+        row |= {"permuted": cells.p_value(row["p_permuted"]), "heads": cells.p_value(row["p_heads"])}
+        if row["null_permuted"] is not None:  # else there are no such keys, and p alone
+            row["permuted"] = f"{cells.interval(row['low_permuted'], row['high_permuted'])} {row['permuted']}"
     return Sheet(rows[:top], [*columns, *(Column(titles[kind], name=kind) for kind in kinds)])
 
 
-def _effects_and_p(row: Row) -> str:
-    """`[-0.020, 0.010] .047`: where the effects of other keys lie, and p; p alone where there are no such keys."""
-    p = cells.p_value(row["p_permuted"])
-    if row["null_permuted"] is None:
-        return p
-    return f"{cells.interval(row['low_permuted'], row['high_permuted'])} {p}"
-
-
-def has_intervals(found: KnockoutResult) -> bool:
+def has_intervals(result: KnockoutResult) -> bool:
     """Whether there are texts enough for an interval of any effect."""
-    from attnscope.studies.statistics import FEWEST
-
-    return bool((found.statistics["n"] >= FEWEST).any())
+    return bool((result.statistics["n"] >= FEWEST).any())
 
 
-def coloured(found: KnockoutResult) -> Prose:
+def coloured(result: KnockoutResult) -> Prose:
     """The text, each key by what its cut costs; keys that were not cut, or that no row sees, have no colour."""
     from attnscope.figures.colours import Limits
     from attnscope.figures.terminal import Prose
+    from attnscope.studies.knockout_records import key_name
 
-    case = found.cases[0]
-    effect_T = found.by_token()
+    case = result.cases[0]
+    effect_T = result.by_token()
     largest = int(np.nan_to_num(effect_T, nan=-np.inf).argmax())
-    legend = f"largest {cells.effect(effect_T[largest])} {case_name(found, largest)}, »query«"
+    legend = f"largest {cells.effect(effect_T[largest])} {key_name(case, largest)}, »query«"
     marked = {place: "query" for place in case.queries if place < len(case.prompt)}
     limits = Limits(0.0, max(float(np.nanmax(effect_T)), 1e-9))
-    title = f"{found.facts['measure']['unit']} lost without each key in {found.where}"
+    title = f"{result.facts['measure']['unit']} lost without each key in {result.where}"
     return Prose(case.prompt.plain, effect_T, limits, marked=marked, summed=False, title=title, legend=legend)
 
 
-def case_name(found: KnockoutResult, place: int) -> str:
-    """A token as the table names it."""
-    from attnscope.studies.knockout_records import key_name
+def patch_notes(result: PatchedPairs) -> list[str]:
+    """What a reader of the table has to know, and what was measured without a patch."""
+    facts, unit, intervals = result.facts, result.facts["measure"]["unit"], has_ends(result)
+    # What each column is, those alone that the table has.
+    lines = [
+        f"effect: what the answer loses where the heads are as in the corrupted text, in {unit}",
+        "restored: what the answer of the corrupted text gains where they are as in TEXT",
+    ]
+    if result.gap is not None:
+        lines.append("share: of the gap between the two texts, 0 as the text that is patched, 1 as the other")
+    else:
+        lines.append(f"there is no share: {result.no_share}")
+    lines += ["intervals of effects and p hold for all patches at once, those of shares for each alone"] * intervals
+    lines += ["positive: in how many pairs the effect is above 0"] * (intervals and result.gap is None)
+    if result.gap is not None and result.gap < 0:
+        lines.append("the corrupted text makes the answer better: there is nothing to lose by it")
+    lines += ["the heads of a kv group share keys and values, and are patched together"] * (facts["what"] in SHARED)
+    if result.random:
+        row = result.table().to_pylist()[0]
+        p = f"p {cells.p_value(row['p_random'])}, (1 + those that cost as much) / (1 + all)"
+        lines.append(f"{number_of(row['n_random'], 'set')} of as many other heads: {p}")
+    if result.estimates is not None:
+        rank = facts["rank_correlation"]
+        order = "they are equal, or too few for an order"
+        order = order if rank is None else f"rank correlation with what was measured {rank:.2f}"
+        lines.append(f"estimate: to first order, from one backward pass; {facts['tried']} patches were run: {order}")
+    # What the numbers do not say.
+    if any(pair.alike for pair in result.pairs):
+        lines.append("a text that is patched from itself loses 0, and was not run")
+    lines += rounding_notes(facts, result.statistics["effect"]) + interval_notes(result.statistics, "pairs")
+    lines += unshared(facts)
+    intact, corrupted = f"intact {facts['intact']:.3f}", f"corrupted {facts['corrupted']:.3f} {unit}"
+    return [*lines, f"{intact}, {corrupted}, {number_of(len(result.pairs), 'pair')}"]
 
-    return key_name(found.cases[0], place)
 
-
-PATCH_TABLE_EFFECT = "effect: what the answer loses where the heads are as in the corrupted text"
-RESTORED = "restored: what the answer of the corrupted text gains where they are as in TEXT"
-SHARE = "share: of the gap between the two texts, 0 as the text that is patched, 1 as the other"
-PATCH_TABLE_AT_ONCE = "intervals of effects and p hold for all patches at once, those of shares for each alone"
-POSITIVE = "positive: in how many pairs the effect is above 0"
-PATCH_TABLE_RANDOM = "(1 + those that cost as much) / (1 + all)"
-GROUPS = "the heads of a kv group share keys and values, and are patched together"
 SHARE_ENDS = ("normalised_low", "normalised_high")
 BACK_ENDS = ("restored_low_all", "restored_high_all")
-ESTIMATE = "estimate: to first order, from one backward pass"
 
 
-def to_know(found: PatchedPairs) -> list[str]:
-    """What a reader of the table has to know, and what was measured without a patch."""
-    facts, unit = found.facts, found.facts["measure"]["unit"]
-    # What each column is, those alone that the table has.
-    lines = [f"{PATCH_TABLE_EFFECT}, in {unit}", RESTORED]
-    lines += [SHARE] if found.gap is not None else [f"there is no share: {found.no_share}"]
-    lines += [PATCH_TABLE_AT_ONCE] * patch_table_has_intervals(found) + [POSITIVE] * (
-        patch_table_has_intervals(found) and found.gap is None
-    )
-    if found.gap is not None and found.gap < 0:
-        lines.append("the corrupted text makes the answer better: there is nothing to lose by it")
-    lines += [GROUPS] * (facts["what"] in SHARED)
-    if found.random:
-        row = found.table().to_pylist()[0]
-        sets = f"{row['n_random']} set{'s' * (row['n_random'] > 1)}"
-        lines.append(f"{sets} of as many other heads: p {cells.p_value(row['p_random'])}, {PATCH_TABLE_RANDOM}")
-    if found.estimates is not None:
-        rank = facts["rank_correlation"]
-        said = (
-            "they are equal, or too few for an order"
-            if rank is None
-            else f"rank correlation with what was measured {rank:.2f}"
-        )
-        lines.append(f"{ESTIMATE}; {facts['tried']} patches were run: {said}")
-    # What the numbers do not say.
-    if any(pair.alike for pair in found.pairs):
-        lines.append("a text that is patched from itself loses 0, and was not run")
-    lines += rounding_notes(facts, found.statistics["effect"]) + interval_notes(found.statistics, "pairs")
-    if facts["unshared"]:
-        lines.append(f"the passes were unshared: {facts['unshared']}")
-    count = f"{len(found.pairs)} pair{'s' * (len(found.pairs) > 1)}"
-    return [*lines, f"intact {facts['intact']:.3f}, corrupted {facts['corrupted']:.3f} {unit}, {count}"]
-
-
-def patch_table_shown(found: PatchedPairs, top: int | None) -> Sheet:
+def patch_sheet(result: PatchedPairs, top: int | None) -> Sheet:
     """A row per patch."""
-    rows = found.table().to_pylist()
-    intervals, shares, estimates = patch_table_has_intervals(found), found.gap is not None, found.estimates is not None
+    rows = result.table().to_pylist()
+    intervals, shares, estimates = has_ends(result), result.gap is not None, result.estimates is not None
     columns: list[Column] = [Column("patch", name="set", align="left"), effects("effect", len(rows), intervals)]
     columns += [Column("p", cells.p_value)] * intervals
     if shares:
         lost = Column("share", cells.number, "normalised")
         if not estimates:  # which take the room of the interval
-            lost = replace(effects("share", 1, intervals, SHARE_ENDS), format=cells.number, name="normalised")
+            lost = replace(effects("share", 1, intervals, ends=SHARE_ENDS), format=cells.number, name="normalised")
         columns.append(lost)
         columns += [Column("restored", cells.effect), Column("share", cells.number, "restored_normalised")]
     else:
         columns += [Column("positive", cells.percentage)] * intervals
-        columns.append(effects("restored", len(rows), intervals, BACK_ENDS))
+        columns.append(effects("restored", len(rows), intervals, ends=BACK_ENDS))
     columns += [Column("estimate", cells.effect)] * estimates
     return Sheet(rows[:top], columns)
 
 
-def patch_table_has_intervals(found: PatchedPairs) -> bool:
+def has_ends(result: PatchedPairs) -> bool:
     """Whether an effect has an end of an interval."""
-    ends = np.stack([found.statistics[name] for name in ("low_all", "high_all")])
-    return not bool(np.isnan(ends).all())
+    return not np.isnan([result.statistics["low_all"], result.statistics["high_all"]]).all()
 
 
 WIDE = 108  # a narrower screen shows one null alone, and roles below each other
@@ -565,7 +506,19 @@ def scanned_sheet(atlas: Atlas, probe: str | None, top: int | None, read: OnText
     from rich.console import Group
 
     heads = named_sheet(atlas, top) if probe is None else probe_sheet(atlas, contrasts(atlas, probe), top, width)
-    return Group(heads, *[] if read is None else [_texts_sheet(atlas, read, top)])
+    if read is None:
+        return Group(heads)
+    # A second table, since a text may show a head in another role than the probes that named it.
+    rows = [
+        {"head": cells.head_name(*head), "roles": _roles(atlas, head), "text role": looked(read, head)}
+        for head in atlas.heads[:top]
+    ]
+    return Group(heads, Sheet(rows, [Column(title, align="left") for title in ("head", "roles", "text role")]))
+
+
+def _roles(atlas: Atlas, head: HeadIndex, between: str = " ") -> str:
+    """The roles that probes gave a head."""
+    return between.join(atlas.roles[head]) or cells.MISSING
 
 
 def named_sheet(atlas: Atlas, top: int | None) -> Sheet:
@@ -595,7 +548,7 @@ def probe_sheet(atlas: Atlas, shown: Sequence[Finding], top: int | None, width: 
     for place in atlas.order(first.probe)[:top]:
         head = atlas.heads[place]
         name = cells.head_name(*head)
-        row = {"head": name, "roles": (" " if wide else "\n").join(atlas.roles[head]) or cells.MISSING}
+        row = {"head": name, "roles": _roles(atlas, head, " " if wide else "\n")}
         row |= {f"null {one.against}": one.effects.null[place] for one in nulls}
         row |= {"copying": copying.effects.score[place]} if copying else {}
         rows.append({**row, "JS": uniform.get(name), **_numbers(first, place)})
@@ -643,19 +596,6 @@ def contrasts(atlas: Atlas, asked: str | None) -> list[Finding]:
     return [one for one in atlas.findings if one.probe == name]
 
 
-def _texts_sheet(atlas: Atlas, read: OnTexts, top: int | None) -> Sheet:
-    """The role that every head has on most of the texts that show one."""
-    rows = [
-        {
-            "head": cells.head_name(*head),
-            "roles": " ".join(atlas.roles[head]) or cells.MISSING,
-            "text role": looked(read, head),
-        }
-        for head in atlas.heads[:top]
-    ]
-    return Sheet(rows, [Column(title, align="left") for title in ("head", "roles", "text role")])
-
-
 def _effects_of(atlas: Atlas) -> Effect:
     """The effect of a probe, and its interval for all heads at once."""
     return Effect(f"effect\n[95 %, all {len(atlas.heads)}]", cells.signed)
@@ -674,18 +614,19 @@ def _named(atlas: Atlas) -> list[int]:
 
 
 def _near_uniform(atlas: Atlas) -> dict[str, float]:
+    """The divergence from uniform attention of the heads that have the mark, by name."""
     return dict(atlas.facts.get("near_uniform", {}))
 
 
 def _copying(atlas: Atlas, shown: Finding) -> Finding | None:
     """What belongs to induction: a head that finds the place may still not write the token there."""
-    found = [one for one in atlas.findings if one.probe == "copying"]
-    return found[0] if found and shown.probe.startswith("induction") else None
+    copying = [finding for finding in atlas.findings if finding.probe == "copying"]
+    return copying[0] if copying and shown.probe.startswith("induction") else None
 
 
-def looked(found: OnTexts, head: tuple[int, int]) -> str:
+def looked(result: OnTexts, head: tuple[int, int]) -> str:
     """`sink 82 %`: the role that a head has on most texts that show one."""
-    shares = {look: share for look, share in found.shares.get(head, {}).items() if look != "-"}
+    shares = {look: share for look, share in result.shares.get(head, {}).items() if look != "-"}
     return next((f"{look} {cells.percent(100 * share)}" for look, share in shares.items()), cells.MISSING)
 
 
@@ -698,7 +639,7 @@ def effects_at(atlases: Mapping[str, Atlas], probe: str, heads: Sequence[HeadInd
     rows = [
         {
             "head": cells.head_name(*head),
-            "roles": " ".join(last.roles[head]) or cells.MISSING,
+            "roles": _roles(last, head),
             **{f"at {name}": value for name, value in zip(atlases, values, strict=True)},
         }
         for head in heads
@@ -708,53 +649,50 @@ def effects_at(atlases: Mapping[str, Atlas], probe: str, heads: Sequence[HeadInd
     return Sheet(rows, [*columns, *(Column(name, cells.signed, f"at {name}") for name in atlases)])
 
 
-why_table_nats = partial(cells.signed, decimals=3)
-CONTRIBUTION = "contribution: what it gives to the logit, each norm with the scale that it has"
-WHY_TABLE_SHARE = "share: of the sum of contrasts"
-REST = "rest: what else a block writes, its MLP and biases; bias: of the layer itself"
-SINKS = "this head has a sink logit, which what all keys share competes with: the row `all keys`"
-SINKS_UNSEEN = "this head has a sink logit: what all keys share matters, too, and no contrast of two keys shows it"
-TRUE = "true: what the logit loses where the component is its mean over the same keys, norms as they are"
-
-
-def why_table_to_know(found: Why) -> list[str]:
+def why_notes(result: Why) -> list[str]:
     """What a reader of the table has to know, and how exact it is."""
-    parts = found.parts
-    compared = (
-        f"its mean over {parts.visible} visible key{'s' * (parts.visible > 1)}"
-        if parts.asked.against is None
-        else f"that of {found.others}"
+    parts = result.parts
+    mean = f"its mean over {parts.visible} visible key{'s' * (parts.visible > 1)}"
+    lines = [
+        "contribution: what it gives to the logit, each norm with the scale that it has",
+        f"contrast: the contribution less {mean if parts.asked.against is None else f'that of {result.others}'}",
+    ]
+    shares = (parts.share_N == parts.share_N).any()  # not NaN
+    lines.append(
+        "share: of the sum of contrasts" if shares else "there is no share: the contrasts sum to less than 0.1"
     )
-    lines = [CONTRIBUTION, f"contrast: the contribution less {compared}"]
-    shares = bool((parts.share_N == parts.share_N).any())
-    lines.append(WHY_TABLE_SHARE if shares else "there is no share: the contrasts sum to less than 0.1")
-    lines.append(REST)
+    lines.append("rest: what else a block writes, its MLP and biases; bias: of the layer itself")
     if parts.asked.verify:
-        rank = found.rank_correlation
-        lines.append(f"{TRUE}; rank correlation with the contrast {'-' if rank is None else cells.number(rank)}")
+        rank = result.rank_correlation
+        true = "true: what the logit loses where the component is its mean over the same keys, norms as they are"
+        lines.append(f"{true}; rank correlation with the contrast {'-' if rank is None else cells.number(rank)}")
     if parts.softcap is not None:
         lines.append(f"the logit is taken before its cap at {parts.softcap:g}")
-    if parts.sinks:
-        lines.append(SINKS if parts.asked.against is None else SINKS_UNSEEN)
+    # A sink logit takes weight from every key alike, which a contrast of two keys cannot show.
+    if parts.sinks and parts.asked.against is None:
+        lines.append("this head has a sink logit, which what all keys share competes with: the row `all keys`")
+    elif parts.sinks:
+        why = "what all keys share matters, too, and no contrast of two keys shows it"
+        lines.append(f"this head has a sink logit: {why}")
     difference = cells.power(abs(parts.sum - parts.logit))
     lines.append(f"the contributions sum to {parts.sum:.4f}, the logit is {parts.logit:.4f}: {difference} apart")
-    return [*lines, found.line]
+    return [*lines, result.line]
 
 
-def logit_sheet(found: Why, top: int | None) -> Sheet:
+def logit_sheet(result: Why, top: int | None) -> Sheet:
     """A row per component or pair, the largest contrasts first."""
-    rows = found.table().to_pylist()
+    rows = result.table().to_pylist()
     read, pairs, tried = (any(row[name] is not None for row in rows) for name in ("position", "other", "true"))
     # The table of data has positions alone: here a token is named by its words, too.
-    tokens = [found.read_by(found.parts.components[row]) for row in found.order]
+    tokens = [result.read_by(result.parts.components[row]) for row in result.order]
     rows = [{**row, "from": token} for row, token in zip(rows, tokens, strict=True)]
     columns = [
         Column("component", align="left"),
         *[Column("from", align="left")] * read,
         *[Column("query", name="other", align="left")] * pairs,
-        Column("contribution", why_table_nats),
-        Column("contrast", why_table_nats),
-        Column("share", partial(cells.number, decimals=3)),
-        *[Column("true", why_table_nats)] * tried,
+        Column("contribution", signed),
+        Column("contrast", signed),
+        Column("share", nats),
+        *[Column("true", signed)] * tried,
     ]
     return Sheet(rows[:top], columns)

@@ -18,8 +18,7 @@ from attnscope.cli.heads import GROUPS
 from attnscope.cli.options import Generated, MayAsk, ModelTexts, OneHead, Question
 from attnscope.cli.output import Top
 from attnscope.cli.study import Printed, print_study
-from attnscope.cli.study_tables import logit_sheet
-from attnscope.cli.study_tables import why_table_to_know as to_know
+from attnscope.cli.study_tables import logit_sheet, why_notes
 from attnscope.utils.folders import PICTURES, TABLES
 from attnscope.utils.signals import unwinding
 
@@ -115,4 +114,4 @@ def why(asked: LogitText, logit: Logit, top: Top, table: WhyTable, look: Look) -
         style = look.style(command_line("why", asked, logit, look))
         with unwinding(), output.progress("drawing", None, table.quiet):
             found.export(table.folder, style=style, force=table.force)
-    return print_study(found, top, table, Printed(logit_sheet, to_know, draw, hint="name a folder"))
+    return print_study(found, top, table, Printed(logit_sheet, why_notes, draw, hint="name a folder"))

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import attnscope
-from attnscope.cli.study_tables import notes
+from attnscope.cli.study_tables import ablation_notes
 from attnscope.errors import InputError, ModelError
 from attnscope.hooks.engines import ENGINES
 from attnscope.hooks.listen import listen
@@ -189,7 +189,7 @@ def test_a_family_that_hands_keys_between_layers_is_run_unshared_and_says_so(dem
     loaded = wrap(tiny_model("gemma3n_text", vocab_size=len(demo.tokenizer)), demo.tokenizer)
     found = attnscope.ablate(loaded, "3.0", ALIKE, random=0).found
     assert found.intact_S.shape == (3,)
-    assert any(line.startswith("the passes were unshared: its layers") for line in notes(found))
+    assert any(line.startswith("the passes were unshared: its layers") for line in ablation_notes(found))
 
 
 def test_what_cannot_be_replaced_is_refused(demo):
@@ -210,12 +210,14 @@ def test_half_precision_tells_what_two_intact_rows_differ_by(demo):
     sizes = sorted(abs(row["effect"]) for row in found.table().to_pylist() if row["condition"] != "random")
     for count, spread in ((1, sizes[1]), (3, 2 * sizes[2])):
         [line] = [
-            line for line in notes(replace(found, facts=found.facts | {"spread": spread})) if "intact rows" in line
+            line
+            for line in ablation_notes(replace(found, facts=found.facts | {"spread": spread}))
+            if "intact rows" in line
         ]
         assert line.startswith(
             f"two intact rows of one pass differ by up to {spread:.1g} nats, and {count} of 3 effects"
         )
-    equal = notes(replace(found, facts=found.facts | {"spread": 0.0}))
+    equal = ablation_notes(replace(found, facts=found.facts | {"spread": 0.0}))
     assert any(line.startswith("two intact rows of one pass are equal, but rounding to bfloat16") for line in equal)
 
 

@@ -13,8 +13,7 @@ from rich.console import Console
 import attnscope
 from attnscope.attention.rows import RowsAgain
 from attnscope.cli.output import ROUNDING
-from attnscope.cli.study_tables import KNOCKOUT_TABLE_AT_ONCE as AT_ONCE
-from attnscope.cli.study_tables import cautions, cuts_sheet
+from attnscope.cli.study_tables import AT_ONCE, cautions, cuts_sheet
 from attnscope.errors import InputError, ModelError, UsageError
 from attnscope.export.study_figures import save_knockout
 from attnscope.interventions.spec import AskedText, Cut, CutPlan, HeadSet

@@ -11,8 +11,7 @@ import torch
 from rich.console import Console
 
 import attnscope
-from attnscope.cli.study_tables import patch_table_shown as shown
-from attnscope.cli.study_tables import to_know
+from attnscope.cli.study_tables import patch_notes, patch_sheet
 from attnscope.errors import InputError, UsageError
 from attnscope.export.study_figures import save_patching
 from attnscope.studies.ablation_search import TRIED
@@ -280,7 +279,7 @@ def test_pairs_have_intervals_from_32_on(demo, tmp_path):
 def test_a_terminal_shows_effects_of_all_at_once_and_shares_with_an_interval(demo):
     found = attnscope.patch(demo, pairs_of_ids(32), what="value", over="heads", select="3", random=0)
     console = Console(width=80, file=StringIO())
-    console.print(shown(found, None))
+    console.print(patch_sheet(found, None))
     head, first, *_ = [line for line in console.file.getvalue().splitlines() if line.strip(" ─")]
     for title in ("effect [95 %, all 3]", "share [95 %]", "restored"):
         assert title in head
@@ -290,14 +289,14 @@ def test_a_terminal_shows_effects_of_all_at_once_and_shares_with_an_interval(dem
     assert f"{row['restored']:+.3f}" in first
     assert len(first.rstrip()) < 80
     assert "…" not in first
-    assert any("p hold for all patches at once" in line for line in to_know(found))
+    assert any("p hold for all patches at once" in line for line in patch_notes(found))
 
 
 @pytest.mark.e2e
 def test_estimates_of_many_pairs_fit_a_terminal_and_have_no_interval(demo):
     found = attnscope.patch(demo, pairs_of_ids(32), what="value", over="heads", method="gradient", random=0)
     console = Console(width=80, file=StringIO())
-    console.print(shown(found, 4))
+    console.print(patch_sheet(found, 4))
     assert "effect [95 %, all 12]" in console.file.getvalue()
     assert "…" not in console.file.getvalue()
     assert found.line.endswith("of the gap")  # [low, high] is of what was measured
