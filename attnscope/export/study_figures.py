@@ -66,7 +66,8 @@ from attnscope.utils.tables import save, words
 from attnscope.utils.tables import save as save_table
 
 if TYPE_CHECKING:
-    from attnscope.figures.pictures import Grid, Lines
+    from attnscope.figures.curves import Lines
+    from attnscope.figures.pictures import Grid
     from attnscope.studies.ablation import Ablation
     from attnscope.studies.atlas import Finding
     from attnscope.studies.budgets import BudgetCosts
@@ -493,7 +494,8 @@ COSTS, BACK = "lost", "given back"
 
 def save_patching(record: PatchedPairs, folder: Path, style: Style = Style()) -> Path | None:
     """The picture of patches; None where all was patched at once. Raises UsageError for a folder it cannot write."""
-    from attnscope.figures.pictures import save_grid, save_lines
+    from attnscope.figures.curves import save_lines
+    from attnscope.figures.pictures import save_grid
 
     facts, path = record.facts, folder / f"{PATCHING_PICTURE}.{style.image}"
     style = style.of(About(line=_patching_line(record), command=style.about.command))
@@ -540,7 +542,7 @@ def _patching_heads(record: PatchedPairs, path: Path, style: Style, title: str) 
 
 def _lines(record: PatchedPairs) -> Lines:
     """In the order of the table."""
-    from attnscope.figures.pictures import Lines
+    from attnscope.figures.curves import Lines
 
     *both, unit = _values(record)
     ends = [np.full((2, len(both[0])), np.nan)] * 2

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from attnscope.figures.style import About, Depth, Maps, Panel, Part, Patches, PatchSheet, Style
 
 if TYPE_CHECKING:
-    from attnscope.figures.curves import Course, SetCost, save_courses, save_sets
+    from attnscope.figures.curves import Course, SetCost, save_courses, save_depth, save_sets
     from attnscope.figures.heads import head_maps, save_head_maps
-    from attnscope.figures.metrics import save_depth, save_metrics
+    from attnscope.figures.metrics import save_metrics
     from attnscope.figures.overview import save_layer, save_layers, save_overview
     from attnscope.figures.pictures import Pairs, save_pairs, save_patches
 
@@ -49,7 +49,7 @@ _HOME = {
     "SetCost": "curves",
     "head_maps": "heads",
     "save_courses": "curves",
-    "save_depth": "metrics",
+    "save_depth": "curves",
     "save_head_maps": "heads",
     "save_layer": "overview",
     "save_layers": "overview",

@@ -1,20 +1,18 @@
-"""budgets_curve.png and budgets.png: what is lost over the share of keys that is kept, or layer by layer.
+"""Pictures of curves and bars: one frame for all of one pair of axes, one sheet for all of several panels.
 
-What becomes of heads over checkpoints: a panel per probe, a line per head. R revision, N head.
+budgets.png, budgets_curve.png: what is lost layer by layer, or over the share of the keys that is kept.
+knockout.png: what is lost by window of layers, or the text with each token in the colour of its effect.
+patching.png: effects of patches by layer or position. prune.png: the loss as heads go, one after the other.
+ablation.png: what sets of heads cost, with intervals and the range of random sets of the same size.
+checkpoints.png: a panel per probe, a line per head. depth.png: metrics over the layers, a panel each.
 
-knockout.png: what is lost by window of layers, as a curve; or the text, each token in the colour of its effect.
-
-prune.png: the loss as heads go one after the other.
-
-What sets of heads cost: a bar each, with its interval and where random sets of the same size lie.
-
-Shapes: N point, N cut, T token.
+Sizes are pixels, those of texts points. N point, cut, layer or head, R revision, T token.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,22 +21,122 @@ import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
-from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator, PercentFormatter
+from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from attnscope.figures import layout
 from attnscope.figures.colours import DARK_INK, ROUND
-from attnscope.figures.fonts import fonts_for, isolated, shown_label, shown_text
-from attnscope.figures.layout import drawn_ends
-from attnscope.figures.style import DPI, MARKERS, Style
+from attnscope.figures.fonts import isolated, shown_label, shown_text
+from attnscope.figures.layout import drawn_ends, save_drawn
+from attnscope.figures.style import DPI, MARKERS, Depth, Style
 from attnscope.figures.terminal import RAMP
-from attnscope.figures.writer import drawing, px, save_figure
+from attnscope.figures.writer import px
 from attnscope.utils.display import printed
 
-WIDE_PX, HIGH_PX = 600, 320
-LEGEND_PX, TITLE_PX, NAMES_PX = 17, 34, 56  # a line above, the title, below the axes
-COLUMNS = 3  # of the legend
-NAME_SIZE, MARK_SIZE, TITLE_SIZE = 10.5, 8.0, 13.0
+TITLE_SIZE, NAME_SIZE, MARK_SIZE = 13.0, 10.5, 8.0
+WIDE_PX, STEP_PX, TITLE_PX, LINE_PX = 560, 22, 34, 17  # a picture, a column, a title or foot, a line of legend or foot
 COLOURS = sns.color_palette("colorblind").as_hex()
+BLUE, ORANGE, *_ = COLOURS
+
+
+class Frame:
+    """A figure of one pair of axes that is `size` wide and high, or narrower where the style asks for it.
+
+    left, right, above, below: pixels around the axes without title and foot, which take `title_px` each.
+    """
+
+    def __init__(
+        self,
+        style: Style,
+        size: tuple[float, float],
+        *,
+        left: float = 70,
+        right: float = 20,
+        above: float,
+        below: float,
+        title_px: float = TITLE_PX,
+    ) -> None:
+        self.style, self.wide = style, min(size[0], (style.inches or math.inf) * DPI)
+        above, below = above + title_px * style.titled, below + title_px * style.captioned
+        high = size[1] + above + below
+        self.figure = layout.new_figure()
+        self.figure.set_size_inches(self.wide / DPI, high / DPI)
+        self.ax = self.figure.subplots()
+        sides = {"left": left / self.wide, "right": 1 - right / self.wide}
+        self.figure.subplots_adjust(**sides, top=1 - above / high, bottom=below / high)
+
+    def line(self, x_N: Sequence[float] | np.ndarray, y_N: np.ndarray, colour: str, name: str) -> None:
+        """A line through points; name: in the legend."""
+        self.ax.plot(x_N, y_N, "o-", color=colour, markersize=4, linewidth=1.5, label=name)
+
+    def axes(self, x_name: str, y_name: str, columns: int) -> None:
+        """The line of 0, what both axes are, and a legend above them with so many columns."""
+        self.ax.axhline(0, color=DARK_INK, linewidth=0.8)
+        self.name_axes(x_name, y_name)
+        legend = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0.2}
+        self.ax.legend(fontsize=MARK_SIZE, frameon=False, ncols=columns, **legend)
+
+    def name_axes(self, x_name: str, y_name: str) -> None:
+        """What both axes are, and lines across at the marks."""
+        self.ax.set_xlabel(x_name, fontsize=NAME_SIZE)
+        self.ax.set_ylabel(y_name, fontsize=NAME_SIZE)
+        self.ax.tick_params(axis="y", labelsize=MARK_SIZE)
+        layout.rule(self.ax)
+
+    def titled(self, title: str, note: str = "", left: float | None = None, down: float = 12) -> Figure:
+        """The figure with its title, so many pixels from its corner, and its foot, above which a note goes."""
+        left = 0.02 * self.wide if left is None else left
+        layout.entitle(self.figure, self.style, (title, self.style.about.line, note), TITLE_SIZE, (left, down, 8))
+        return self.figure
+
+
+class Panels:
+    """Panels of curves on one figure, as many side by side as there is room for, three at most.
+
+    size: of a panel, if there is room. before, after: pixels at its left and at its right.
+    """
+
+    EDGE, TITLE_ROOM, HEADING_SIZE, NAME_SIZE = 18, 50, 14.0, 11.0
+
+    def __init__(
+        self, count: int, style: Style, room: float, size: tuple[float, float], before: float, after: float
+    ) -> None:
+        self.style, self.before, self.after = style, before, after
+        self.columns = max(1, min(3, count, int(room // (size[0] + before + after))))
+        self.size = min(size[0], room - before - after), size[1]
+        self.figure = layout.new_figure()
+        self.pairs = [layout.new_panel(self.figure) for _ in range(count)]
+        for _, bar_ax in self.pairs:
+            bar_ax.set_axis_off()
+
+    def label_step(self, gaps: int) -> int:
+        """Every how many marks are labelled below a panel, which has so many gaps between marks."""
+        line = layout.line_px(layout.sized(MARK_SIZE, self.style))
+        return layout.label_step(self.size[0] / max(1, gaps), line * 1.4)
+
+    def finish(self, ax: Axes, name: str, unit: str) -> None:
+        """What is above a panel, and the lines across it."""
+        layout.rule(ax, pale=True)
+        ax.tick_params(axis="y", labelsize=MARK_SIZE)
+        layout.say_above(ax, ((name, self.NAME_SIZE, 22, DARK_INK), (unit, MARK_SIZE, 7, layout.NOTE_COLOUR)))
+
+    def titled(self, title: str, note: str, below: float, legend: Sequence[tuple[str, str]] = ()) -> Figure:
+        """The figure with everything in its place; below: pixels for what is below a panel."""
+        (wide, high), edge = self.size, self.EDGE
+        plan = layout.Frame(
+            left=edge + self.before,
+            top=self.TITLE_ROOM,
+            size=self.size,
+            bar=(0, 1, 1),
+            right=self.after,
+            below=below,
+            edge=edge,
+            columns=self.columns,
+            pitch=(self.before + wide + self.after, self.TITLE_ROOM + high + below),
+        )
+        texts = (self.style.headed(title), note, [self.style.about.line])
+        words = layout.Words(self.figure, texts, self.HEADING_SIZE, self.style, legend)
+        layout.frame(self.figure, self.pairs, plan, words, edge)
+        return self.figure
 
 
 @dataclass(frozen=True)
@@ -61,193 +159,37 @@ def save_budget_lines(
 
     save_budget_lines(Path("curve.png"), [BudgetLine("top", kept, effect, low, high)], Style(), "Cost", unit="nats")
     """
-    with drawing(fonts_for([title, style.about.line])):
-        return save_figure(budget_lines_figure(lines, style, title, unit=unit, layers=layers), path, style)
+    return save_drawn(
+        path, style, [title], lambda room: budget_lines_figure(lines, style, title, unit=unit, layers=layers)
+    )
 
 
 def budget_lines_figure(
     lines: Sequence[BudgetLine], style: Style, title: str, *, unit: str, layers: bool = False
 ) -> Figure:
     """The lines; to be called within `writer.drawing`."""
-    wide = min(WIDE_PX, (style.inches or np.inf) * DPI)
-    above = LEGEND_PX * (1 + (len(lines) - 1) // COLUMNS) + TITLE_PX * style.titled + 10
-    below = NAMES_PX + TITLE_PX * style.captioned
-    high = HIGH_PX + above + below
-    figure = layout.new_figure()
-    figure.set_size_inches(wide / DPI, high / DPI)
-    ax = figure.subplots()
-    for place, (line, colour) in enumerate(zip(lines, COLOURS * len(lines), strict=False)):
-        _draw(ax, line, colour, -9 if place % 2 else 4)
-    ax.axhline(0, color=DARK_INK, linewidth=0.8)
-    ax.set_ylabel(f"{unit} lost", fontsize=NAME_SIZE)
-    ax.set_xlabel("layer" if layers else "share of the keys that is kept", fontsize=NAME_SIZE)
-    ax.xaxis.set_major_locator(MaxNLocator(integer=True)) if layers else ax.xaxis.set_major_formatter(
-        PercentFormatter(1)
-    )
-    ax.tick_params(labelsize=MARK_SIZE)
-    ax.grid(axis="y", color="#e6e6e6", linewidth=0.6)
-    ax.legend(
-        fontsize=MARK_SIZE, frameon=False, ncols=COLUMNS, loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0.2
-    )
-    sns.despine(ax=ax)
-    if style.titled:
-        figure.text(0.02, 1 - 12 / high, title, fontsize=TITLE_SIZE, va="top")
-    if style.captioned:
-        figure.text(0.02, 8 / high, style.about.line, fontsize=layout.NOTE_SIZE, color=layout.NOTE_COLOUR)
-    layout.in_print(figure, style)
-    figure.subplots_adjust(left=70 / wide, right=1 - 40 / wide, top=1 - above / high, bottom=below / high)
-    return figure
-
-
-def _draw(ax: Axes, line: BudgetLine, colour: str, above: int) -> None:
-    """The points in the order of x, their intervals, and what each is called; above: by how many points of print."""
-    order = np.argsort(line.x, kind="stable")
-    x_N, effect_N = line.x[order], line.effect[order]
-    ax.plot(x_N, effect_N, "o-", color=colour, markersize=4, linewidth=1.5, label=line.name)
-    if np.isfinite([line.low, line.high]).any():
-        ax.vlines(x_N, *drawn_ends(effect_N, line.low[order], line.high[order]), color=colour, linewidth=1.2, alpha=0.6)
-    for place, at in enumerate(order if line.labels else ()):
-        ax.annotate(
-            line.labels[at],
-            (x_N[place], effect_N[place]),
-            xytext=(3, above),
-            textcoords="offset points",
-            fontsize=MARK_SIZE - 1,
-            color=colour,
-        )
-
-
-EDGE, NAME_ROOM, TITLE_ROOM, LABEL_ROOM, MARK_ROOM = 18, 40, 50, 56, 26
-PANEL_PX, ACROSS_PX = (300, 180), 1240
-HEADING_SIZE, CHECKPOINTS_TITLE_SIZE, CHECKPOINTS_MARK_SIZE = 14.0, 11.0, 8.0
-MOST_COLUMNS, MOST_LABELS = 3, 10
-GREY, LINE, NAMED_LINE = "#c9c9c9", 0.8, 2.2
-# After Okabe and Ito; the yellow is too light for a line.
-CHECKPOINTS_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7a0177", "#000000")
-
-
-@dataclass(frozen=True)
-class Course:
-    """One probe: values_RN of every head at every revision, NaN for none. named: the heads that have a colour."""
-
-    name: str
-    unit: str
-    values_RN: np.ndarray
-    named: Sequence[int]
-
-
-def save_courses(
-    path: Path, courses: Sequence[Course], style: Style, *, heads: Sequence[str], revisions: Sequence[str], note: str
-) -> Path:
-    """Write a panel per probe; a head that is named in any keeps its colour and marker in all, the others are grey."""
-    title = style.headed(f"{len(heads)} heads over {len(revisions)} checkpoints")
-    with drawing(fonts_for([style.title, style.about.line, *revisions])):
-        shown = list(map(shown_label, revisions))
-        figure = layout.fitted(
-            lambda room: courses_figure(courses, style, (heads, shown), (title, note), room),
-            ACROSS_PX,
-            style,
-            lambda built: built,
-        )
-        return save_figure(figure, path, style)
-
-
-def courses_figure(
-    courses: Sequence[Course],
-    style: Style,
-    names: tuple[Sequence[str], Sequence[str]],
-    said: tuple[str, str],
-    room: float,
-) -> Figure:
-    """The picture; to be called within `writer.drawing`. names: heads and revisions. said: title and note."""
-    heads, revisions = names
-    every = dict.fromkeys(head for course in courses for head in course.named)
-    looks = {
-        head: (
-            CHECKPOINTS_COLOURS[place % len(CHECKPOINTS_COLOURS)],
-            MARKERS[(place + place // len(CHECKPOINTS_COLOURS)) % len(MARKERS)],
-        )
-        for place, head in enumerate(every)
-    }
-    columns = max(1, min(MOST_COLUMNS, len(courses), int(room // (PANEL_PX[0] + NAME_ROOM + LABEL_ROOM))))
-    wide, high = min(PANEL_PX[0], room - NAME_ROOM - LABEL_ROOM), PANEL_PX[1]
-    figure = layout.new_figure()
-    panels = [layout.new_panel(figure) for _ in courses]
-    for (ax, beside_ax), course in zip(panels, courses, strict=True):
-        beside_ax.set_axis_off()
-        _checkpoints_draw(ax, course, looks)
-        name, unit = (
-            (course.name, CHECKPOINTS_TITLE_SIZE, 22, DARK_INK),
-            (course.unit, CHECKPOINTS_MARK_SIZE, 7, layout.NOTE_COLOUR),
-        )
-        layout.say_above(ax, (name, unit))
-        _ticks(ax, revisions, wide, style)
-        _label(ax, course, [(head, heads[head], looks[head][0]) for head in course.named], high)
-    layout.in_print(figure, style)
-    below = layout.extent(panels[0][0].get_xticklabels())[1] + MARK_ROOM
-    frame = layout.Frame(
-        left=EDGE + NAME_ROOM,
-        top=TITLE_ROOM,
-        size=(wide, high),
-        bar=(0, 1, 1),
-        right=LABEL_ROOM,
-        below=below,
-        edge=EDGE,
-        columns=columns,
-        pitch=(NAME_ROOM + wide + LABEL_ROOM, TITLE_ROOM + high + below),
-    )
-    texts = (style.headed(said[0]), said[1], [style.about.line])
-    words = layout.Words(figure, texts, HEADING_SIZE, style)
-    layout.frame(figure, panels, frame, words, EDGE)
-    return figure
-
-
-def _checkpoints_draw(ax: Axes, course: Course, looks: dict[int, tuple[str, str]]) -> None:
-    """Grey first, so that no head that is named lies behind. looks: colour and marker of each that is."""
-    for head in sorted(range(course.values_RN.shape[1]), key=lambda head: head in course.named):
-        named = head in course.named
-        colour, marker = looks[head] if named else (GREY, "o")
-        [line] = ax.plot(course.values_RN[:, head], marker=marker, clip_on=False, color=colour)
-        line.set(linewidth=NAMED_LINE if named else LINE, markersize=4.5 if named else 1.5)
-    low = float(np.nanmin(course.values_RN)) if np.isfinite(course.values_RN).any() else 0.0
-    ax.set_ylim(min(-0.02, low), 1.02)
-
-
-def _ticks(ax: Axes, revisions: Sequence[str], wide: float, style: Style) -> None:
-    """Every revision is named where there is room, slanted where names are long."""
-    step = layout.label_step(
-        wide / max(1, len(revisions) - 1), layout.line_px(layout.sized(CHECKPOINTS_MARK_SIZE, style)) * 1.4
-    )
-    places = range(0, len(revisions), step)
-    ax.set_xticks(list(places), [revisions[place] for place in places], fontsize=CHECKPOINTS_MARK_SIZE)
-    ax.set_xlim(-0.15, len(revisions) - 1 + 0.15)
-    layout.turn(ax.get_xticklabels(), step * wide / max(1, len(revisions) - 1))
-    ax.tick_params(axis="y", labelsize=CHECKPOINTS_MARK_SIZE)
-    ax.grid(axis="y", color="#ececec", linewidth=0.8)
-    ax.set_axisbelow(True)
-    for side in ("top", "right"):
-        ax.spines[side].set_visible(False)
-
-
-def _label(ax: Axes, course: Course, named: Sequence[tuple[int, str, str]], high: float) -> None:
-    """Names at the lines' right ends, pushed apart; of many those that end highest."""
-    ends = {head: value for head, *_ in named if np.isfinite(value := course.values_RN[-1, head])}
-    shown = sorted((one for one in named if one[0] in ends), key=lambda one: -ends[one[0]])[:MOST_LABELS]
-    low, top = ax.get_ylim()
-    gap, below = layout.line_px(CHECKPOINTS_MARK_SIZE) / high * (top - low), float("inf")
-    for head, name, colour in shown:
-        below = min(ends[head], below - gap)
-        place = ax.annotate(name, (1, below), (px(8), 0), xycoords=("axes fraction", "data"), va="center")
-        place.set(fontsize=CHECKPOINTS_MARK_SIZE, color=colour)
-        place.set_anncoords("offset points")
-
-
-CUTS_WIDE_PX, CUTS_HIGH_PX, STEP_PX = 560, 300, 22
-CUTS_LEGEND_PX, CUTS_TITLE_PX, CUTS_NAMES_PX = 17, 34, 78  # above and below the curve
-CUTS_NAME_SIZE, CUTS_MARK_SIZE, CUTS_TITLE_SIZE, TOKEN_SIZE = 10.5, 8.0, 13.0, 11.5
-LINE_PX, MARGIN_PX, BLANK_PX = 30, 26, 5
-MOST_NAMED = 50  # cuts whose names stand below the curve
-BLUE, ORANGE, *_ = sns.color_palette("colorblind").as_hex()
+    columns = 3
+    frame = Frame(style, (600, 320), right=40, above=10 + LINE_PX * math.ceil(len(lines) / columns), below=56)
+    for number, (line, colour) in enumerate(zip(lines, COLOURS * len(lines), strict=False)):
+        order = np.argsort(line.x, kind="stable")
+        x_N, effect_N = line.x[order], line.effect[order]
+        frame.line(x_N, effect_N, colour, line.name)
+        if np.isfinite([line.low, line.high]).any():
+            ends = drawn_ends(effect_N, line.low[order], line.high[order])
+            frame.ax.vlines(x_N, *ends, color=colour, linewidth=1.2, alpha=0.6)
+        # Labels of every other line go below its points: neighbouring lines would print over each other.
+        offset = 3, -9 if number % 2 else 4
+        for at, x, effect in zip(order if line.labels else (), x_N, effect_N, strict=False):
+            label = frame.ax.annotate(line.labels[at], (x, effect), offset, textcoords="offset points")
+            label.set(fontsize=MARK_SIZE - 1, color=colour)
+    frame.ax.tick_params(labelsize=MARK_SIZE)
+    # Half a layer is no mark, and a share is read in percent.
+    if layers:
+        frame.ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    else:
+        frame.ax.xaxis.set_major_formatter(PercentFormatter(1))
+    frame.axes("layer" if layers else "share of the keys that is kept", f"{unit} lost", columns)
+    return frame.titled(title)
 
 
 @dataclass(frozen=True)
@@ -268,52 +210,314 @@ def save_curve(path: Path, curve: Curve, style: Style, title: str, note: str = "
 
     save_curve(Path("knockout.png"), Curve(["L0"], one, none, none, "nats"), Style(), "What is lost without the look")
     """
-    with drawing(fonts_for([title, note, style.about.line])):
-        return save_figure(curve_figure(curve, style, title, note), path, style)
+    return save_drawn(path, style, [title, note], lambda room: curve_figure(curve, style, title, note))
 
 
 def curve_figure(curve: Curve, style: Style, title: str, note: str) -> Figure:
     """The curve; to be called within `writer.drawing`."""
-    count = len(curve.names)
-    wide = min(max(CUTS_WIDE_PX, STEP_PX * min(count, MOST_NAMED) + 110), (style.inches or np.inf) * DPI)
-    figure = layout.new_figure()
-    shown = 2 + sum(bool(np.isfinite(one).any()) for one in ([curve.low, curve.high], *(curve.others or ())[:1]))
-    above, below = (
-        CUTS_LEGEND_PX * shown + CUTS_TITLE_PX * style.titled,
-        CUTS_NAMES_PX + CUTS_TITLE_PX * style.captioned,
-    )
-    high = CUTS_HIGH_PX + above + below
-    figure.set_size_inches(wide / DPI, high / DPI)
-    ax, place_N = figure.subplots(), np.arange(count)
-    if curve.others is not None and np.isfinite(curve.others[0]).any():
-        least_N, mean_N, most_N = curve.others
-        ax.plot(place_N, mean_N, color=ORANGE, linewidth=1.2, label="same weights on other keys: mean, 95 %")
-        ax.fill_between(place_N, least_N, most_N, color=ORANGE, alpha=0.18, linewidth=0)
+    count, most_named = len(curve.names), 50
+    others = curve.others if curve.others is not None and np.isfinite(curve.others[0]).any() else None
     low_N, high_N = drawn_ends(curve.effect, curve.low, curve.high)
-    if np.isfinite(low_N).any():
-        ax.fill_between(place_N, low_N, high_N, color=BLUE, alpha=0.2, linewidth=0, label="95 % interval, of all cuts")
-    ax.plot(place_N, curve.effect, "o-", color=BLUE, markersize=4, linewidth=1.5, label="these keys")
-    ax.axhline(0, color=DARK_INK, linewidth=0.8)
-    _axes(ax, curve)
-    if style.titled:
-        figure.text(0.02, 1 - 12 / high, title, fontsize=CUTS_TITLE_SIZE, va="top")
-    for line, text in enumerate((style.about.line, note) if style.captioned else ()):
-        figure.text(0.02, (8 + 17 * line) / high, text, fontsize=layout.NOTE_SIZE, color=layout.NOTE_COLOUR)
+    interval = bool(np.isfinite(low_N).any())
+    wide = max(WIDE_PX, STEP_PX * min(count, most_named) + 110)
+    frame = Frame(style, (wide, 300), above=LINE_PX * (2 + interval + (others is not None)), below=78)
+    # The bands first, so that the curve itself is never covered.
+    if others is not None:
+        least_N, mean_N, most_N = others
+        frame.ax.plot(mean_N, color=ORANGE, linewidth=1.2, label="same weights on other keys: mean, 95 %")
+        frame.ax.fill_between(range(count), least_N, most_N, color=ORANGE, alpha=0.18, linewidth=0)
+    if interval:
+        band = {"color": BLUE, "alpha": 0.2, "linewidth": 0, "label": "95 % interval, of all cuts"}
+        frame.ax.fill_between(range(count), low_N, high_N, **band)
+    frame.line(range(count), curve.effect, BLUE, "these keys")
+    layout.name_columns(frame.ax, curve.names, most_named, MARK_SIZE)
+    frame.axes("layers that are cut", f"{curve.unit} lost", 1)
+    return frame.titled(title, note)
+
+
+@dataclass(frozen=True)
+class Lines:
+    """Effects in the model's or the text's order. series: by name (N,) and their ends (2, N), NaN for none. axis: what
+    the names are."""
+
+    names: Sequence[str]
+    series: Mapping[str, tuple[np.ndarray, np.ndarray]]
+    unit: str
+    axis: str
+
+
+def save_lines(path: Path, lines: Lines, style: Style, title: str) -> Path:
+    """Write the lines. Raises UsageError for a folder that cannot be written."""
+    return save_drawn(path, style, [title, *lines.names], lambda room: lines_figure(lines, style, title))
+
+
+def lines_figure(lines: Lines, style: Style, title: str) -> Figure:
+    """A line per series; to be called within `writer.drawing`."""
+    count, most_named = len(lines.names), 60
+    wide = max(WIDE_PX, STEP_PX * min(count, most_named) + 64)
+    frame = Frame(style, (wide, 280), left=64, above=28, below=84, title_px=38)
+    for (name, (value_N, ends_2N)), colour in zip(lines.series.items(), COLOURS, strict=False):
+        if np.isfinite(ends_2N).any():
+            ends = drawn_ends(value_N, *ends_2N)
+            frame.ax.fill_between(range(count), *ends, color=colour, alpha=0.2, linewidth=0)
+        frame.line(range(count), value_N, colour, name)
+    layout.name_columns(frame.ax, lines.names, most_named, MARK_SIZE)
+    frame.axes(lines.axis, lines.unit, 2)
+    return frame.titled(title, left=14, down=10)
+
+
+LEAST = 1e-4  # nats: below, a log axis would show rounding
+
+
+def save_pruning(
+    path: Path, heads: Sequence[str], losses: Sequence[float], references: Sequence[tuple[str, float]], style: Style
+) -> Path:
+    """Write the curve: losses[n] without the first n heads, on a log scale; losses[0] is intact.
+
+    references: names and heights of lines to compare with. Raises UsageError for a folder that cannot be written.
+
+        save_pruning(Path("prune.png"), ["L2H4"], [0.04, 0.04], [("uniform guess", 6.2)], Style())
+    """
+    if len(losses) != len(heads) + 1:
+        raise ValueError(f"expected {len(heads) + 1} losses for {len(heads)} heads, got {len(losses)}")
+    return save_drawn(path, style, [], lambda room: pruning_figure(heads, losses, references, style))
+
+
+def pruning_figure(
+    heads: Sequence[str], losses: Sequence[float], references: Sequence[tuple[str, float]], style: Style
+) -> Figure:
+    """The curve; to be called within `writer.drawing`."""
+    named = len(heads) <= 60
+    wide = max(WIDE_PX, 24 * (len(heads) + 1) + 110) if named else 2 * WIDE_PX
+    # The figure is as high with a title as without: the axes take the room.
+    above, below, high = 49.0 if style.titled else 14.7, 102.9, 490
+    frame = Frame(style, (wide, high - above - below), above=above, below=below, title_px=0)
+    ax, loss_N = frame.ax, np.maximum(losses, LEAST)
+    ax.plot(loss_N, "o-", color=BLUE, markersize=4, markeredgewidth=0.75, linewidth=1.4)
+    for name, height in (("intact", loss_N[0]), *references):
+        ax.axhline(height, linestyle="--", color=DARK_INK if name == "intact" else ORANGE, linewidth=1)
+        ax.annotate(name, (0, height), (2, 3), textcoords="offset points", fontsize=MARK_SIZE, color=DARK_INK)
+    if named:
+        ax.set_xticks(range(len(losses)), ["intact", *heads], fontsize=MARK_SIZE, rotation=90)
+    frame.name_axes("head that goes" if named else "heads gone", "nats per token")
+    layout.rule(ax, "both")
+    # A log axis with plain numbers, and room around the curve for one of them, however flat it is.
+    low, high = ax.dataLim.intervaly * (1 / 1.6, 1.6)
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)))
+    marks = [digit * 10.0**power for power in powers for digit in ROUND[:-1]]
+    layout.log_axis(ax, [mark for mark in marks if low <= mark <= high])
+    ax.set_ylim(low, high)
+    title = style.headed("Loss as heads go, the least missed first")
+    texts = (
+        layout.wrapped(text, frame.wide * 0.96, size)
+        for text, size in ((title, TITLE_SIZE), (style.about.line, layout.NOTE_SIZE))
+    )
+    layout.entitle(frame.figure, style, tuple(texts), TITLE_SIZE, (0.02 * frame.wide, 0.02 * 490, 0.015 * 490))
+    return frame.figure
+
+
+BAR, BAND = "#0072b2", "#808080"  # as roles are coloured: kept apart by colour-blind readers
+UNKNOWN = math.nan, math.nan
+
+
+@dataclass(frozen=True)
+class SetCost:
+    """One set: its name, what is lost without it, the ends of its interval, and of where random sets lie; or NaN.
+
+    An interval with one open end, NaN, is drawn from the value to its other end.
+    """
+
+    name: str
+    value: float
+    interval: tuple[float, float] = UNKNOWN
+    random: tuple[float, float] = UNKNOWN
+
+
+def save_sets(path: Path, costs: Sequence[SetCost], style: Style, *, title: str, note: str, unit: str) -> Path:
+    """Write a bar for each set, in this order from above. Raises UsageError for a folder that cannot be written.
+
+    save_sets(Path("sets.png"), [SetCost("induction", 2.5, (2.2, 2.8))], Style(), title="", note="", unit="nats")
+    """
+    texts = [style.title, note, *(cost.name for cost in costs)]
+    return save_drawn(path, style, texts, lambda room: sets_figure(costs, style, (title, note, unit), room), WIDE_PX)
+
+
+def sets_figure(costs: Sequence[SetCost], style: Style, texts: tuple[str, str, str], room: float = WIDE_PX) -> Figure:
+    """The picture; to be called within `writer.drawing`. texts: title, note, and what the numbers are in."""
+    (title, note, unit), gap = texts, 8
+    figure = layout.new_figure()
+    ax, bar_ax = layout.new_panel(figure)
+    bar_ax.set_axis_off()
+    for row, cost in enumerate(costs):
+        _draw_set(ax, row, cost)
+    ax.set_yticks(range(len(costs)), [isolated(shown_text(cost.name)) for cost in costs], fontsize=10.0)
+    ax.set_ylim(len(costs) - 0.5, -0.5)
+    ax.axvline(0, color="#b0b0b0", linewidth=px(1), zorder=0.5)
+    ax.set_xlabel(unit, fontsize=10.0)
+    ax.tick_params(axis="x", labelsize=9.0)
+    ax.tick_params(axis="y", length=0)
+    layout.rule(ax, "x", pale=True)
+    ax.spines["left"].set_visible(False)
+    # Names are measured as they are printed, before the bars get what is left of the width.
     layout.in_print(figure, style)
-    figure.subplots_adjust(left=70 / wide, right=1 - 20 / wide, top=1 - above / high, bottom=below / high)
+    edge = 2 if style.in_print else 18
+    left = edge + layout.extent(ax.get_yticklabels())[0] + gap
+    plan = layout.Frame(
+        left=left,
+        top=gap,
+        size=(max(60, room - (left if style.inches else 0)), 26 * len(costs)),
+        bar=(0, 1, 1),
+        right=64,
+        below=48,
+        edge=edge,
+    )
+    legend = [("random sets: 99 % of them", BAND)] if any(np.isfinite(cost.random).all() for cost in costs) else []
+    words = layout.Words(figure, (style.headed(title), note, [style.about.line]), TITLE_SIZE, style, legend)
+    layout.frame(figure, [(ax, bar_ax)], plan, words, edge)
     return figure
 
 
-def _axes(ax: Axes, curve: Curve) -> None:
-    """The cuts below by name, as many as have room."""
-    step = 1 + (len(curve.names) - 1) // MOST_NAMED
-    ax.set_xticks(range(0, len(curve.names), step), curve.names[::step], fontsize=CUTS_MARK_SIZE, rotation=90)
-    ax.set_xlabel("layers that are cut", fontsize=CUTS_NAME_SIZE)
-    ax.set_ylabel(f"{curve.unit} lost", fontsize=CUTS_NAME_SIZE)
-    ax.tick_params(axis="y", labelsize=CUTS_MARK_SIZE)
-    ax.grid(axis="y", color="#e6e6e6", linewidth=0.6)
-    ax.legend(fontsize=CUTS_MARK_SIZE, frameon=False, loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0.2)
-    sns.despine(ax=ax)
+def _draw_set(ax: Axes, row: int, cost: SetCost) -> None:
+    """The random sets' band below the bar, the interval above it, and the number right of whatever reaches farthest."""
+    thick, band_thick = 0.5, 0.86  # of a row
+    if np.isfinite(cost.random).all():
+        low, high = cost.random
+        corner = low, row - band_thick / 2
+        ax.add_patch(Rectangle(corner, high - low, band_thick, facecolor=BAND, edgecolor=BAND, linewidth=px(2)))
+    ax.barh(row, cost.value, thick, color=BAR, zorder=2)
+    low, high = map(float, drawn_ends(np.array(cost.value), *map(np.array, cost.interval)))
+    if math.isfinite(low):
+        ax.hlines(row, low, high, color=DARK_INK, linewidth=1.6, zorder=3)
+        ax.vlines(cost.interval, row - thick / 4, row + thick / 4, color=DARK_INK, linewidth=1.2, zorder=3)
+    ends = [0.0, cost.value, *filter(math.isfinite, (*cost.interval, *cost.random))]
+    text = ax.annotate(printed(cost.value), (max(ends), row), (px(6), 0), textcoords="offset points", va="center")
+    text.set(fontsize=9.0, color=DARK_INK, annotation_clip=False)
+
+
+MOST_LABELS = 10  # heads with a name at the end of their line
+GREY = "#c9c9c9"
+# After Okabe and Ito; the yellow is too light for a line.
+HEAD_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7a0177", "#000000")
+
+
+@dataclass(frozen=True)
+class Course:
+    """One probe: values_RN of every head at every revision, NaN for none. named: the heads that have a colour."""
+
+    name: str
+    unit: str
+    values_RN: np.ndarray
+    named: Sequence[int]
+
+
+def save_courses(
+    path: Path, courses: Sequence[Course], style: Style, *, heads: Sequence[str], revisions: Sequence[str], note: str
+) -> Path:
+    """Write a panel per probe; a head that is named in any keeps its colour and marker in all, the others are grey."""
+    title = f"{len(heads)} heads over {len(revisions)} checkpoints"
+
+    def build(room: float) -> Figure:
+        return courses_figure(courses, style, (heads, list(map(shown_label, revisions))), (title, note), room)
+
+    return save_drawn(path, style, [style.title, *revisions], build, 1240)
+
+
+def courses_figure(
+    courses: Sequence[Course],
+    style: Style,
+    names: tuple[Sequence[str], Sequence[str]],
+    texts: tuple[str, str],
+    room: float,
+) -> Figure:
+    """The picture; to be called within `writer.drawing`. names: heads and revisions. texts: title and note."""
+    heads, revisions = names
+    panels = Panels(len(courses), style, room, (300, 180), before=40, after=56)
+    wide, high = panels.size
+    # Colours go round once before a marker comes again with the same one.
+    named = dict.fromkeys(head for course in courses for head in course.named)
+    looks = {
+        head: (HEAD_COLOURS[place % 8], MARKERS[(place + place // 8) % len(MARKERS)])
+        for place, head in enumerate(named)
+    }
+    step = panels.label_step(len(revisions) - 1)
+    for (ax, _), course in zip(panels.pairs, courses, strict=True):
+        # Grey lines first, so that they cover no head that is named.
+        for head in sorted(range(len(heads)), key=lambda head: head in course.named):
+            colour, marker = looks[head] if head in course.named else (GREY, "o")
+            thick, size = (2.2, 4.5) if head in course.named else (0.8, 1.5)
+            line = {"color": colour, "marker": marker, "linewidth": thick, "markersize": size}
+            ax.plot(course.values_RN[:, head], clip_on=False, **line)
+        low = float(np.nanmin(course.values_RN)) if np.isfinite(course.values_RN).any() else 0.0
+        ax.set_ylim(min(-0.02, low), 1.02)
+        ax.set_xticks(range(0, len(revisions), step), revisions[::step], fontsize=MARK_SIZE)
+        ax.set_xlim(-0.15, len(revisions) - 1 + 0.15)
+        layout.turn(ax.get_xticklabels(), step * wide / max(1, len(revisions) - 1))
+        panels.finish(ax, course.name, course.unit)
+        _label_ends(ax, course, {head: (heads[head], looks[head][0]) for head in course.named}, high)
+    # Long names of revisions are turned, so that what is below a panel is known only once they are drawn.
+    layout.in_print(panels.figure, style)
+    return panels.titled(*texts, below=layout.extent(panels.pairs[0][0].get_xticklabels())[1] + 26)
+
+
+def _label_ends(ax: Axes, course: Course, named: Mapping[int, tuple[str, str]], high: float) -> None:
+    """Names at the lines' right ends, pushed apart; of many those that end highest. named: heads' names and colours."""
+    ends = {head: value for head in named if np.isfinite(value := course.values_RN[-1, head])}
+    low, top = ax.get_ylim()
+    gap, below = layout.line_px(MARK_SIZE) / high * (top - low), math.inf
+    for head in sorted(ends, key=lambda head: -ends[head])[:MOST_LABELS]:
+        name, colour = named[head]
+        below = min(ends[head], below - gap)
+        label = ax.annotate(name, (1, below), (px(8), 0), xycoords=("axes fraction", "data"), va="center")
+        label.set(fontsize=MARK_SIZE, color=colour)
+        label.set_anncoords("offset points")
+
+
+BANDS = ((100, "all heads", "#d9e8f3"), (50, "the middle half of the heads", "#a6cbe6"))
+
+
+def save_depth(path: Path, depths: Sequence[Depth], style: Style, note: str = "") -> Path:
+    """Write a panel for each metric. Raises UsageError for a folder that cannot be written.
+
+    save_depth(Path("depth.png"), [Depth("sink", "share of the weight", layer_N, sink_N, null_N)], Style())
+    """
+    return save_drawn(path, style, [style.title, note], lambda room: depth_figure(depths, style, note, room), 1300)
+
+
+def depth_figure(depths: Sequence[Depth], style: Style, note: str, room: float) -> Figure:
+    """A line for the mean of the heads, and bands for their spread; to be called within `writer.drawing`."""
+    panels = Panels(len(depths), style, room, (360, 210), before=46, after=24)
+    for (ax, _), depth in zip(panels.pairs, depths, strict=True):
+        # The bands first, so that they cover no line.
+        heads = {"x": depth.layer_N, "y": depth.value_N, "ax": ax}
+        for share, _, colour in BANDS:
+            solid = {"alpha": 1.0, "linewidth": 0}
+            sns.lineplot(**heads, errorbar=("pi", share), color=colour, linewidth=0, err_kws=solid)
+        if np.isfinite(depth.null_N).any():
+            dashes = {"color": ORANGE, "linestyle": "--", "linewidth": 1.2}
+            sns.lineplot(x=depth.layer_N, y=depth.null_N, ax=ax, errorbar=None, **dashes)
+        points = {"color": BLUE, "marker": "o", "markersize": 4.5, "markeredgecolor": BLUE, "linewidth": 1.6}
+        sns.lineplot(**heads, errorbar=None, **points)
+        if depth.interval:
+            layers, low, high = depth.interval
+            mean = np.array([np.nanmean(depth.value_N[depth.layer_N == layer]) for layer in layers])
+            ax.vlines(layers, *drawn_ends(mean, low, high), color=DARK_INK, linewidth=2.2, zorder=3)
+        # The scale has the metric's zero, so that a small difference between layers looks small.
+        first, last = (int(depth.layer_N.min()), int(depth.layer_N.max())) if len(depth.layer_N) else (0, 0)
+        ax.set_xticks(range(first, last + 1, panels.label_step(last - first)))
+        ax.set_xlim(first - 0.3, last + 0.3)
+        ax.set_ylim(min(float(np.nanmin(depth.value_N)), 0.0), ax.get_ylim()[1])
+        ax.tick_params(labelsize=MARK_SIZE)
+        ax.set_xlabel("layer", fontsize=MARK_SIZE + 1, labelpad=2)
+        ax.set_ylabel("")
+        panels.finish(ax, depth.name, depth.unit)
+    # The legend says only what some panel has.
+    legend = [("mean of the heads", BLUE), *((name, colour) for _, name, colour in reversed(BANDS))]
+    intervals = any(depth.interval for depth in depths)
+    uniform = any(np.isfinite(depth.null_N).any() for depth in depths)
+    legend += [("95 % interval of the mean over the texts", DARK_INK)] * intervals
+    legend += [("uniform attention", ORANGE)] * uniform
+    layers = len(np.unique(np.concatenate([depth.layer_N for depth in depths])))
+    return panels.titled(f"{', '.join(depth.name for depth in depths)} over {layers} layers", note, 48, legend)
 
 
 @dataclass(frozen=True)
@@ -331,49 +535,44 @@ def save_tokens(path: Path, tokens: ColouredTokens, style: Style, title: str, no
 
     save_tokens(Path("knockout.png"), ColouredTokens(["the", " bank"], effect_T, "nats"), Style(), "Each key's worth")
     """
-    with drawing(fonts_for([title, note, style.about.line, "".join(tokens.plain)])):
-        return save_figure(tokens_figure(tokens, style, title, note), path, style)
+    texts = [title, note, "".join(tokens.plain)]
+    return save_drawn(path, style, texts, lambda room: tokens_figure(tokens, style, title, note))
 
 
 def tokens_figure(tokens: ColouredTokens, style: Style, title: str, note: str) -> Figure:
     """The text, line by line; to be called within `writer.drawing`."""
-    wide = int(min(2 * CUTS_WIDE_PX, (style.inches or np.inf) * DPI))
+    margin, blank, line_px = 26.0, 5, 30
+    wide = int(min(2 * WIDE_PX, (style.inches or np.inf) * DPI))
     figure = layout.new_figure()
     figure.set_size_inches(wide / DPI, 1)
+    # Tokens flow into lines by their measured widths; how wide and high the figure is shows only then.
     renderer = figure.canvas.get_renderer()  # type: ignore[attr-defined]
-    most = max(float(np.nanmax(np.abs(tokens.effect_T))), 1e-9)
-    size = style.points[1] if style.points else TOKEN_SIZE
-    placed, x, line, widest = [], float(MARGIN_PX), 0, 0.0
-    for place, plain in enumerate(tokens.plain):
-        said = plain.replace("\n", "↵").replace("\t", " ")
-        text = figure.text(0, 0, shown_text(said.strip()) or "·", fontsize=size)
+    size = style.points[1] if style.points else 11.5
+    places, x, line, widest = [], margin, 0, 0.0
+    for plain in tokens.plain:
+        token = plain.replace("\n", "↵").replace("\t", " ")
+        text = figure.text(0, 0, shown_text(token.strip()) or "·", fontsize=size, va="top")
         width = text.get_window_extent(renderer).width * DPI / figure.dpi
-        if x + width > wide - MARGIN_PX and x > MARGIN_PX:
-            x, line = float(MARGIN_PX), line + 1
-        x += BLANK_PX * said.startswith(" ")
-        placed.append((text, x, line, tokens.effect_T[place], place in tokens.queries))
-        x += width + 2 * BLANK_PX
+        if x + width > wide - margin and x > margin:
+            x, line = margin, line + 1
+        x += blank * token.startswith(" ")
+        places.append((text, x, line))
+        x += width + 2 * blank
         widest = max(widest, x)
         if plain.endswith("\n"):
-            x, line = float(MARGIN_PX), line + 1
-    wide = min(wide, max(CUTS_WIDE_PX + 100, int(widest) + MARGIN_PX))
+            x, line = margin, line + 1
+    wide = min(wide, max(WIDE_PX + 100, int(widest) + int(margin)))
     above, below = 20 + 50 * style.titled, 16 + 40 * style.captioned
-    high = above + LINE_PX * (line + 1) + below
+    high = above + line_px * (line + 1) + below
     figure.set_size_inches(wide / DPI, high / DPI)
-    for text, left, row, effect, asked in placed:
-        text.set_position(((left + BLANK_PX / 2) / wide, 1 - (above + LINE_PX * row) / high))
-        edge = DARK_INK if asked else "none"
+    # The colours have one scale, whose end is the largest effect to either side.
+    most = max(float(np.nanmax(np.abs(tokens.effect_T))), 1e-9)
+    for place, ((text, left, row), effect) in enumerate(zip(places, tokens.effect_T, strict=True)):
+        text.set_position(((left + blank / 2) / wide, 1 - (above + line_px * row) / high))
+        edge = DARK_INK if place in tokens.queries else "none"
         text.set_bbox({"facecolor": colour_of(effect / most), "edgecolor": edge, "pad": 2.0, "linewidth": 1.0})
-        text.set_verticalalignment("top")
-    if style.titled:
-        figure.text(MARGIN_PX / wide, 1 - 14 / high, title, fontsize=CUTS_TITLE_SIZE, va="top")
     scale = f"orange: up to {most:.2f} {tokens.unit} lost without the key; blue: gained; framed: query"
-    lines = (style.about.line, note, scale) if style.captioned else ()
-    for number, said in enumerate(filter(None, lines)):
-        figure.text(
-            MARGIN_PX / wide, (10 + 17 * number) / high, said, fontsize=layout.NOTE_SIZE, color=layout.NOTE_COLOUR
-        )
-    layout.in_print(figure, style)
+    layout.entitle(figure, style, (title, style.about.line, note, scale), TITLE_SIZE, (margin, 14, 10))
     return figure
 
 
@@ -382,169 +581,4 @@ def colour_of(share: float) -> str | tuple[float, ...]:
     if np.isnan(share):
         return "none"
     end = RAMP[-1] / 255 if share > 0 else np.array([70, 130, 200]) / 255
-    return tuple(float(one) for one in 1 - abs(share) * (1 - end))
-
-
-PRUNING_WIDE_PX, PRUNING_HIGH_PX, PRUNING_STEP_PX = 560, 380, 24
-PRUNING_NAME_SIZE, PRUNING_MARK_SIZE, PRUNING_TITLE_SIZE = 10.5, 8.0, 13.0
-PRUNING_MOST_NAMED = 60  # heads whose names stand below the curve
-ROOM = 1.6  # above and below the curve, as a factor: enough for one number beside the flattest
-LEAST = 1e-4  # nats: below, a log axis would show rounding
-
-
-def save_pruning(
-    path: Path, heads: Sequence[str], losses: Sequence[float], references: Sequence[tuple[str, float]], style: Style
-) -> Path:
-    """Write the curve: losses[n] without the first n heads, on a log scale; losses[0] is intact.
-
-    references: names and heights of lines to compare with. Raises UsageError for a folder that cannot be written.
-
-        save_pruning(Path("prune.png"), ["L2H4"], [0.04, 0.04], [("uniform guess", 6.2)], Style())
-    """
-    if len(losses) != len(heads) + 1:
-        raise ValueError(f"expected {len(heads) + 1} losses for {len(heads)} heads, got {len(losses)}")
-    with drawing(fonts_for([style.title, style.about.line])):
-        return save_figure(pruning_figure(heads, losses, references, style), path, style)
-
-
-def pruning_figure(
-    heads: Sequence[str], losses: Sequence[float], references: Sequence[tuple[str, float]], style: Style
-) -> Figure:
-    """The curve; to be called within `writer.drawing`."""
-    named = len(heads) <= PRUNING_MOST_NAMED
-    wanted = max(PRUNING_WIDE_PX, PRUNING_STEP_PX * (len(heads) + 1) + 110) if named else 2 * PRUNING_WIDE_PX
-    wide = min(wanted, (style.inches or np.inf) * DPI)
-    figure = layout.new_figure()
-    figure.set_size_inches(wide / DPI, (PRUNING_HIGH_PX + 110) / DPI)
-    ax = figure.subplots()
-    blue, orange, *_ = sns.color_palette("colorblind")
-    points = {"color": blue, "marker": "o", "markersize": 4, "markeredgecolor": blue, "linewidth": 1.4}
-    sns.lineplot(x=range(len(losses)), y=np.maximum(losses, LEAST), ax=ax, errorbar=None, **points)
-    for name, height in (("intact", max(losses[0], LEAST)), *references):
-        ax.axhline(height, linestyle="--", color=DARK_INK if name == "intact" else orange, linewidth=1)
-        ax.annotate(name, (0, height), (2, 3), textcoords="offset points", fontsize=PRUNING_MARK_SIZE, color=DARK_INK)
-    _pruning_axes(ax, ["intact", *heads] if named else [], len(losses))
-    title = style.headed("Loss as heads go, the least missed first") if style.titled else ""
-    figure.text(
-        0.02, 0.98, layout.wrapped(title, wide * 0.96, PRUNING_TITLE_SIZE), fontsize=PRUNING_TITLE_SIZE, va="top"
-    )
-    foot = layout.wrapped(style.about.line, wide * 0.96, layout.NOTE_SIZE) if style.captioned else ""
-    figure.text(0.02, 0.015, foot, fontsize=layout.NOTE_SIZE, color=layout.NOTE_COLOUR)
-    layout.in_print(figure, style)
-    figure.subplots_adjust(left=70 / wide, right=1 - 20 / wide, top=0.9 if title else 0.97, bottom=0.21)
-    return figure
-
-
-def _pruning_axes(ax: Axes, names: Sequence[str], count: int) -> None:
-    """The heads below, where they are named, else how many are gone; a log scale with plain numbers."""
-    if names:
-        ax.set_xticks(range(count), names, fontsize=PRUNING_MARK_SIZE, rotation=90)
-    ax.set_xlabel("head that goes" if names else "heads gone", fontsize=PRUNING_NAME_SIZE)
-    ax.set_ylabel("nats per token", fontsize=PRUNING_NAME_SIZE)
-    ax.set_yscale("log")
-    low, high = (end * by for end, by in zip(ax.dataLim.intervaly, (1 / ROOM, ROOM), strict=True))
-    ax.set_ylim(low, high)
-    powers = range(int(np.floor(np.log10(low))), int(np.ceil(np.log10(high))))
-    ticks = [digit * 10.0**power for power in powers for digit in ROUND[:-1]]
-    ax.yaxis.set_major_locator(FixedLocator([tick for tick in ticks if low <= tick <= high]))
-    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    ax.yaxis.set_minor_locator(NullLocator())
-    ax.tick_params(axis="y", labelsize=PRUNING_MARK_SIZE)
-    ax.grid(color="#e6e6e6", linewidth=0.6)
-    sns.despine(ax=ax)
-
-
-SETS_EDGE, SETS_WIDE_PX, LEAST_PX, ROW_PX, SETS_MARK_ROOM, VALUE_ROOM, GAP = 18, 560, 60, 26, 48, 64, 8
-SETS_HEADING_SIZE, SETS_NAME_SIZE, SETS_MARK_SIZE = 13.0, 10.0, 9.0
-BAR, BAND = "#0072b2", "#808080"  # as roles are coloured: kept apart by colour-blind readers
-HIGH, BAND_HIGH = 0.5, 0.86  # of a row
-HERE = math.nan, math.nan
-
-
-@dataclass(frozen=True)
-class SetCost:
-    """One set: its name, what is lost without it, the ends of its interval, and of where random sets lie; or NaN.
-
-    An interval with one open end, NaN, is drawn from the value to its other end.
-    """
-
-    name: str
-    value: float
-    interval: tuple[float, float] = HERE
-    random: tuple[float, float] = HERE
-
-
-def save_sets(path: Path, costs: Sequence[SetCost], style: Style, *, title: str, note: str, unit: str) -> Path:
-    """Write a bar for each set, in this order from above. Raises UsageError for a folder that cannot be written.
-
-    save_sets(Path("sets.png"), [SetCost("induction", 2.5, (2.2, 2.8))], Style(), title="", note="", unit="nats")
-    """
-    with drawing(fonts_for([style.title, style.about.line, note, *(one.name for one in costs)])):
-        figure = layout.fitted(
-            lambda room: sets_figure(costs, style, (title, note, unit), room), SETS_WIDE_PX, style, lambda built: built
-        )
-        return save_figure(figure, path, style)
-
-
-def sets_figure(
-    costs: Sequence[SetCost], style: Style, said: tuple[str, str, str], room: float = SETS_WIDE_PX
-) -> Figure:
-    """The picture; to be called within `writer.drawing`. said: title, note, and what the numbers are in."""
-    title, note, unit = said
-    figure = layout.new_figure()
-    ax, beside_ax = layout.new_panel(figure)
-    beside_ax.set_axis_off()
-    for row, one in enumerate(costs):
-        _sets_draw(ax, row, one)
-    _sets_axes(ax, costs, unit)
-    legend = [("random sets: 99 % of them", BAND)] if any(_known(one.random) for one in costs) else []
-    words = layout.Words(figure, (style.headed(title), note, [style.about.line]), SETS_HEADING_SIZE, style, legend)
-    layout.in_print(figure, style)
-    edge = 2 if style.in_print else SETS_EDGE
-    left = edge + layout.extent(ax.get_yticklabels())[0] + GAP
-    plan = layout.Frame(
-        left=left,
-        top=GAP,
-        size=(max(LEAST_PX, room - (left if style.inches else 0)), ROW_PX * len(costs)),
-        bar=(0, 1, 1),
-        right=VALUE_ROOM,
-        below=SETS_MARK_ROOM,
-        edge=edge,
-    )
-    layout.frame(figure, [(ax, beside_ax)], plan, words, edge)
-    return figure
-
-
-def _known(ends: tuple[float, float]) -> bool:
-    return all(map(math.isfinite, ends))
-
-
-def _sets_draw(ax: Axes, row: int, one: SetCost) -> None:
-    """The band behind, then the bar, then the interval; the number stands beyond whatever reaches farthest."""
-    if _known(one.random):
-        low, high = one.random
-        ax.add_patch(
-            Rectangle(
-                (low, row - BAND_HIGH / 2), high - low, BAND_HIGH, facecolor=BAND, edgecolor=BAND, linewidth=px(2)
-            )
-        )
-    ax.barh(row, one.value, HIGH, color=BAR, zorder=2)
-    low, high = map(float, drawn_ends(np.array(one.value), *map(np.array, one.interval)))
-    if math.isfinite(low):
-        ax.hlines(row, low, high, color=DARK_INK, linewidth=1.6, zorder=3)
-        ax.vlines(one.interval, row - HIGH / 4, row + HIGH / 4, color=DARK_INK, linewidth=1.2, zorder=3)
-    ends = [0.0, one.value, *(end for pair in (one.interval, one.random) for end in pair if math.isfinite(end))]
-    text = ax.annotate(printed(one.value), (max(ends), row), (px(6), 0), textcoords="offset points", va="center")
-    text.set(fontsize=SETS_MARK_SIZE, color=DARK_INK, annotation_clip=False)
-
-
-def _sets_axes(ax: Axes, costs: Sequence[SetCost], unit: str) -> None:
-    ax.set_yticks(range(len(costs)), [isolated(shown_text(one.name)) for one in costs], fontsize=SETS_NAME_SIZE)
-    ax.set_ylim(len(costs) - 0.5, -0.5)
-    ax.axvline(0, color="#b0b0b0", linewidth=px(1), zorder=0.5)
-    ax.set_xlabel(unit, fontsize=SETS_NAME_SIZE)
-    ax.tick_params(axis="x", labelsize=SETS_MARK_SIZE)
-    ax.tick_params(axis="y", length=0)
-    ax.grid(axis="x", color="#ececec", linewidth=0.8)
-    ax.set_axisbelow(True)
-    ax.spines[["top", "right", "left"]].set_visible(False)
+    return tuple(map(float, 1 - abs(share) * (1 - end)))

@@ -11,23 +11,25 @@ import textwrap
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from pathlib import Path
+from typing import Literal, TypeVar
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Text
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from attnscope.figures.fonts import caption, isolated, legible, tick_label
+from attnscope.figures.fonts import caption, fonts_for, isolated, legible, shown_text, tick_label
 from attnscope.figures.style import DPI, Axis, Style
-from attnscope.figures.writer import px
+from attnscope.figures.writer import drawing, px, save_figure
 
 NAME_SIZE, NOTE_SIZE, NOTE_COLOUR = 10.0, 9.0, "#555555"  # of an axis' name; of the lines beside a title
 MAP_PX = 840
 WORDS_PX = 440  # room for the words above and below a small map
 LETTER = 0.55  # of the font size: what a letter of a line is reckoned at, a little more than the average
-FOOT_GAP = 8
+FOOT_GAP, FOOT_LINE_PX = 8, 17  # above a foot; from line to line of one below curves
 SIGN, SIGN_GAP, ENTRY_GAP = "■", 5, 10  # of a legend
 TIED = "\ue000"  # a blank at which no line is broken
 LINE = 1.2  # from line to line of a note, in lines
@@ -330,6 +332,19 @@ def fitted(build: Callable[[float], Built], room: float, style: Style, figure_of
     return built
 
 
+def save_drawn(
+    path: Path, style: Style, texts: Iterable[str], build: Callable[[float], Figure], room: float = math.inf
+) -> Path:
+    """Write what `build` draws in so many pixels across, or in fewer where the style asks for a narrower picture.
+
+    texts: what is drawn besides the line of the foot. room: infinite for a figure that keeps to the width by itself.
+    Raises UsageError for a folder that cannot be written.
+    """
+    with drawing(fonts_for([style.about.line, *texts])):
+        figure = build(room) if room == math.inf else fitted(build, room, style, lambda figure: figure)
+        return save_figure(figure, path, style)
+
+
 def new_figure() -> Figure:
     """A figure to be filled and then framed; no window knows of it."""
     figure = Figure(dpi=DPI)
@@ -358,6 +373,50 @@ def put_words(figure: Figure, text: Text, left: float, down: float) -> None:
     """Put a figure's text at pixels counted from the upper left corner."""
     width, height = figure.get_size_inches() * figure.dpi
     text.set_position((left / width, 1 - down / height))
+
+
+def rule(ax: Axes, axis: Literal["x", "y", "both"] = "y", *, pale: bool = False) -> None:
+    """Lines across the axes at their marks, and none around them at the top and at the right.
+
+    pale: below all that is drawn, where that has no colour which such a line could be seen through.
+    """
+    ax.grid(axis=axis, color="#ececec" if pale else "#e6e6e6", linewidth=0.8 if pale else 0.6)
+    if pale:
+        ax.set_axisbelow(True)
+    ax.spines[["top", "right"]].set_visible(False)
+
+
+def log_axis(ax: Axes, marks: Sequence[float]) -> None:
+    """A log scale upwards with plain numbers: matplotlib's own are formulas, which figures never parse."""
+    ax.set_yscale("log")
+    ax.yaxis.set_major_locator(FixedLocator(marks))
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    ax.yaxis.set_minor_locator(NullLocator())
+
+
+def name_columns(ax: Axes, names: Sequence[str], most: int, size: float, middle: float = 0.0) -> None:
+    """Names below columns, as many as have room; middle: of a column, from its left."""
+    step = 1 + (len(names) - 1) // most
+    labels = [isolated(shown_text(name)) for name in names[::step]]
+    ax.set_xticks(np.arange(0, len(names), step) + middle, labels, fontsize=size, rotation=90)
+
+
+def entitle(
+    figure: Figure, style: Style, texts: tuple[str, ...], size: float, place: tuple[float, float, float]
+) -> None:
+    """The title and the lines of the foot, from the lowest on, where the style draws them.
+
+    place: pixels from the left, of the title from the top, and of the lowest line from the bottom.
+    """
+    title, *foot = texts
+    left, down, up = place
+    wide, high = (float(inches * DPI) for inches in figure.get_size_inches())
+    if style.titled:
+        figure.text(left / wide, 1 - down / high, title, fontsize=size, va="top")
+    for number, line in enumerate(filter(None, foot) if style.captioned else ()):
+        at = left / wide, (up + FOOT_LINE_PX * number) / high
+        figure.text(*at, line, fontsize=NOTE_SIZE, color=NOTE_COLOUR)
+    in_print(figure, style)
 
 
 def drawn_ends(value_N: np.ndarray, low_N: np.ndarray, high_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

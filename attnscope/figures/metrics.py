@@ -1,9 +1,4 @@
-"""Head metrics as layer x head panels. L layer, H head.
-
-Metrics over the layers: a panel each, with a line for the mean of the heads and bands for their spread.
-
-N head, L layer.
-"""
+"""Head metrics as layer x head panels. L layer, H head."""
 
 from __future__ import annotations
 
@@ -14,7 +9,6 @@ from pathlib import Path
 from typing import cast
 
 import numpy as np
-import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.colorbar import Colorbar
 from matplotlib.figure import Figure
@@ -24,8 +18,7 @@ from matplotlib.patches import Rectangle
 from attnscope.figures import layout
 from attnscope.figures.colours import BLANK, DARK_INK, Limits, cell_number, cmap_of, greys_of, ink_on, label_colourbar
 from attnscope.figures.fonts import fonts_for
-from attnscope.figures.layout import drawn_ends
-from attnscope.figures.style import DPI, Depth, Panel, Style, count
+from attnscope.figures.style import DPI, Panel, Style, count
 from attnscope.figures.writer import Reused, drawing, drawn_pixels, px, runs, save_figure, save_pixels
 
 EDGE, BAR_GAP, BAR_PX = 18, 14, 10
@@ -301,94 +294,3 @@ def _ticks(ax: Axes, labels: Sequence[str], heads: int, cell: tuple[float, float
     ax.set_axisbelow(True)  # tick marks reach one pixel into the first column
     for spine in ax.spines.values():
         spine.set_visible(False)
-
-
-DEPTH_EDGE, DEPTH_NAME_ROOM, DEPTH_TITLE_ROOM, DEPTH_MARK_ROOM, GAP = 18, 46, 50, 48, 24
-DEPTH_PANEL_PX, ACROSS_PX, DEPTH_MOST_COLUMNS = (360, 210), 1300, 3
-DEPTH_HEADING_SIZE, DEPTH_TITLE_SIZE, DEPTH_MARK_SIZE = 14.0, 11.0, 8.0
-BLUE, ORANGE, *_ = sns.color_palette("colorblind").as_hex()
-BANDS = ((100, "all heads", "#d9e8f3"), (50, "the middle half of the heads", "#a6cbe6"))
-
-
-def save_depth(path: Path, depths: Sequence[Depth], style: Style, note: str = "") -> Path:
-    """Write a panel for each metric. Raises UsageError for a folder that cannot be written.
-
-    save_depth(Path("depth.png"), [Depth("sink", "share of the weight", layer_N, sink_N, null_N)], Style())
-    """
-    with drawing(fonts_for([style.title, style.about.line, note])):
-        figure = layout.fitted(
-            lambda room: depth_figure(depths, style, note, room), ACROSS_PX, style, lambda built: built
-        )
-        return save_figure(figure, path, style)
-
-
-def depth_figure(depths: Sequence[Depth], style: Style, note: str, room: float) -> Figure:
-    """The picture; to be called within `writer.drawing`."""
-    columns = max(1, min(DEPTH_MOST_COLUMNS, len(depths), int(room // (DEPTH_PANEL_PX[0] + DEPTH_NAME_ROOM + GAP))))
-    wide, high = min(DEPTH_PANEL_PX[0], room - DEPTH_NAME_ROOM - GAP), DEPTH_PANEL_PX[1]
-    figure = layout.new_figure()
-    panels = [layout.new_panel(figure) for _ in depths]
-    for (ax, beside_ax), depth in zip(panels, depths, strict=True):
-        beside_ax.set_axis_off()
-        _depth_draw(ax, depth)
-        _axes(ax, depth, wide, style)
-    layout.in_print(figure, style)
-    frame = layout.Frame(
-        left=DEPTH_EDGE + DEPTH_NAME_ROOM,
-        top=DEPTH_TITLE_ROOM,
-        size=(wide, high),
-        bar=(0, 1, 1),
-        right=GAP,
-        below=DEPTH_MARK_ROOM,
-        edge=DEPTH_EDGE,
-        columns=columns,
-        pitch=(DEPTH_NAME_ROOM + wide + GAP, DEPTH_TITLE_ROOM + high + DEPTH_MARK_ROOM),
-    )
-    layers = len(np.unique(np.concatenate([depth.layer_N for depth in depths])))
-    title = style.headed(f"{', '.join(depth.name for depth in depths)} over {layers} layers")
-    words = layout.Words(figure, (title, note, [style.about.line]), DEPTH_HEADING_SIZE, style, _legend(depths))
-    layout.frame(figure, panels, frame, words, DEPTH_EDGE)
-    return figure
-
-
-def _legend(depths: Sequence[Depth]) -> list[tuple[str, str]]:
-    """What lines, bands and bars are, and their colours."""
-    found = [("mean of the heads", BLUE), *((name, colour) for _, name, colour in reversed(BANDS))]
-    intervals = any(len(depth.interval) for depth in depths)
-    uniform = any(np.isfinite(depth.null_N).any() for depth in depths)
-    found += [("95 % interval of the mean over the texts", DARK_INK)] * intervals
-    return found + [("uniform attention", ORANGE)] * uniform
-
-
-def _depth_draw(ax: Axes, depth: Depth) -> None:
-    """The bands first, so that no line lies behind."""
-    heads = {"x": depth.layer_N, "y": depth.value_N, "ax": ax}
-    for share, _, colour in BANDS:
-        sns.lineplot(**heads, errorbar=("pi", share), color=colour, linewidth=0, err_kws={"alpha": 1.0, "linewidth": 0})
-    if np.isfinite(depth.null_N).any():
-        sns.lineplot(x=depth.layer_N, y=depth.null_N, ax=ax, errorbar=None, color=ORANGE, linestyle="--", linewidth=1.2)
-    points = {"color": BLUE, "marker": "o", "markersize": 4.5, "markeredgecolor": BLUE, "linewidth": 1.6}
-    sns.lineplot(**heads, errorbar=None, **points)
-    if depth.interval:
-        layers, low, high = depth.interval
-        mean = np.array([np.nanmean(depth.value_N[depth.layer_N == layer]) for layer in layers])
-        ax.vlines(layers, *drawn_ends(mean, low, high), color=DARK_INK, linewidth=2.2, zorder=3)
-
-
-def _axes(ax: Axes, depth: Depth, wide: float, style: Style) -> None:
-    """Every layer is numbered where there is room; the scale has the metric's zero."""
-    layers = np.unique(depth.layer_N)
-    first, last = (int(layers[0]), int(layers[-1])) if len(layers) else (0, 0)
-    step = layout.label_step(wide / max(1, last - first), layout.line_px(layout.sized(DEPTH_MARK_SIZE, style)) * 1.4)
-    ax.set_xticks(range(first, last + 1, step))
-    ax.set_xlim(first - 0.3, last + 0.3)
-    least, high = float(np.nanmin(depth.value_N)), ax.get_ylim()[1]
-    ax.set_ylim(min(least, 0.0), high)
-    ax.tick_params(labelsize=DEPTH_MARK_SIZE)
-    ax.set_xlabel("layer", fontsize=DEPTH_MARK_SIZE + 1, labelpad=2)
-    ax.set_ylabel("")
-    ax.grid(axis="y", color="#ececec", linewidth=0.8)
-    ax.set_axisbelow(True)
-    sns.despine(ax=ax)
-    name, unit = (depth.name, DEPTH_TITLE_SIZE, 22, DARK_INK), (depth.unit, DEPTH_MARK_SIZE, 7, layout.NOTE_COLOUR)
-    layout.say_above(ax, (name, unit))

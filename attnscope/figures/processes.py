@@ -1,6 +1,6 @@
 """A process that draws while this one goes on: begun before a model is loaded, it has what draws loaded by then.
 
-    begin("attnscope.export.drawing")  # on two cores the libraries of the model and of the pictures load at once
+    begin("attnscope.export.drawing")         # on two cores both libraries load at once, the model's and this one's
     process = begun()                         # None where none pays
     for path in process.drawn(partial(draw, folder), partial(draw_others, folder)): ...
 

@@ -11,8 +11,7 @@ from huggingface_hub import constants
 
 from attnscope.export.study_figures import courses, stacked
 from attnscope.figures import Style
-from attnscope.figures.curves import CHECKPOINTS_COLOURS as COLOURS
-from attnscope.figures.curves import GREY, Course, courses_figure
+from attnscope.figures.curves import GREY, HEAD_COLOURS, Course, courses_figure
 from attnscope.figures.fonts import Fonts
 from attnscope.figures.writer import drawing
 from attnscope.model import loading
@@ -70,8 +69,8 @@ def test_named_heads_are_coloured_the_same_everywhere_and_named_at_their_end():
         figure = courses_figure(shown, Style(), (["L0H0", "L0H1", "L1H0"], ["a", "b"]), ("title", ""), 1240)
     one, two = figure.axes[0], figure.axes[2]
     drawn = [{tuple(line.get_ydata()): line.get_color() for line in ax.lines} for ax in (one, two)]
-    assert drawn[0] == {(0.1, 0.2): GREY, (0.0, 0.1): GREY, (0.2, 0.9): COLOURS[0]}
-    assert drawn[1] == {(0.1, 0.8): COLOURS[1], (0.0, 0.1): GREY, (0.2, 0.81): COLOURS[0]}
+    assert drawn[0] == {(0.1, 0.2): GREY, (0.0, 0.1): GREY, (0.2, 0.9): HEAD_COLOURS[0]}
+    assert drawn[1] == {(0.1, 0.8): HEAD_COLOURS[1], (0.0, 0.1): GREY, (0.2, 0.81): HEAD_COLOURS[0]}
     named = {text.get_text(): text.xy[1] for text in two.texts if text.get_text().startswith("L")}
     assert named["L1H0"] == pytest.approx(0.81)
     assert named["L0H0"] < 0.8  # pushed down: it would lie on the other
