@@ -16,14 +16,13 @@ import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.text import Text
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+from matplotlib.ticker import NullLocator
 
 from attnscope.figures import layout
 from attnscope.figures.colours import Limits, cmap_of, find_limits, label_colourbar
-from attnscope.figures.fonts import fonts_for, shown_label
+from attnscope.figures.fonts import shown_label
 from attnscope.figures.heads import Cells
 from attnscope.figures.style import DPI, MARKERS, Axis, Quantity, Style, ordinal
-from attnscope.figures.writer import drawing, save_figure
 from attnscope.utils.display import printed
 
 EDGE, GAP, BAR_PX, TITLE_ROOM = 18, 10, 12, 52
@@ -64,8 +63,8 @@ def scaling_effect(raw_QK: np.ndarray, visible_QK: np.ndarray, scale: float) -> 
     raw_QK = np.where(visible_QK, raw_QK, np.nan)
     scaled_QK = raw_QK * scale
     before_QK, after_QK = _softmax(raw_QK), _softmax(scaled_QK)
-    telling_Q = visible_QK.sum(-1) >= 2
-    uniform_Q = np.log(visible_QK.sum(-1)[telling_Q])
+    several_Q = visible_QK.sum(-1) >= 2
+    uniform_Q = np.log(visible_QK.sum(-1)[several_Q])
     return ScalingEffect(
         raw_QK,
         scaled_QK,
@@ -73,8 +72,8 @@ def scaling_effect(raw_QK: np.ndarray, visible_QK: np.ndarray, scale: float) -> 
         after_QK,
         float(np.nanstd(raw_QK)),
         float(np.nanstd(scaled_QK)),
-        _entropy(before_QK[telling_Q]),
-        _entropy(after_QK[telling_Q]),
+        _entropy(before_QK[several_Q]),
+        _entropy(after_QK[several_Q]),
         float(uniform_Q.mean()) if uniform_Q.size else float("nan"),
     )
 
@@ -109,100 +108,78 @@ def save_scaling_effect(
     """Write the four panels; returns the path.
 
     labels: one per token. head: whose scores they are, for the title. divisor: how the scaling is written ("/ √32").
-    note: said below the panels. Raises UsageError for a folder that cannot be written.
+    note: a line below the panels. Raises UsageError for a folder that cannot be written.
 
         save_scaling_effect(Path("L2H3.png"), effect, labels, head="L2H3 of demo", divisor="/ √32")
     """
     texts = [head, note, style.title, *map(shown_label, labels), "√·−"]
-    with drawing(fonts_for(texts)):
-        figure = layout.fitted(
-            lambda room: effect_figure(effect, labels, (head, divisor, note), style, room),
-            2 * PANEL_PX,
-            style,
-            lambda built: built,
-        )
-        return save_figure(figure, path, style)
-
-
-@dataclass(frozen=True)
-class _Panel:
-    """One map of the four: what it shows, of which quantity, its name and its number."""
-
-    values_QK: np.ndarray
-    limits: Limits
-    quantity: Quantity
-    name: str
-    number: str
+    return layout.save_drawn(
+        path,
+        style,
+        texts,
+        lambda room: effect_figure(effect, labels, (head, divisor, note), style, room),
+        2 * PANEL_PX,
+    )
 
 
 def effect_figure(
     effect: ScalingEffect,
     labels: Sequence[str],
-    said: tuple[str, str, str],
+    words: tuple[str, str, str],
     style: Style = STYLE,
     room: float = 2 * PANEL_PX,
 ) -> Figure:
-    """The four panels; to be called within `writer.drawing`. said: head, divisor and note."""
-    figure, (head, divisor, note) = layout.new_figure(), said
+    """The four panels; to be called within `writer.drawing`. words: head, divisor and note."""
+    figure, (head, divisor, note) = layout.new_figure(), words
     cell = room / 2 / len(labels) if style.in_print else max(1, min(LARGEST_CELL, room // 2 // len(labels)))
-    panels = _panels(effect, f"q · k {divisor}")
+    # Scores at the left, each on its own colour scale; weights at the right, both on one.
+    scaled = f"q · k {divisor}"
+    raw_limits, scaled_limits = (find_limits([scores], STYLE, "logit") for scores in (effect.raw_QK, effect.scaled_QK))
+    shared = find_limits([effect.raw_weights_QK, effect.scaled_weights_QK], STYLE)
+    panels: list[tuple[np.ndarray, Limits, Quantity, str, str]] = [
+        (effect.raw_QK, raw_limits, "logit", "scores: q · k", f"std {effect.raw_std:.2f}"),
+        (effect.raw_weights_QK, shared, "weight", "softmax of q · k", f"entropy {_nats(effect.raw_entropy)}"),
+        (effect.scaled_QK, scaled_limits, "logit", f"scaled: {scaled}", f"std {effect.scaled_std:.2f}"),
+        (effect.scaled_weights_QK, shared, "weight", f"softmax of {scaled}", f"entropy {_nats(effect.scaled_entropy)}"),
+    ]
     axes = [figure.add_axes((0.1, 0.1, 0.3, 0.3)) for _ in panels]
     pairs = [(ax, figure.add_axes((0.9, 0.1, 0.02, 0.8))) for ax in axes]
-    for panel, (ax, bar_ax) in zip(panels, pairs, strict=True):
-        _draw(panel, ax, bar_ax, cell, style)
+    for (values_QK, limits, quantity, _, _), (ax, bar_ax) in zip(panels, pairs, strict=True):
+        _draw(values_QK, limits, quantity, (ax, bar_ax), cell, style)
     step = _label(axes, labels, cell, style)
     titles = [
-        (
-            figure.text(0, 0, panel.name, fontsize=NAME_SIZE, weight="bold"),
-            figure.text(0, 0, panel.number, fontsize=NAME_SIZE),
-        )
-        for panel in panels
+        (figure.text(0, 0, name, fontsize=NAME_SIZE, weight="bold"), figure.text(0, 0, number, fontsize=NAME_SIZE))
+        for *_, name, number in panels
     ]
-    heading = f"{head}: what scaling does to the softmax"
-    words = layout.Words(figure, (style.headed(heading), "", _notes(effect, step, note)), TITLE_SIZE, style)
-    layout.in_print(figure, style)
-    _place(figure, pairs, titles, words, len(labels) * cell)
+    # What the numbers mean is below the panels: who sees the picture may not have what explains it.
+    foot = [
+        "Each panel of scores has its own colour scale; the weights share one. Grey: the query may not look there.",
+        "std: how far the scores of all visible (query, key) pairs spread.",
+        "entropy: mean over the queries that see 2 keys or more;",
+        f"0 means all weight on one key, {_nats(effect.uniform_entropy)} is uniform over them.",
+    ]
+    foot += [f"Every {ordinal(step)} token is labelled."] * (step > 1) + [note] * bool(note)
+    heading = style.headed(f"{head}: what scaling does to the softmax")
+    _place(figure, pairs, titles, layout.Words(figure, (heading, "", foot), TITLE_SIZE, style), len(labels) * cell)
     return figure
-
-
-def _panels(effect: ScalingEffect, scaled: str) -> tuple[_Panel, ...]:
-    """Scores at the left, each on its own colour scale; weights at the right, both on one."""
-    raw, scaled_scores = (find_limits([scores_QK], STYLE, "logit") for scores_QK in (effect.raw_QK, effect.scaled_QK))
-    weights: tuple[Limits, Quantity] = (find_limits([effect.raw_weights_QK, effect.scaled_weights_QK], STYLE), "weight")
-    return (
-        _Panel(effect.raw_QK, raw, "logit", "scores: q · k", f"std {effect.raw_std:.2f}"),
-        _Panel(effect.raw_weights_QK, *weights, "softmax of q · k", f"entropy {_nats(effect.raw_entropy)}"),
-        _Panel(effect.scaled_QK, scaled_scores, "logit", f"scaled: {scaled}", f"std {effect.scaled_std:.2f}"),
-        _Panel(effect.scaled_weights_QK, *weights, f"softmax of {scaled}", f"entropy {_nats(effect.scaled_entropy)}"),
-    )
 
 
 def _nats(entropy: float) -> str:
     return printed(entropy) + " nats" * (not np.isnan(entropy))
 
 
-def _notes(effect: ScalingEffect, step: int, note: str) -> list[str]:
-    """What the numbers mean, below the panels."""
-    lines = [
-        "Each panel of scores has its own colour scale; the weights share one. Grey: the query may not look there.",
-        "std: how far the scores of all visible (query, key) pairs spread.",
-        "entropy: mean over the queries that see 2 keys or more;",
-        f"0 means all weight on one key, {_nats(effect.uniform_entropy)} is uniform over them.",
-    ]
-    every = [f"Every {ordinal(step)} token is labelled."] if step > 1 else []
-    return [*lines, *every, *([note] if note else [])]
-
-
-def _draw(panel: _Panel, ax: Axes, bar_ax: Axes, cell: float, style: Style) -> None:
+def _draw(
+    values_QK: np.ndarray, limits: Limits, quantity: Quantity, pair: tuple[Axes, Axes], cell: float, style: Style
+) -> None:
     """One map and its colour bar, with numbers in its cells where there are few."""
-    style = replace(style, scale="linear", floor=None)
-    cells = Cells(ax, panel.values_QK, panel.limits, style, cmap_of(style, panel.quantity), panel.quantity)
+    (ax, bar_ax), style = pair, replace(style, scale="linear", floor=None)
+    cells = Cells(ax, values_QK, limits, style, cmap_of(style, quantity), quantity)
     bar = bar_ax.figure.colorbar(cells.mesh, bar_ax)
-    cells.show(panel.values_QK, panel.limits, decimals=1 if np.nanmax(np.abs(panel.values_QK)) >= 10 else 2)
+    cells.show(values_QK, limits, decimals=1 if np.nanmax(np.abs(values_QK)) >= 10 else 2)
     cells.size_numbers(cell)
     for text in cells.numbers:
         text.set_fontsize(float(text.get_fontsize()) * min(1.0, 4.5 / max(1, len(text.get_text()))))
-    label_colourbar(bar, panel.limits, style, SCALES[panel.quantity])
+    label_colourbar(bar, limits, style, SCALES[quantity])
     bar_ax.tick_params(labelsize=layout.NOTE_SIZE)
     bar_ax.yaxis.label.set_fontsize(layout.NOTE_SIZE)
 
@@ -229,10 +206,13 @@ def _place(
     side: float,
 ) -> None:
     """Measure the words, then give every part its pixels. side: of a map, pixels."""
+    layout.in_print(figure, words.style)
+    # A panel is as wide as its map with its bar, or as its title, whichever is wider.
     widest = layout.extent([text for pair in titles for text in pair])[0]
     bar_words = max(layout.outside(bar_ax) for _, bar_ax in panels) + GAP
     least = 0 if words.style.in_print else LEAST_PITCH
     across = max(side + GAP + BAR_PX + round(bar_words), round(widest) + 2 * GAP, least)
+    # Only the lower panels have labels below, only the left ones at the side.
     marks = layout.axis_room(panels[2][0].get_xticklabels(), NAME_SIZE, 2 * GAP)[1]
     plan = layout.Frame(
         left=round(EDGE + layout.axis_room(panels[0][0].get_yticklabels(), NAME_SIZE, GAP)[0]),
@@ -263,14 +243,13 @@ class Curve:
 
 
 def save_scaling_curves(path: Path, curves: Sequence[Curve], *, note: str = "", style: Style = STYLE) -> Path:
-    """Write std(q . k) against d_k beside sqrt(d_k), and the same after the division by it; returns the path.
+    """Write std(q . k) against d_k, with sqrt(d_k), and the same after the division by it; returns the path.
 
     Points are measured, lines are the formula. Raises UsageError for a folder that cannot be written.
 
         save_scaling_curves(Path("scaling.png"), curves, note="8192 pairs per point, seed 0")
     """
-    with drawing(fonts_for([note, style.title, "√σμ²·"])):
-        return save_figure(curves_figure(curves, note, style), path, style)
+    return layout.save_drawn(path, style, [note, style.title, "√σμ²·"], lambda room: curves_figure(curves, note, style))
 
 
 def curves_figure(curves: Sequence[Curve], note: str = "", style: Style = STYLE) -> Figure:
@@ -280,6 +259,7 @@ def curves_figure(curves: Sequence[Curve], note: str = "", style: Style = STYLE)
     high = rows * min(CURVES_HIGH, max(2.2, wide * rows / 2))
     figure.set_size_inches(wide, high)
     before, after = figure.subplots(rows, 3 - rows)
+    # The same curves in both panels, divided by 1 and by the root that the scores are divided by.
     width_W = curves[0].width_W
     colours = sns.color_palette("colorblind", len(curves))
     for curve, colour, marker in zip(curves, colours, cycle(MARKERS)):
@@ -295,11 +275,17 @@ def curves_figure(curves: Sequence[Curve], note: str = "", style: Style = STYLE)
     before.set_title("before: std of q · k", loc="left", fontsize=NAME_SIZE + 1)
     after.set_title("after the division by √d_k: back to 1 for mean 0, std 1", loc="left", fontsize=NAME_SIZE + 1)
     before.legend(frameon=False, fontsize=layout.NOTE_SIZE, loc="upper left")
-    for ax in (before, after):
-        _doubling(ax, width_W)
-    _steps(before, [0.5, 1, 2, 5, 10, 20, 50, 100])
-    _steps(after, [0.5, 1, 2, 4, 8])
+    # Widths double from one to the next, and so do their steps on the axis.
+    for ax, marks in ((before, [0.5, 1, 2, 5, 10, 20, 50, 100]), (after, [0.5, 1, 2, 4, 8])):
+        ax.set_xscale("log", base=2)
+        ax.set_xticks(width_W, [f"{int(width)}" for width in width_W], fontsize=layout.NOTE_SIZE)
+        ax.xaxis.set_minor_locator(NullLocator())
+        ax.set_xlabel("d_k, the width of q and k", fontsize=NAME_SIZE)
+        layout.rule(ax, "both")
+        layout.log_axis(ax, marks)
+        ax.tick_params(axis="y", labelsize=layout.NOTE_SIZE)
     after.set_ylim(0.4, 8)
+    # A note is broken into lines first: the panels leave room for so many.
     lines = layout.wrapped(note, (wide - 2 * CURVES_LEFT) * DPI, layout.NOTE_SIZE) if style.captioned else ""
     figure.text(CURVES_LEFT / wide, 0.02, lines, fontsize=layout.NOTE_SIZE, color=layout.NOTE_COLOUR, va="bottom")
     layout.in_print(figure, style)
@@ -307,21 +293,3 @@ def curves_figure(curves: Sequence[Curve], note: str = "", style: Style = STYLE)
     sides = {"left": CURVES_LEFT / wide, "right": 1 - 0.15 / wide}
     figure.subplots_adjust(**sides, top=1 - 0.35 / high, bottom=below / high, wspace=0.13, hspace=0.45)
     return figure
-
-
-def _doubling(ax: Axes, width_W: np.ndarray) -> None:
-    ax.set_xscale("log", base=2)
-    ax.set_xticks(width_W, [f"{int(width)}" for width in width_W], fontsize=layout.NOTE_SIZE)
-    ax.xaxis.set_minor_locator(NullLocator())
-    ax.set_xlabel("d_k, the width of q and k", fontsize=NAME_SIZE)
-    ax.grid(color="#e6e6e6", linewidth=0.6)
-    sns.despine(ax=ax)
-
-
-def _steps(ax: Axes, ticks: Sequence[float]) -> None:
-    """A log axis with plain numbers: matplotlib's own are formulas, which figures never parse."""
-    ax.set_yscale("log")
-    ax.yaxis.set_major_locator(FixedLocator(list(ticks)))
-    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    ax.yaxis.set_minor_locator(NullLocator())
-    ax.tick_params(axis="y", labelsize=layout.NOTE_SIZE)

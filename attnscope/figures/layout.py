@@ -46,15 +46,15 @@ def cell_size(queries: int, keys: int, room: float = MAP_PX, *, fill: bool = Fal
 
     Whole pixels, unless keys are to `fill` the room, as a paper's figure does, whose dots are finer.
     """
+
+    def whole(count: int) -> int:
+        return max(SMALLEST_CELL, min(LARGEST_CELL, int(room // count)))
+
     if max(queries, keys) <= 2 * min(queries, keys):
-        side = room / keys if fill else _cell(max(queries, keys), room)
+        side = room / keys if fill else whole(max(queries, keys))
         return side, side
-    wide, high = room / keys if fill else _cell(keys, room), _cell(queries, room)
+    wide, high = room / keys if fill else whole(keys), whole(queries)
     return wide if fill else min(wide, 4 * high), min(high, 4 * wide)
-
-
-def _cell(count: int, room: float) -> int:
-    return max(SMALLEST_CELL, min(LARGEST_CELL, int(room // count)))
 
 
 def in_print(figure: Figure, style: Style) -> None:
@@ -160,18 +160,18 @@ def outside(ax: Axes) -> float:
 class Frame:
     """Panels of one size, each with its colour bar at its right; all in pixels.
 
-    left, top: of the first panel, from the figure's upper left corner. size: width and height of a panel. bar: its
-    gap to the panel, width and height. right, below: what the last panel needs for bar, labels and notes. edge: blank
-    margin at the right and the bottom. Panels fill `columns` row by row, `pitch` (across, down) apart.
+    left, top: of the first panel, from the figure's upper left corner. size: width and height of a panel. right, below:
+    what the last panel needs for bar, labels and notes. edge: blank margin at the right and the bottom. bar: its gap to
+    the panel, width and height, where it is not hidden. Panels fill `columns` row by row, `pitch` (across, down) apart.
     """
 
     left: float
     top: float
     size: tuple[float, float]
-    bar: tuple[float, float, float]
     right: float
     below: float
     edge: float
+    bar: tuple[float, float, float] = (0, 1, 1)
     columns: int = 1
     pitch: tuple[float, float] = (0, 0)
 
@@ -203,10 +203,12 @@ class Words:
             figure.text(0, 0, text, fontsize=NOTE_SIZE, color=NOTE_COLOUR, va="top", linespacing=LINE)
             for text in (note * self.captioned, "\n".join(legible(line) for line in foot if line))
         )
-        signs = [((SIGN, colour), (name, NOTE_COLOUR)) for name, colour in legend]
         self.legend = [
-            [figure.text(0, 0, text, fontsize=NOTE_SIZE, color=colour, va="top") for text, colour in sign]
-            for sign in signs
+            [
+                figure.text(0, 0, text, fontsize=NOTE_SIZE, color=ink, va="top")
+                for text, ink in ((SIGN, colour), (name, NOTE_COLOUR))
+            ]
+            for name, colour in legend
         ]
 
     def set_title(self, text: str) -> None:
@@ -299,7 +301,9 @@ def frame(figure: Figure, panels: Sequence[tuple[Axes, Axes]], plan: Frame, word
     above, below = words.heights()
     plan = replace(plan, top=round(plan.top + plan.edge + above))
     height = plan.corner(len(panels) - 1)[1] + max(high + plan.below, bar_high) + below + plan.edge
-    _resize(figure, max(panels_wide, left + written) + plan.edge, height)
+    # whole pixels, so that cells stay aligned with them
+    width = max(panels_wide, left + written) + plan.edge
+    figure.set_size_inches(math.ceil(width) / figure.dpi, math.ceil(height) / figure.dpi)
     for index, panel in enumerate(panels):
         place_panel(figure, panel, plan, index)
     words.put(figure, left, plan.edge)
@@ -362,11 +366,6 @@ def place(figure: Figure, ax: Axes, box: tuple[float, float, float, float]) -> N
     width, height = figure.get_size_inches() * DPI
     left, top, wide, high = box
     ax.set_position((left / width, 1 - (top + high) / height, wide / width, high / height))
-
-
-def _resize(figure: Figure, width: float, height: float) -> None:
-    """Whole pixels, so that cells stay aligned with them."""
-    figure.set_size_inches(math.ceil(width) / figure.dpi, math.ceil(height) / figure.dpi)
 
 
 def put_words(figure: Figure, text: Text, left: float, down: float) -> None:

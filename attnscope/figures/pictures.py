@@ -1,12 +1,9 @@
-"""Weights on the patches of a picture, drawn over it: a panel per head, beside the picture itself.
+"""Weights on the patches of a picture, drawn over it: a panel per head, next to the picture itself.
 
-N patch.
+patching.png: effects of patches by layer and position as two grids.
+head_js.png: how far apart all pairs of heads are, alike ones side by side.
 
-patching.png: effects of patches by layer or position as lines, by layer and position as two grids.
-
-How far apart all pairs of heads are, alike ones side by side. N head.
-
-Shapes: N patch, L layer, P position.
+Shapes: N patch or head, L layer, P position.
 """
 
 from __future__ import annotations
@@ -19,8 +16,8 @@ from pathlib import Path
 import numpy as np
 import seaborn as sns
 from matplotlib.axes import Axes
-from matplotlib.collections import LineCollection, QuadMesh
-from matplotlib.colors import Colormap, ListedColormap
+from matplotlib.collections import LineCollection
+from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from PIL import Image
@@ -37,12 +34,11 @@ from attnscope.figures.colours import (
     make_norm,
     quantity_name,
 )
-from attnscope.figures.fonts import fonts_for
 from attnscope.figures.layout import save_drawn
 from attnscope.figures.style import DPI, PatchSheet, Style, ordinal
-from attnscope.figures.writer import drawing, px, save_figure
+from attnscope.figures.writer import px
 
-BAR_NAME = 20  # pixels of what stands beside the one bar
+BAR_NAME = 20  # pixels of the name of the one bar
 EDGE, BAR_GAP, BAR_PX, BAR_ROOM, TITLE_ROOM, GAP, BELOW = 18, 8, 10, 62, 40, 20, 12
 SHEET_PX, LARGEST_PX, HIGHEST_PX, LEAST_PX = 1500, 460, 420, 150
 MOST_COLUMNS = 4
@@ -58,36 +54,49 @@ def save_patches(path: Path, sheet: PatchSheet, style: Style) -> Path:
 
         save_patches(Path("picture.png"), PatchSheet(image, boxes, (Patches(weights, "L1H3"),)), Style())
     """
-    with drawing(fonts_for([style.title, style.about.line, sheet.title, sheet.note])):
-        figure = layout.fitted(lambda room: patches_figure(sheet, style, room), SHEET_PX, style, lambda built: built)
-        return save_figure(figure, path, style)
+    texts = [style.title, sheet.title, sheet.note]
+    return save_drawn(path, style, texts, lambda room: patches_figure(sheet, style, room), SHEET_PX)
 
 
 def patches_figure(sheet: PatchSheet, style: Style, room: float = SHEET_PX) -> Figure:
     """The picture of it; to be called within `writer.drawing`."""
     image, box_N4, heads = sheet.image, sheet.box_N4, sheet.heads
     columns = min(len(heads) + 1, MOST_COLUMNS if style.inches is None else max(1, int(room // LEAST_PX)))
+    # Each panel has a bar at its side, or one scale has one bar, at the right of all.
     bar_room = BAR_GAP + BAR_PX + BAR_ROOM + BAR_NAME * (not style.per_head_scale)
-    beside = bar_room if style.per_head_scale else GAP  # of each panel: one scale has one bar, at the right of all
-    size = _size(image, (room - bar_room * (not style.per_head_scale)) / columns - beside)
+    side = bar_room if style.per_head_scale else GAP
+    size = _size(image, (room - bar_room * (not style.per_head_scale)) / columns - side)
     edges, cells = grid_of(box_N4, [head.weight_N for head in heads])
-    limits = [find_limits([cells[:, None]], style)] * len(heads)
+    scales = [find_limits([cells[:, None]], style)] * len(heads)
     if style.per_head_scale:
-        limits = [find_limits([one[None]], style) for one in cells]
+        scales = [find_limits([cells_of_head[None]], style) for cells_of_head in cells]
     figure = layout.new_figure()
     pairs = [layout.new_panel(figure) for _ in range(len(heads) + 1)]
+    # First the picture itself, with the edges of its patches where they are far enough apart to be seen.
     scaled = image.resize((2 * int(size[0]), 2 * int(size[1])), Image.Resampling.LANCZOS)
     _show(pairs[0][0], np.asarray(scaled), ("picture", ""))
-    _lines(pairs[0][0], box_N4)
+    for left, top, right, bottom in box_N4 if len(box_N4) <= 1024 else []:
+        box = (left, top), right - left, bottom - top
+        pairs[0][0].add_patch(Rectangle(*box, fill=False, edgecolor="#ffffff88", linewidth=px(0.7)))
+    pairs[0][0].set(xlim=(0, 1), ylim=(1, 0))
     pairs[0][1].set_axis_off()
+    # Below the weights it is pale, and the colour map is clear at its low end: the picture stays visible.
     pale = np.asarray(scaled.convert("L"), float)[..., None].repeat(3, -1) * PALE + 255 * (1 - PALE)
-    with_bar = min(columns - 1, len(heads))
-    for place, (head, cell, limit) in enumerate(zip(heads, cells, limits, strict=True), start=1):
+    share = np.linspace(0, 1, 256)
+    colours = cmap_of(style, "weight")(share)
+    colours[:, 3] = CLEAREST + (DENSEST - CLEAREST) * share**0.7
+    cmap = ListedColormap(colours).with_extremes(bad=(0, 0, 0, 0))
+    with_bar = max(1, min(columns - 1, len(heads)))
+    for place, (head, cell, limits) in enumerate(zip(heads, cells, scales, strict=True), start=1):
         ax, bar_ax = pairs[place]
         _show(ax, pale.astype(np.uint8), (head.title, head.note))
-        mesh = _over(ax, (*edges, cell), limit, style)
-        if style.per_head_scale or place == max(1, with_bar):
-            _bar(bar_ax, mesh, limit, style)
+        mesh = ax.pcolormesh(*edges, drawable(cell, limits, style), cmap=cmap, norm=make_norm(limits, style))
+        mesh.set(linewidth=0, antialiased=False)
+        ax.set(xlim=(0, 1), ylim=(1, 0))
+        if style.per_head_scale or place == with_bar:
+            bar = figure.colorbar(mesh, cax=bar_ax)
+            bar_ax.tick_params(labelsize=MARK_SIZE)
+            label_colourbar(bar, limits, style, "" if style.per_head_scale else quantity_name("weight", style))
         else:
             bar_ax.set_axis_off()
     layout.in_print(figure, style)
@@ -100,7 +109,7 @@ def patches_figure(sheet: PatchSheet, style: Style, room: float = SHEET_PX) -> F
         below=0,
         edge=EDGE,
         columns=columns,
-        pitch=(size[0] + beside, TITLE_ROOM + size[1] + BELOW),
+        pitch=(size[0] + side, TITLE_ROOM + size[1] + BELOW),
     )
     texts = (style.headed(sheet.title), sheet.note, [style.about.line])
     words = layout.Words(figure, texts, HEADING_SIZE, style)
@@ -140,46 +149,13 @@ def _size(image: Image.Image, room: float) -> tuple[float, float]:
     return math.floor(wide), math.ceil(wide * image.height / image.width)
 
 
-def _show(ax: Axes, pixels: np.ndarray, said: tuple[str, str]) -> None:
+def _show(ax: Axes, pixels: np.ndarray, words: tuple[str, str]) -> None:
     """A picture with a frame, a title and a line below that."""
     ax.imshow(pixels, extent=(0, 1, 1, 0), aspect="auto", interpolation="antialiased")
     ax.add_patch(Rectangle((0, 0), 1, 1, fill=False, edgecolor=DARK_INK, linewidth=px(1), clip_on=False))
-    title, note = said
+    title, note = words
     layout.say_above(ax, ((title, TITLE_SIZE, 20, DARK_INK), (note, MARK_SIZE, 5, layout.NOTE_COLOUR)))
     ax.set_axis_off()
-
-
-def _lines(ax: Axes, box_N4: np.ndarray) -> None:
-    """The patches' edges, where they are far enough apart to be seen."""
-    for left, top, right, bottom in box_N4 if len(box_N4) <= 1024 else []:
-        box = (left, top), right - left, bottom - top
-        ax.add_patch(Rectangle(*box, fill=False, edgecolor="#ffffff88", linewidth=px(0.7)))
-    ax.set(xlim=(0, 1), ylim=(1, 0))
-
-
-def _clear(cmap: Colormap) -> Colormap:
-    """The colour map over white paper as over the picture: the smaller a weight, the more is seen through it."""
-    colours = cmap(np.linspace(0, 1, 256))
-    colours[:, 3] = CLEAREST + (DENSEST - CLEAREST) * np.linspace(0, 1, 256) ** 0.7
-    return ListedColormap(colours).with_extremes(bad=(0, 0, 0, 0))
-
-
-def _over(ax: Axes, cells: tuple[np.ndarray, np.ndarray, np.ndarray], limits: Limits, style: Style) -> QuadMesh:
-    """Weights in the colours of their scale, over what is there."""
-    across, down, values = cells
-    shown = drawable(values, limits, style)
-    mesh = ax.pcolormesh(across, down, shown, cmap=_clear(cmap_of(style, "weight")), norm=make_norm(limits, style))
-    mesh.set(linewidth=0, antialiased=False)
-    ax.set(xlim=(0, 1), ylim=(1, 0))
-    return mesh
-
-
-def _bar(bar_ax: Axes, mesh: QuadMesh, limits: Limits, style: Style) -> None:
-    figure = bar_ax.get_figure()
-    assert isinstance(figure, Figure)
-    bar = figure.colorbar(mesh, cax=bar_ax)
-    bar_ax.tick_params(labelsize=MARK_SIZE)
-    label_colourbar(bar, limits, style, "" if style.per_head_scale else quantity_name("weight", style))
 
 
 SMALL = 0.1  # of what is lost: what is gained is drawn as 0 is
@@ -267,21 +243,20 @@ class Pairs:
 
 def save_pairs(path: Path, pairs: Pairs, style: Style, *, title: str, note: str, unit: str) -> Path:
     """Write the map of all pairs with its tree above it, and a strip at its left with the colours of the heads."""
-    with drawing(fonts_for([style.title, style.about.line])):
-        figure = layout.fitted(
-            lambda room: pairs_figure(pairs, style, (title, note, unit), room), PAIRS_PX, style, lambda built: built
-        )
-        return save_figure(figure, path, style)
+    return save_drawn(
+        path, style, [style.title], lambda room: pairs_figure(pairs, style, (title, note, unit), room), PAIRS_PX
+    )
 
 
-def pairs_figure(pairs: Pairs, style: Style, said: tuple[str, str, str], room: float) -> Figure:
-    """The picture; to be called within `writer.drawing`. said: title, note, and what the colours of the map mean."""
-    count, (title, note, unit) = len(pairs.labels), said
+def pairs_figure(pairs: Pairs, style: Style, words: tuple[str, str, str], room: float) -> Figure:
+    """The picture; to be called within `writer.drawing`. words: title, note, and what the colours of the map mean."""
+    count, (title, note, unit) = len(pairs.labels), words
     cell = max(1, min(LARGEST_CELL, int(room // count)))
     side = max(cell * count, min(PAIRS_LEAST_PX, room))
     figure = layout.new_figure()
     ax, bar_ax = layout.new_panel(figure)
     tree_ax = figure.add_axes((0.1, 0.9, 0.7, 0.1))
+    # Rows and columns are in the order of the tree, so that alike heads are neighbours.
     order = np.array(pairs.leaves)
     image = ax.imshow(
         pairs.values_NN[np.ix_(order, order)],
@@ -299,6 +274,7 @@ def pairs_figure(pairs: Pairs, style: Style, said: tuple[str, str, str], room: f
     _strip(ax, [pairs.colours[leaf] for leaf in order], STRIP_PX / side * count)
     _tree(tree_ax, pairs)
     layout.in_print(figure, style)
+    # Between names and map is the strip of colours, above the map the tree.
     left, below = (layout.extent(axis.get_ticklabels()) for axis in (ax.yaxis, ax.xaxis))
     frame = layout.Frame(
         left=PAIRS_EDGE + left[0] + STRIP_PX + 2 * STRIP_GAP,
@@ -312,14 +288,14 @@ def pairs_figure(pairs: Pairs, style: Style, said: tuple[str, str, str], room: f
     legend = list(pairs.legend.items())
     note += f"; every {ordinal(step)} head labelled" * (step > 2)
     texts = (style.headed(title), note, [style.about.line])
-    words = layout.Words(figure, texts, PAIRS_HEADING_SIZE, style, legend)
-    placed = layout.frame(figure, [(ax, bar_ax)], frame, words, PAIRS_EDGE)
+    around = layout.Words(figure, texts, PAIRS_HEADING_SIZE, style, legend)
+    placed = layout.frame(figure, [(ax, bar_ax)], frame, around, PAIRS_EDGE)
     layout.place(figure, tree_ax, (placed.left, placed.top - TREE_PX - STRIP_GAP, side, TREE_PX))
     return figure
 
 
 def _ticks(ax: Axes, labels: Sequence[str], cell: float, style: Style) -> int:
-    """Names heads, every how many there is room for; the strip of colours stands between names and map."""
+    """Names heads, every how many there is room for; the strip of colours is between names and map."""
     size = layout.label_size(cell, style)
     step = layout.label_step(cell, layout.line_px(size))
     places = range(0, len(labels), step)
@@ -336,10 +312,10 @@ def _ticks(ax: Axes, labels: Sequence[str], cell: float, style: Style) -> int:
 def _strip(ax: Axes, colours: Sequence[Sequence[str]], wide: float) -> None:
     """A mark per colour of a head, side by side at the left of its row; wide: of all, in cells."""
     start = -wide * (1 + STRIP_GAP / STRIP_PX)
-    for row, found in enumerate(colours):
-        for place, colour in enumerate(found):
-            corner = (start + place * wide / len(found), row)
-            ax.add_patch(Rectangle(corner, wide / len(found), 1, facecolor=colour, linewidth=0, clip_on=False))
+    for row, of_head in enumerate(colours):
+        for place, colour in enumerate(of_head):
+            corner = (start + place * wide / len(of_head), row)
+            ax.add_patch(Rectangle(corner, wide / len(of_head), 1, facecolor=colour, linewidth=0, clip_on=False))
 
 
 def _tree(ax: Axes, pairs: Pairs) -> None:
