@@ -25,7 +25,7 @@ from attnscope.hooks.engines import UNCHECKED
 from attnscope.hooks.forward import GLOBAL, backbone, bare_model, given_of, hook_error
 from attnscope.hooks.listen import listen, running
 from attnscope.hooks.report import turned
-from attnscope.inputs.prompt import bytes_of
+from attnscope.inputs.labels import bytes_of
 from attnscope.model.libraries import following, ignored_settings, stop_strings
 from attnscope.model.loaded import WHOLE_MODEL
 from attnscope.model.selection import SEQ2SEQ

@@ -1,13 +1,12 @@
-"""Token pieces to readable text: what each token represents and how it is drawn.
+"""Token ids to readable text: what each token represents, how it is drawn, and which characters it covers.
 
 A tokenizer describes a token twice: by the characters of the text it covers (offsets) and by its piece of the
 vocabulary, in which spaces and bytes are written as `Ġ`, `▁` or `<0xE6>`. The offsets are what the text says, also
 where a normaliser changed it, so they are taken wherever they are clear. Where tokens share a character, only the
 bytes of the pieces tell them apart.
 
-Which characters of the text each token covers, as [start, stop): in order, and both tokens of one that is split.
-
-A token that no character belongs to, a begin token that the tokenizer adds, has none: [at, at) after those before it.
+Characters are ranges [start, stop) in order; two tokens share a character that is split between them. A token that no
+character belongs to, such as a begin token that the tokenizer adds, has [at, at) after those before it.
 """
 
 import json
@@ -20,10 +19,10 @@ from itertools import accumulate, pairwise
 from typing import Any, Literal, NamedTuple
 from unicodedata import category
 
-from attnscope import errors as shown
+from attnscope.errors import visible
 
 Style = Literal["byte", "latin1", "metaspace", "wordpiece", "suffix", "joiner", "plain"]
-
+Characters = tuple[tuple[int, int], ...]
 Entry = tuple[str, str, tuple[int, int] | None]  # exact, plain, and which characters of its run, where that is known
 DECODERS: dict[str, Style] = {  # of the library tokenizers, by type
     "ByteLevel": "byte",
@@ -33,6 +32,8 @@ DECODERS: dict[str, Style] = {  # of the library tokenizers, by type
     "BPEDecoder": "suffix",
 }
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+LATER_PIECE = re.compile(r".·[2-9]/[2-9]", re.DOTALL)
+REACH = 16  # characters of the text that no token may say before a token counts as lost
 NUMBERED = {chr(byte) for byte in range(256)}
 SIGNS = {" ": "·", "\n": "↵", "\t": "⇥", "\r": "⇤"}
 # GPT-2's letters for the 256 bytes: printable Latin-1 as itself, the others from U+0100 on.
@@ -80,6 +81,8 @@ def byte_name(data: bytes) -> str:
 def piece_style(tokenizer: Any) -> Style:
     """How a tokenizer writes spaces and bytes in its vocabulary: from its decoder, else from the vocabulary itself.
 
+    A vocabulary without any marks is plain text.
+
     >>> piece_style(AutoTokenizer.from_pretrained("gpt2"))
     'byte'
     """
@@ -92,17 +95,12 @@ def piece_style(tokenizer: Any) -> Style:
                 return "metaspace"
             if style := DECODERS.get(step["type"]):
                 return style
-    return _commonest_style(tokenizer.get_vocab())
-
-
-def _commonest_style(vocabulary: dict[str | bytes, int]) -> Style:
-    """The style whose mark most entries carry; plain text where none does.
-
-    Where the single characters are 256, each represents a byte: in GPT-2's letters, or of its number, as in ByT5.
-    """
+    # Where the single characters are 256, each represents a byte: in GPT-2's letters, or of its number, as in ByT5.
+    vocabulary = tokenizer.get_vocab()
     single = {name for name in vocabulary if len(name) == 1}
     if single in (NUMBERED, BYTES.keys()):
         return "latin1" if single == NUMBERED else "byte"
+    # Else the style whose mark most entries have decides: a few entries of any vocabulary look like another's.
     counts: Counter[Style] = Counter()
     for name in vocabulary:
         name = byte_name(name) if isinstance(name, bytes) else name
@@ -146,6 +144,69 @@ def piece_gap(name: str, before: str | None, style: Style) -> bool:
     return style == "suffix" and before.endswith("</w>")
 
 
+def pieces_of(tokenizer: Any, ids: Sequence[int], text: str, offsets: Sequence[tuple[int, int]] | None) -> list[Piece]:
+    """The pieces of token ids.
+
+    text: what they were read from, if anything. offsets: the characters of it that each token covers, None where the
+    tokenizer does not tell.
+    """
+    names = _names(tokenizer, ids)
+    added = tokenizer.added_tokens_decoder
+    special = {*tokenizer.all_special_ids, *(token for token, entry in added.items() if entry.special)}
+    style = piece_style(tokenizer)
+    unknown_id = getattr(tokenizer, "unk_token_id", None)
+    pieces: list[Piece] = []
+    before: str | None = None
+    odd = {*special, *added, unknown_id}  # of the others a tokenizer that gives spans says no more than these
+    for place, token in enumerate(ids):
+        # Most tokens are plain entries of the vocabulary: they are the fast way through a long text.
+        name, span = names[token], offsets[place] if offsets is not None else None
+        if span is not None and token not in odd:
+            pieces.append(Piece(name, piece_bytes(name, style), span))
+            continue
+        covered = text[span[0] : span[1]] if span else ""
+        # An unknown token stands for a piece of the text; only its name written out is the special token itself.
+        unknown = token == unknown_id and covered != "" and covered.strip() != name
+        is_special = token in special and not unknown and not BYTE_TOKEN.fullmatch(name)
+        literal = unknown or (style in ("byte", "latin1") and token in added)
+        data = (covered or name).encode() if literal else piece_bytes(name, style)
+        gap = offsets is None and not is_special and piece_gap(name, before, style)
+        pieces.append(Piece(name, data, span, is_special, unknown, gap))
+        before = None if is_special else name
+    return pieces
+
+
+def bytes_of(tokenizer: Any, ids: Sequence[int]) -> list[bytes]:
+    """The bytes that each token adds to a text, in UTF-8, with a space where the tokenizer puts one before it.
+
+    >>> bytes_of(tokenizer, [265, 586])
+    [b' the', b' new']
+    """
+    return [
+        b" " * piece.gap + (piece.name.encode() if piece.special else piece.data)
+        for piece in pieces_of(tokenizer, ids, "", None)
+    ]
+
+
+def _names(tokenizer: Any, ids: Sequence[int]) -> dict[int, str]:
+    """The vocabulary's entry of each id; checkpoints often have more rows than their tokenizer has entries."""
+    tokens = list(set(ids))
+    try:
+        names = tokenizer.convert_ids_to_tokens(tokens)
+    except Exception:  # one of them has none, and which one tokenizers do not say
+        names = []
+    if len(names) == len(tokens) and all(type(name) is str for name in names):
+        return dict(zip(tokens, names, strict=True))
+    entries: dict[int, str] = {}
+    for token in tokens:
+        try:
+            name = tokenizer.convert_ids_to_tokens(token)
+        except (IndexError, KeyError, OverflowError):
+            name = None
+        entries[token] = byte_name(name) if isinstance(name, bytes) else f"<id {token}>" if name is None else name
+    return entries
+
+
 def read_pieces(pieces: Sequence[Piece], text: str = "") -> list[TokenReading]:
     """What each token represents, in order; `text` is what the spans count in. Time grows linearly.
 
@@ -187,7 +248,7 @@ def _texts_alone(name: str, lead: str, before: str, under: str, gap: bool, unkno
     # holds and its span leaves out is put back, from the text where that has it.
     left_out = "" if under[:1].isspace() or under.startswith("▁") else lead
     exact = (before if left_out and before.isspace() else left_out) + under
-    label = visible_blanks(exact) + (shown.visible(name) if unknown else "")
+    label = visible_blanks(exact) + (visible(name) if unknown else "")
     return exact, label, " " + exact if gap and not exact[:1].isspace() else exact
 
 
@@ -218,17 +279,8 @@ def _runs(pieces: Sequence[Piece]) -> Iterator[tuple[int, int]]:
     reached = pieces[0].span[1] if pieces and pieces[0].span else 0
     for place, (left, right) in enumerate(pairwise(pieces), start=1):
         span = right.span
-        if span is not None and span[0] >= reached:  # nearly every one
-            cuts.append(place)
-            reached = max(reached, span[1])
-            continue
-        if left.special or right.special:
-            joined = False
-        elif span is None:
-            joined = left.span is None
-        else:
-            joined = span[0] < span[1]
-        if not joined:
+        apart = left.span is not None if span is None else span[0] >= min(reached, span[1])
+        if apart or left.special or right.special:
             cuts.append(place)
         reached = max(reached, span[1]) if span else reached
     return pairwise([*cuts, len(pieces)]) if pieces else iter(())
@@ -277,8 +329,8 @@ def _characters(datas: Sequence[bytes]) -> Iterator[tuple[str, list[int]]]:
 
 def _label(piece: Piece, exact: str) -> str:
     if piece.special or not exact:
-        return shown.visible(piece.name).replace("▁", "·")
-    return visible_blanks(exact) + (shown.visible(piece.name) if piece.unknown else "")
+        return visible(piece.name).replace("▁", "·")
+    return visible_blanks(exact) + (visible(piece.name) if piece.unknown else "")
 
 
 @lru_cache(maxsize=1 << 16)
@@ -288,13 +340,7 @@ def visible_blanks(text: str) -> str:
     >>> visible_blanks(" a\\u200b\\n")
     '·a⟨200B⟩↵'
     """
-    return shown.visible(text, SIGNS)
-
-
-Characters = tuple[tuple[int, int], ...]
-
-LATER_PIECE = re.compile(r".·[2-9]/[2-9]", re.DOTALL)
-REACH = 16  # characters of the text that no token may say before a token counts as lost
+    return visible(text, SIGNS)
 
 
 def in_order(spans: Sequence[tuple[int, int]]) -> Characters:

@@ -20,19 +20,7 @@ from attnscope.inputs.chat import (
     turn_ranges,
     with_one_text,
 )
-from attnscope.inputs.labels import (
-    BYTE_TOKEN,
-    Characters,
-    Piece,
-    byte_name,
-    in_order,
-    located,
-    over_marks,
-    piece_bytes,
-    piece_gap,
-    piece_style,
-    read_pieces,
-)
+from attnscope.inputs.labels import Characters, in_order, located, over_marks, pieces_of, read_pieces
 from attnscope.inputs.spans import sentence_ranges, word_ranges
 from attnscope.utils.isolation import IsolatedCall, Where
 
@@ -466,7 +454,7 @@ def _prompt(tokenizer: Any, text: str | None, encoded: Encoded, places: Sequence
     """The prompt of the tokens at these places; text: what they were read from, None for ids alone."""
     ids, offsets = encoded.ids, encoded.offsets
     # All tokens are read, also those that are cut off: a character may be split over both sides of the cut.
-    pieces = _pieces(tokenizer, ids, text or "", offsets and over_marks(offsets, text or ""))
+    pieces = pieces_of(tokenizer, ids, text or "", offsets and over_marks(offsets, text or ""))
     readings = read_pieces(pieces, text or "")
     characters: Characters = ()
     if text:
@@ -502,67 +490,6 @@ def _named(ranges: Sequence[tuple[int, int]], plain: Sequence[str], exact: Seque
         return "".join(plain[start:stop]).strip() or "".join(exact[start:stop])
 
     return tuple(Span(start, stop, name(start, stop)) for start, stop in ranges)
-
-
-def _pieces(tokenizer: Any, ids: Sequence[int], text: str, offsets: Offsets | None) -> list[Piece]:
-    names = _names(tokenizer, ids)
-    added = tokenizer.added_tokens_decoder
-    special = {*tokenizer.all_special_ids, *(token for token, entry in added.items() if entry.special)}
-    style = piece_style(tokenizer)
-    unknown_id = getattr(tokenizer, "unk_token_id", None)
-    pieces: list[Piece] = []
-    before: str | None = None
-    odd = {*special, *added, unknown_id}  # of the others a tokenizer that gives spans says no more than these
-    for place, token in enumerate(ids):
-        name, span = names[token], offsets[place] if offsets is not None else None
-        if span is not None and token not in odd:
-            pieces.append(Piece(name, piece_bytes(name, style), span))
-            continue
-        covered = text[span[0] : span[1]] if span else ""
-        # An unknown token stands for a piece of the text; only its name written out is the special token itself.
-        unknown = token == unknown_id and covered != "" and covered.strip() != name
-        is_special = token in special and not unknown and not BYTE_TOKEN.fullmatch(name)
-        literal = unknown or (style in ("byte", "latin1") and token in added)
-        data = (covered or name).encode() if literal else piece_bytes(name, style)
-        gap = offsets is None and not is_special and piece_gap(name, before, style)
-        pieces.append(Piece(name, data, span, is_special, unknown, gap))
-        before = None if is_special else name
-    return pieces
-
-
-def bytes_of(tokenizer: Any, ids: Sequence[int]) -> list[bytes]:
-    """The bytes that each token adds to a text, in UTF-8, with a space where the tokenizer puts one before it.
-
-    >>> bytes_of(tokenizer, [265, 586])
-    [b' the', b' new']
-    """
-    return [
-        b" " * piece.gap + (piece.name.encode() if piece.special else piece.data)
-        for piece in _pieces(tokenizer, ids, "", None)
-    ]
-
-
-def _names(tokenizer: Any, ids: Sequence[int]) -> dict[int, str]:
-    """The vocabulary's entry of each id."""
-    ids_once = list(set(ids))
-    try:
-        names = tokenizer.convert_ids_to_tokens(ids_once)
-    except Exception:  # one of them has none, and which one tokenizers do not say
-        names = []
-    if len(names) == len(ids_once) and all(type(name) is str for name in names):
-        return dict(zip(ids_once, names, strict=True))
-    return {token: _name(tokenizer, token) for token in ids_once}
-
-
-def _name(tokenizer: Any, token: int) -> str:
-    """The vocabulary's entry; checkpoints often have more rows than their tokenizer has entries."""
-    try:
-        name = tokenizer.convert_ids_to_tokens(token)
-    except (IndexError, KeyError, OverflowError):
-        name = None
-    if isinstance(name, bytes):
-        return byte_name(name)
-    return f"<id {token}>" if name is None else name
 
 
 def _render(tokenizer: Any, messages: Sequence[Message], add_generation_prompt: bool = False) -> str:
