@@ -17,7 +17,6 @@ from transformers import AutoModelForCausalLM
 import attnscope
 from attnscope.attention import tiles
 from attnscope.attention.tiling import TILE_BYTES
-from attnscope.model import loading
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.loading import load
 from attnscope.model.options import LoadOptions
@@ -104,7 +103,7 @@ def test_a_quantized_model_is_loaded_as_any_other(where: dict[str, Any], monkeyp
     find = importlib.util.find_spec  # what else is asked for is there or not: libraries keep the answer
     there = {"bitsandbytes"}
     monkeypatch.setattr("importlib.util.find_spec", lambda name, *of: object() if name in there else find(name, *of))
-    monkeypatch.setattr(loading, "_quantization", lambda options: told if options.quantize else None)
+    monkeypatch.setattr("transformers.BitsAndBytesConfig", lambda load_in_8bit: told)
     quantized, full = (load(LoadOptions(quantize=how, **where)) for how in ("8bit", None))
     assert [one.pop("quantization_config") for one in asked] == [told, None]
     assert asked[0] == asked[1]

@@ -1,6 +1,5 @@
 """Chats: reading messages, and where each of them is in the text that a template made of them."""
 
-import itertools
 import json
 import re
 from collections.abc import Callable, Sequence
@@ -69,22 +68,39 @@ def pictures_of(message: Message) -> int:
     return sum(part["type"] == "image" for part in parts_of(message))
 
 
-def with_one_text(messages: Sequence[Message]) -> list[Message]:
-    """The same with the texts of their parts joined by spaces, for templates that take no parts.
+def by_template(tokenizer: Any, messages: Sequence[Message], answered: bool = False, **how: Any) -> str:
+    """The text that a chat template makes of messages; answered: with the assistant's turn opened after them.
 
-    >>> with_one_text([{"role": "user", "content": [{"type": "text", "text": "hi"}]}])
+    how: more arguments of `apply_chat_template`. Raises InputError where the template refuses.
+    """
+    try:
+        how |= {"tokenize": False, "add_generation_prompt": answered}
+        return str(tokenizer.apply_chat_template(list(messages), **how))
+    except MemoryError:
+        raise
+    except Exception as error:  # a template is a program of its own and may raise anything
+        raise InputError(
+            f"the model's chat template refused the messages: {first_line(error)}", "check the roles and their order"
+        ) from error
+
+
+def in_form(render: Render, messages: list[Message]) -> list[Message]:
+    """The messages as a template takes them: without parts of a content, joined by spaces, where it writes none.
+
+    >>> in_form(lambda messages: str(messages), [{"role": "user", "content": [{"type": "text", "text": "hi"}]}])
     [{'role': 'user', 'content': 'hi'}]
     """
-    return [
-        {**message, "content": " ".join(texts_of(message))} if isinstance(message.get("content"), list) else message
-        for message in messages
-    ]
-
-
-def takes_parts(render: Render) -> bool:
-    """Whether a template writes the text of a content's part, and not the list that contains it."""
+    with_parts = [isinstance(message.get("content"), list) for message in messages]
+    if not any(with_parts):
+        return messages
+    # A template that knows parts writes their text, another one the list that contains it.
     text = render([{"role": "user", "content": [{"type": "text", "text": MARK}]}])
-    return text is not None and MARK in text and "'type'" not in text and '"type"' not in text
+    if text is not None and MARK in text and "'type'" not in text and '"type"' not in text:
+        return messages
+    return [
+        {**message, "content": " ".join(texts_of(message))} if has_parts else message
+        for message, has_parts in zip(messages, with_parts, strict=True)
+    ]
 
 
 def _message(index: int, entry: object) -> Message:
@@ -145,26 +161,20 @@ def _by_prefix(render: Render, messages: Sequence[Message], text: str) -> Bounds
             return []
         cuts.append(len(part))
     cuts.append(len(text))
-    cuts[0] = _first_start(render, messages[0], text[: cuts[1]])
+    # What the template says before the first message, such as a system prompt of its own, is not the user's. The same
+    # message rendered once more, later in the chat, shows its bare form.
+    first = messages[0]
+    earlier = [first, {"role": "assistant", "content": "ok"}]
+    before, again = render(earlier), render([*earlier, first])
+    if first["role"] == "user" and before is not None and again is not None and again.startswith(before):
+        bare = again[len(before) :]
+        if text[: cuts[1]].endswith(bare) and all(content.strip() in bare for content in texts_of(first)):
+            cuts[0] = cuts[1] - len(bare)
     bounds = [(start, stop, message["role"]) for start, stop, message in zip(cuts, cuts[1:], messages, strict=False)]
     for (start, stop, _), message in zip(bounds, messages, strict=True):
         if start >= stop or not all(content.strip() in text[start:stop] for content in texts_of(message)):
             return []
     return bounds
-
-
-def _first_start(render: Render, message: Message, opening: str) -> int:
-    """Where the first message begins: what the template says before it, a system prompt of its own, isn't the user's.
-
-    The same message rendered once more, later in the chat, shows its bare form.
-    """
-    earlier = [message, {"role": "assistant", "content": "ok"}]
-    before, again = render(earlier), render([*earlier, message])
-    if message["role"] != "user" or before is None or again is None or not again.startswith(before):
-        return 0
-    bare = again[len(before) :]
-    whole = opening.endswith(bare) and all(content.strip() in bare for content in texts_of(message))
-    return len(opening) - len(bare) if whole else 0
 
 
 def _by_marks(render: Render, messages: Sequence[Message], text: str) -> Bounds:
@@ -189,33 +199,17 @@ def _by_marks(render: Render, messages: Sequence[Message], text: str) -> Bounds:
 
 
 def token_turns(characters: Characters, bounds: Bounds) -> list[int | None]:
-    """For each token the number of its turn, the one that holds its last character; None for tokens of no turn.
+    """For each token the number of its turn, the one that has its last character; None for tokens of no turn.
 
     >>> token_turns(((0, 2), (2, 4)), [(0, 2, "user"), (2, 4, "assistant")])
     [0, 1]
     """
     turns: list[int | None] = []
     turn = 0
-    for start, stop in characters:
+    for start, stop in characters if bounds else ():
         while start < stop and turn < len(bounds) - 1 and stop > bounds[turn + 1][0]:
             turn += 1
         inside = start < stop and bounds[turn][0] < stop <= bounds[turn][1]
         # A token without characters of its own is where the one before it was.
         turns.append(turn if inside else turns[-1] if start == stop and turns else None)
     return turns
-
-
-def turn_ranges(turns: Sequence[int | None]) -> list[tuple[int, int, int]]:
-    """Runs of one turn as (start, stop, turn).
-
-    >>> turn_ranges([None, 0, 0, 1])
-    [(1, 3, 0), (3, 4, 1)]
-    """
-    ranges: list[tuple[int, int, int]] = []
-    start = 0
-    for turn, run in itertools.groupby(turns):
-        stop = start + sum(1 for _ in run)
-        if turn is not None:
-            ranges.append((start, stop, turn))
-        start = stop
-    return ranges

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from attnscope.errors import InputError, ModelError, first_line
-from attnscope.inputs.chat import Bounds, Message, read_messages, texts_of, token_turns, turn_ranges
+from attnscope.inputs.chat import Bounds, Message, read_messages, texts_of, token_turns
 from attnscope.inputs.labels import located
 from attnscope.inputs.processor import (
     WHOLE,
@@ -40,7 +40,7 @@ from attnscope.inputs.processor import (
     windows,
     with_places,
 )
-from attnscope.inputs.prompt import Medium, Patch, Prompt, Span, from_ids, place
+from attnscope.inputs.prompt import Medium, Patch, Prompt, from_ids, place, turn_spans
 from attnscope.model.geometry import window_side
 from attnscope.utils.isolation import IsolatedCall
 
@@ -326,7 +326,6 @@ def _named(plain: Prompt, patches: Mapping[int, tuple[str, Patch]], messages: Se
     text, tokens = "".join(words), with_labels(plain.tokens)
     characters = located(words, tokens, text)
     bounds = _bounds(messages, text)
-    turns = turn_ranges(token_turns(characters, bounds)) if bounds else []
     return replace(
         plain,
         text=text,
@@ -335,7 +334,7 @@ def _named(plain: Prompt, patches: Mapping[int, tuple[str, Patch]], messages: Se
         plain=words,
         special=tuple(at in patches or special for at, special in enumerate(plain.special)),
         characters=characters,
-        turns=tuple(Span(start, stop, bounds[turn][2]) for start, stop, turn in turns),
+        turns=turn_spans(token_turns(characters, bounds), bounds),
         medium=PictureMedium(patches={at: patch for at, (_, patch) in patches.items()}),
     )
 

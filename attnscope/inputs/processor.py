@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnscope.errors import AttnscopeError, InputError, ModelError, UsageError, first_line
-from attnscope.inputs.chat import Message, parts_of, pictures_of, texts_of
+from attnscope.inputs.chat import Message, by_template, parts_of, pictures_of, texts_of
 from attnscope.inputs.prompt import Patch, picture_name
 from attnscope.model.checkpoint import read_json
 from attnscope.model.options import unread
@@ -293,13 +293,7 @@ def _by_template(processor: Any, messages: Sequence[Any], answered: bool = False
     template = processor.chat_template or getattr(processor.tokenizer, "chat_template", None)
     if template is None:
         raise UsageError("this model has no chat template", "leave out {chat}")
-    try:
-        how = {"tokenize": False, "add_generation_prompt": answered, "chat_template": template}
-        return str(processor.tokenizer.apply_chat_template(list(messages), **how))
-    except Exception as error:  # a template is a program of its own and may raise anything
-        raise InputError(
-            f"the model's chat template refused the messages: {first_line(error)}", "check the roles and their order"
-        ) from error
+    return by_template(processor.tokenizer, messages, answered, chat_template=template)
 
 
 def _place(processor: Any, token: str) -> str:

@@ -4,21 +4,19 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Any, Literal, NamedTuple
 
-from attnscope.errors import InputError, UsageError, first_line
+from attnscope.errors import InputError, UsageError
 from attnscope.inputs.chat import (
     Bounds,
     Message,
-    Render,
+    by_template,
+    in_form,
     pictures_of,
     read_messages,
-    takes_parts,
     token_turns,
     turn_bounds,
-    turn_ranges,
-    with_one_text,
 )
 from attnscope.inputs.labels import Characters, in_order, located, over_marks, pieces_of, read_pieces
 from attnscope.inputs.spans import sentence_ranges, word_ranges
@@ -230,7 +228,7 @@ def from_text(
     check_length(whole, max_tokens, truncate)
     encoded = _encode(tokenizer, whole)
     places = _places_left(tokenizer, encoded.ids, max_tokens, truncate)
-    return _answered(_prompt(tokenizer, whole, encoded, places, []), text, answer)
+    return _answered(_prompt(tokenizer, whole, encoded, places), text, answer)
 
 
 def from_pair(
@@ -255,7 +253,7 @@ def from_pair(
         raise InputError(f"the {which} text of the pair {why}", "shorten the other" if lost else "give it a word")
     named = zip(segments, ("text", "pair"), strict=True)
     spans = sorted((Span(places[0], places[-1] + 1, name) for places, name in named), key=lambda span: span.start)
-    return replace(_prompt(tokenizer, whole, encoded, places_left, []), segments=tuple(spans))
+    return replace(_prompt(tokenizer, whole, encoded, places_left), segments=tuple(spans))
 
 
 def from_chat(
@@ -282,25 +280,23 @@ def from_chat(
         raise UsageError(
             "this model's tokenizer has no chat template", "leave out {chat}, or use an instruct or chat model"
         ) from error
-    # The messages as this template takes them: one that writes no parts of a content is given their text.
+
+    def render(messages: Sequence[Message]) -> str | None:
+        try:
+            return by_template(tokenizer, messages)
+        except (InputError, MemoryError):  # of a part of a chat a template may refuse what it takes in the whole
+            return None
+
     messages = read_messages(chat)
     if any(pictures_of(message) for message in messages):
         raise InputError("the chat has a picture, and a text alone is read", "give the picture with {picture}")
-    if any(isinstance(message.get("content"), list) for message in messages) and not takes_parts(_quiet(tokenizer)):
-        messages = with_one_text(messages)
+    messages = in_form(render, messages)
     if answer is not None and messages[-1]["role"] == "assistant":
         raise InputError("the chat ends with the assistant's own turn", "leave out that message: the answer follows it")
-    try:
-        text = _render(tokenizer, messages)
-        opened = text if answer is None else _render(tokenizer, messages, add_generation_prompt=True)
-    except MemoryError:
-        raise
-    except Exception as error:  # a template is a program of its own and may raise anything
-        raise InputError(
-            f"the model's chat template refused the messages: {first_line(error)}", "check the roles and their order"
-        ) from error
+    text = by_template(tokenizer, messages)
+    opened = text if answer is None else by_template(tokenizer, messages, answered=True)
     # Turns are found in the messages alone; an answer is one more turn, with what the template opens it with.
-    bounds = turn_bounds(_quiet(tokenizer), messages, text) if opened.startswith(text) else []
+    bounds = turn_bounds(render, messages, text) if opened.startswith(text) else []
     whole = opened + (answer or "")
     if bounds and len(whole) > len(text):
         bounds.append((len(text), len(whole), "assistant"))
@@ -329,7 +325,7 @@ def from_ids(
     # Of millions only those that stay are named, and those next to them, which may hold parts of their characters.
     near = sorted({at for place in places_left for at in range(place - NEIGHBOURS, place + NEIGHBOURS + 1)})
     places = {at: number for number, at in enumerate(at for at in near if 0 <= at < len(listed))}
-    prompt = _prompt(tokenizer, None, Encoded([listed[at] for at in places]), [places[at] for at in places_left], [])
+    prompt = _prompt(tokenizer, None, Encoded([listed[at] for at in places]), [places[at] for at in places_left])
     return replace(prompt, removed=len(listed) - len(places_left))
 
 
@@ -450,7 +446,9 @@ def _places_left(tokenizer: Any, ids: Sequence[int], most: int | None, truncate:
     return head + list(range(count - most + len(head), count))
 
 
-def _prompt(tokenizer: Any, text: str | None, encoded: Encoded, places: Sequence[int], bounds: Bounds) -> Prompt:
+def _prompt(
+    tokenizer: Any, text: str | None, encoded: Encoded, places: Sequence[int], bounds: Bounds | None = None
+) -> Prompt:
     """The prompt of the tokens at these places; text: what they were read from, None for ids alone."""
     ids, offsets = encoded.ids, encoded.offsets
     # All tokens are read, also those that are cut off: a character may be split over both sides of the cut.
@@ -468,8 +466,7 @@ def _prompt(tokenizer: Any, text: str | None, encoded: Encoded, places: Sequence
         numbers = token_turns(characters, bounds)
         if ids[0] == getattr(tokenizer, "bos_token_id", None):  # the begin token is no one's turn
             numbers[0] = None
-        ranges = turn_ranges([numbers[place] for place in places])
-        turns = tuple(Span(start, stop, bounds[number][2]) for start, stop, number in ranges)
+        turns = turn_spans([numbers[place] for place in places], bounds)
     exact, labels, plain, _ = zip(*[readings[place] for place in places], strict=True)
     return Prompt(
         text="".join(plain) if text is None else text,
@@ -485,23 +482,24 @@ def _prompt(tokenizer: Any, text: str | None, encoded: Encoded, places: Sequence
     )
 
 
+def turn_spans(numbers: Sequence[int | None], bounds: Bounds) -> tuple[Span, ...]:
+    """The turns of a chat; numbers: of each token, as `token_turns` gives them.
+
+    >>> turn_spans([None, 0, 0], [(0, 4, "user")])
+    (Span(start=1, stop=3, name='user'),)
+    """
+    spans: list[Span] = []
+    start = 0
+    for number, run in groupby(numbers):
+        stop = start + sum(1 for _ in run)
+        if number is not None:
+            spans.append(Span(start, stop, bounds[number][2]))
+        start = stop
+    return tuple(spans)
+
+
 def _named(ranges: Sequence[tuple[int, int]], plain: Sequence[str], exact: Sequence[str]) -> tuple[Span, ...]:
     def name(start: int, stop: int) -> str:
         return "".join(plain[start:stop]).strip() or "".join(exact[start:stop])
 
     return tuple(Span(start, stop, name(start, stop)) for start, stop in ranges)
-
-
-def _render(tokenizer: Any, messages: Sequence[Message], add_generation_prompt: bool = False) -> str:
-    how = {"tokenize": False, "add_generation_prompt": add_generation_prompt}
-    return str(tokenizer.apply_chat_template(list(messages), **how))
-
-
-def _quiet(tokenizer: Any) -> Render:
-    def render(messages: Sequence[Message]) -> str | None:
-        try:
-            return _render(tokenizer, messages)
-        except Exception:  # asked for a part of a chat, a template may refuse in its own way
-            return None
-
-    return render

@@ -145,7 +145,7 @@ class Fit:
         return [name for name in self.unused if name.removeprefix(prefix).partition(".")[0] in parts]
 
 
-def fitting(kinds: Sequence[Any], load: Load) -> Fit:
+def best_fit(kinds: Sequence[Any], load: Load) -> Fit:
     """The model of the first of some classes, or of one that the weights fit better.
 
     load: gives a class's model and transformers' report; with `device_map` meta nothing but names and shapes is read.

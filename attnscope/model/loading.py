@@ -1,11 +1,10 @@
 """A name or a folder -> a loaded model, its tokenizer and its geometry.
 
-Everything that can be refused without importing torch is refused first (`sources`, `checkpoint`, `hub`); what is loaded
-is in eval mode, without gradients, and nothing of it is patched.
+Everything that can be refused without importing torch is refused first (`sources`, `checkpoint`); what is loaded is in
+eval mode, without gradients, and nothing of it is patched.
 
-The model of transformers in an object that somebody handed over: itself, or inside what wraps or holds it.
-
-The object's own entries are read, never what it answers to a name: some objects of other libraries answer to every one.
+A model of transformers in an object that somebody handed over is found in the object's own entries, never by what it
+answers to a name: some objects of other libraries answer to every one.
 """
 
 from __future__ import annotations
@@ -31,49 +30,14 @@ from attnscope.errors import (
     is_panic,
     listed,
 )
-from attnscope.model import adapters, checkpoint, gguf, sources
-from attnscope.model import sources as hub
-from attnscope.model.adapters import check_quantised
+from attnscope.model import adapters, checkpoint, fitting, gguf, quantised, sources, tasks
 from attnscope.model.families import family
-from attnscope.model.fitting import (
-    BODY,
-    ENCODER,
-    TEXT,
-    TOWER,
-    WHOLE,
-    LoadedAs,
-    check_body,
-    check_tower,
-    fitting,
-    part_of,
-    unfinished,
-)
 from attnscope.model.geometry import MOST_NUMBER, Geometry, geometry_of, longer, number_bytes, weight_bytes
 from attnscope.model.libraries import bars_as_elsewhere, knows_interface, needed, uncollected
 from attnscope.model.loaded import LoadedModel, LoadedTokenizer
 from attnscope.model.options import RUNS_CODE, TRUST, LoadOptions, unread
-from attnscope.model.quantised import (
-    check_method,
-    check_numbers,
-    check_plain,
-    dequantizing,
-    even_out,
-    is_quantised,
-    method_of,
-    packed_bytes,
-    unpack,
-)
 from attnscope.model.selection import ENCODER_ONLY, SEQ2SEQ, VISION, VISION_ONLY
 from attnscope.model.sources import DEMO_FOLDER, Source
-from attnscope.model.tasks import (
-    chosen_task,
-    model_class,
-    model_classes,
-    reading_part,
-    stack_config,
-    task_of,
-    text_part,
-)
 from attnscope.utils.isolation import without_stderr
 from attnscope.utils.memory import free_memory, human_bytes, is_out_of_memory
 
@@ -81,50 +45,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from attnscope.model.quantised import Arithmetic
-
-
-def model_inside(holder: Any) -> PreTrainedModel:
-    """The model that torch.compile, PEFT or a peer's object holds, its adapters in it; a model itself.
-
-    A module of torch that keeps a config and no model of transformers is itself read as one. Raises UsageError where
-    there is none, or several; ModelError where its adapter is more than layers of the model or tokens before the text.
-
-    >>> model_inside(TransformersModel("gpt2", dispatch=True))  # nnsight's
-    GPT2LMHeadModel(...)
-    """
-    from torch import nn
-
-    models = list({id(model): model for model in _models(holder)}.values())
-    if len(models) == 1:
-        return models[0]
-    if isinstance(holder, nn.Module) and hasattr(holder, "config"):
-        return holder  # somebody's own code, of the same kind
-    name = type(holder).__name__
-    if models:
-        raise UsageError(f"expected one model of transformers, got {name} that holds {len(models)}", "pass one of them")
-    kind = "a torch module of other code" if isinstance(holder, nn.Module) else "which holds none"
-    raise UsageError(
-        f"expected a model of transformers (PreTrainedModel), got {name}, {kind}",
-        "pass a PreTrainedModel, or an object that holds one",
-    )
-
-
-def _models(holder: Any) -> Iterator[PreTrainedModel]:
-    """The outermost models in an object: in a module of torch at any depth, in another object among its own entries."""
-    from torch import nn
-    from transformers import PreTrainedModel
-
-    if not isinstance(holder, nn.Module):
-        for value in getattr(holder, "__dict__", {}).values():
-            if isinstance(value, nn.Module):
-                yield from _models(value)
-        return
-    module = adapters.unwrap(holder)
-    if isinstance(module, PreTrainedModel):
-        yield module
-        return
-    for part in module.children():
-        yield from _models(part)
 
 
 logger = logging.getLogger(__name__)
@@ -146,28 +66,26 @@ def load(options: LoadOptions) -> LoadedModel:
         loaded.geometry.attention_layers[0].heads  # 6
     """
     # What folder and files show is refused before torch is imported.
-    _check_options(options)
-    source = sources.checked(options)
+    source = locate(options)
     try:
         sources.check_tokenizer(source, options)
     except ModelError:
-        config = _config(source, options)  # one that reads no text has none, and that is the better answer
-        task = chosen_task(config, options.task, source.name)
-        model_class(config, task, source.name)
+        config, _ = _config(source, options)  # one that reads no text has none, and that is the better answer
+        task = tasks.chosen_task(config, options.task, source.name)
+        tasks.model_class(config, task, source.name)
         if task != VISION_ONLY:
             raise
 
     # What the config shows is refused before weights are downloaded.
     names = sources.weight_files(source, options)
     device = chosen_device(options)
-    config = _stated_config(source, options)
-    replaced = _as_read(config)
-    task = chosen_task(config, options.task, source.name)
+    config, replaced = _config(source, options)
+    task = tasks.chosen_task(config, options.task, source.name)
     trained = _geometry(config, source, task).max_positions
     config = longer(config, options.positions)
     geometry = _geometry(config, source, task)
     if not geometry.layers:
-        model_class(config, task, source.name)  # one that reads no text has none, and that is the better answer
+        tasks.model_class(config, task, source.name)  # one that reads no text has none, and that is the better answer
     _readable(geometry)
 
     # What a reader of the numbers has to know of the model that is read.
@@ -180,26 +98,22 @@ def load(options: LoadOptions) -> LoadedModel:
     # Now the weights: of the adapter too, and all there before the first is read.
     for origin, files in names.items():
         if origin.snapshot:
-            hub.fetch_weights(origin.snapshot, files)
+            sources.fetch_weights(origin.snapshot, files)
     sources.check_weights(source, options)
     tokenizer: Any = None if task == VISION_ONLY else _tokenizer(source, config, options)
     import torch
-
-    from attnscope.model.modules import device_of
 
     with torch.inference_mode(False):  # weights made in that mode could not be followed by gradients in any other
         model, loaded_as, unused = _model(source, config, options, device, task)
     if unused:
         logger.warning("%s has %s, and transformers leaves that out", source.name, listed(unused))
         trusted = (*trusted, f"{listed(unused)} (of the files, left out by transformers)")
-    return LoadedModel(
-        model=model,
+    return _loaded(
+        model,
+        geometry,
         tokenizer=tokenizer,
-        geometry=replace(geometry, parameters=_count(model)),
         name=source.name,
         revision=source.revision,
-        device=str(device_of(model)),
-        dtype=str(model.dtype).removeprefix("torch."),
         source_folder=source.source_folder,
         stretched_from=trained if geometry.max_positions != trained else None,
         base_folder=source.base_folder,
@@ -217,16 +131,21 @@ def load_tokenizer(options: LoadOptions) -> LoadedTokenizer:
     Example:
         load_tokenizer(LoadOptions(model="demo")).max_positions  # 512
     """
-    _check_options(options)
-    source = sources.checked(options)
+    source = locate(options)
+
+    def check_reads_text() -> Any:
+        config, _ = _config(source, options)
+        if tasks.chosen_task(config, options.task, source.name) == VISION_ONLY:
+            raise ModelError(f"{source.name} ({config.model_type}) reads pictures, and has no tokenizer", GIVE_PICTURE)
+        return config
+
     try:
         sources.check_tokenizer(source, options)
     except ModelError:
-        _check_reads_text(_config(source, options), source, options)
+        check_reads_text()  # one that reads no text has none, and that is the better answer
         raise
-    config = _config(source, options)
-    _check_reads_text(config, source, options)
-    most = _geometry(config, source, chosen_task(config, options.task, source.name)).max_positions
+    config = check_reads_text()
+    most = _geometry(config, source, tasks.chosen_task(config, options.task, source.name)).max_positions
     return LoadedTokenizer(_tokenizer(source, config, options), source.name, most, source.source_folder != DEMO_FOLDER)
 
 
@@ -241,26 +160,22 @@ def wrap(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str |
 
         >>> model = wrap(AutoModelForCausalLM.from_pretrained("gpt2"), AutoTokenizer.from_pretrained("gpt2"))
     """
-    from attnscope.model.modules import device_of
-
     # Of the whole: a part that is read alone knows neither its quantizer nor the hooks that unpack its weights.
     whole = model_inside(model)
-    check_plain(whole, name or type(whole).__name__)
-    unpack(whole, name or type(whole).__name__)
+    quantised.check_plain(whole, name or type(whole).__name__)
+    quantised.unpack(whole, name or type(whole).__name__)
 
     # Of CLIP the text tower; a tower of pictures must be one grid of patches.
-    model = reading_part(whole)
-    if task_of(model.config) == VISION_ONLY:
-        check_tower(model.config, name or type(model).__name__)
+    model = tasks.reading_part(whole)
+    if tasks.task_of(model.config) == VISION_ONLY:
+        fitting.check_tower(model.config, name or type(model).__name__)
     geometry = _readable(geometry_of(model.config, count=False))
-    return LoadedModel(
-        model=model,
+    return _loaded(
+        model,
+        geometry,
         tokenizer=tokenizer,
-        geometry=replace(geometry, parameters=_count(model)),
         name=name or getattr(model.config, "name_or_path", "") or geometry.model_type,
         revision=None,
-        device=str(device_of(model)),
-        dtype=str(model.dtype).removeprefix("torch."),
         arithmetic=_arithmetic(model, model.config, name or type(model).__name__),
     )
 
@@ -271,11 +186,10 @@ def load_config(options: LoadOptions) -> Any:
     Example:
         geometry_of(load_config(LoadOptions(model="demo"))).layers[0].kv_heads  # 3
     """
-    _check_options(options)
-    source = sources.checked(options)
-    config = _config(source, options)
-    task = chosen_task(config, options.task, source.name)
-    model_class(config, task, source.name)
+    source = locate(options)
+    config, _ = _config(source, options)
+    task = tasks.chosen_task(config, options.task, source.name)
+    tasks.model_class(config, task, source.name)
     _readable(_geometry(config, source, task))
     return config
 
@@ -287,24 +201,27 @@ def has_lm_head(options: LoadOptions, config: Any) -> bool:
         has_lm_head(options, load_config(options))  # True for the demo
     """
     source = locate(options)
-    task = chosen_task(config, options.task, source.name)
-    kind = model_classes(config, task, source.name, exact=source.adapter is not None)[0]
+    task = tasks.chosen_task(config, options.task, source.name)
+    kind = tasks.model_classes(config, task, source.name, exact=source.adapter is not None)[0]
     return not hasattr(kind, "can_generate") or bool(kind.can_generate())  # AutoModelForCausalLM has no such method
 
 
-def bytes_in_memory(options: LoadOptions, config: Any, device: str) -> int | None:
+def bytes_in_memory(options: LoadOptions, config: Any, device: str, files: Sequence[Path] | None = None) -> int | None:
     """What the weights of a model will take on a device; None where they cannot be counted.
 
     By its config, and of a checkpoint whose weights stay quantised by the headers of its files, where they are here.
+    files: those of its weights, where they are known.
 
     Example:
         bytes_in_memory(options, load_config(options), "cpu")  # 4 for each parameter of the demo
     """
-    files: Sequence[Path] = ()
-    if method_of(config) is not None and not (source := locate(options)).gguf:
+    if files is None and quantised.method_of(config) is not None and not (source := locate(options)).gguf:
         with suppress(ModelError):  # weights that are not here, or are damaged
             files = checkpoint.check_weights(source.folder, options.allow_pickle)
-    return _bytes(options, config, device, files)
+    dtype = dtype_on(options, device)
+    stored = checkpoint.stored_tensors(files or ())
+    packed = quantised.packed_bytes(config, stored, number_bytes(config, dtype), device)
+    return weight_bytes(config, options.quantize or dtype) if packed is None else packed
 
 
 def bytes_on_disk(options: LoadOptions) -> int | None:
@@ -313,13 +230,6 @@ def bytes_on_disk(options: LoadOptions) -> int | None:
         files = sources.weight_files(locate(options), options)
         return sum((source.folder / name).stat().st_size for source, names in files.items() for name in names)
     return None
-
-
-def _bytes(options: LoadOptions, config: Any, device: str, files: Sequence[Path]) -> int | None:
-    """The same of the files of its weights."""
-    dtype = dtype_on(options, device)
-    packed = packed_bytes(config, checkpoint.stored_tensors(files), number_bytes(config, dtype), device)
-    return weight_bytes(config, options.quantize or dtype) if packed is None else packed
 
 
 def dtype_on(options: LoadOptions, device: str) -> str:
@@ -359,41 +269,55 @@ def _check_options(options: LoadOptions) -> None:
         raise UsageError(
             f"expected positions from 1 to {MOST_NUMBER}, got {options.positions}", "leave out {positions}"
         )
-    if options.dtype not in DTYPES:
-        raise UsageError(f"expected a dtype of {', '.join(DTYPES)}, got {options.dtype!r}", "use {dtype=auto}")
-    if options.device_map and options.device_map not in DEVICE_MAPS:
-        raise UsageError(
-            f"expected a device map of {', '.join(DEVICE_MAPS)}, got {options.device_map!r}", "use {device_map=auto}"
-        )
+    maps = ", ".join(DEVICE_MAPS)
+    choices = (
+        (options.dtype, DTYPES, f"a dtype of {', '.join(DTYPES)}", "{dtype=auto}"),
+        (options.device_map or None, (None, *DEVICE_MAPS), f"a device map of {maps}", "{device_map=auto}"),
+        (options.adapter, (None, "merged", "beside"), "an adapter `merged` or `beside`", "{adapter=merged}"),
+        (options.quantize, (None, "8bit", "4bit"), "to quantize to 8bit or 4bit", "{quantize=8bit} or {quantize=4bit}"),
+    )
+    for value, allowed, expected, instead in choices:
+        if value not in allowed:
+            raise UsageError(f"expected {expected}, got {value!r}", f"use {instead}")
     if options.device_map and options.device != "auto":
         raise UsageError("a device map places the model itself", f"leave out {{device={options.device}}}")
-    if options.adapter not in (None, "merged", "beside"):
-        raise UsageError(f"expected an adapter `merged` or `beside`, got {options.adapter!r}", "use {adapter=merged}")
-    if options.quantize not in (None, "8bit", "4bit"):
-        raise UsageError(
-            f"expected to quantize to 8bit or 4bit, got {options.quantize!r}", "use {quantize=8bit} or {quantize=4bit}"
-        )
 
     # The package is asked for now, and not after the weights were downloaded.
     if options.quantize and importlib.util.find_spec("bitsandbytes") is None:
         raise UsageError("quantized models need bitsandbytes", 'pip install "attnscope[quantize]"')
 
 
-def _config(source: Source, options: LoadOptions) -> Any:
-    """The config as the model is read."""
-    config = _stated_config(source, options)
-    _as_read(config)
-    return config
-
-
 @uncollected()
-def _stated_config(source: Source, options: LoadOptions) -> Any:
-    """The config of the files, of a type that transformers knows or that brings its code."""
+def _config(source: Source, options: LoadOptions) -> tuple[Any, dict[str, Any]]:
+    """The config as the model is read, and what its files state in place of that, by name.
+
+    Raises ModelError where transformers knows no such type, and no code is brought that may be run.
+    """
+    if source.gguf:
+        config = gguf.load_config(source.gguf, options.permits, trust=options.gguf == "trust")
+    else:
+        config = _config_of_folder(source, options)
+    # What the family is read without, since its default gives no matrix.
+    changes = family(config.model_type).config_changes
+    replaced = {name: getattr(config, name) for name, value in changes.items() if getattr(config, name) != value}
+    for name, value in changes.items():
+        setattr(config, name, value)
+    return config, replaced
+
+
+def _config_of_folder(source: Source, options: LoadOptions) -> Any:
     from transformers import AutoConfig
 
-    if source.gguf:
-        return gguf.load_config(source.gguf, options.permits, trust=options.gguf == "trust")
-    _check_type(source, options)
+    # A type that this transformers does not know needs code of its own, which has to be allowed.
+    types = needed("transformers.models.auto.configuration_auto", "CONFIG_MAPPING_NAMES")
+    raw = checkpoint.read_json(source.folder / "config.json")
+    model_type, remote = raw.get("model_type") or None, bool(raw.get("auto_map"))
+    if model_type not in types and not (remote and options.trust_remote_code):
+        if remote:
+            raise ModelError(f"{source.name} ({model_type}) {RUNS_CODE}", TRUST)
+        raise ModelError(
+            f"this transformers does not know the model type {model_type!r}", "pip install -U transformers"
+        )
     try:
         with options.permits.held():
             config = AutoConfig.from_pretrained(source.folder, **options.permits.given)
@@ -407,38 +331,10 @@ def _stated_config(source: Source, options: LoadOptions) -> Any:
     return config
 
 
-def _as_read(config: Any) -> dict[str, Any]:
-    """Let the config say what the model is read with; what it had instead, by name."""
-    changes = family(config.model_type).config_changes
-    replaced = {name: getattr(config, name) for name, value in changes.items() if getattr(config, name) != value}
-    for name, value in changes.items():
-        setattr(config, name, value)
-    return replaced
-
-
-def _check_type(source: Source, options: LoadOptions) -> None:
-    """Raise where transformers knows no such type, and no code is brought that may be run."""
-    types = needed("transformers.models.auto.configuration_auto", "CONFIG_MAPPING_NAMES")
-    raw = checkpoint.read_json(source.folder / "config.json")
-    model_type, remote = raw.get("model_type") or None, bool(raw.get("auto_map"))
-    if model_type not in types and not (remote and options.trust_remote_code):
-        if remote:
-            raise ModelError(f"{source.name} ({model_type}) {RUNS_CODE}", TRUST)
-        raise ModelError(
-            f"this transformers does not know the model type {model_type!r}", "pip install -U transformers"
-        )
-
-
-def _check_reads_text(config: Any, source: Source, options: LoadOptions) -> None:
-    """Raise ModelError for a model of pictures alone."""
-    if chosen_task(config, options.task, source.name) == VISION_ONLY:
-        raise ModelError(f"{source.name} ({config.model_type}) reads pictures, and has no tokenizer", GIVE_PICTURE)
-
-
 def _geometry(config: Any, source: Source, task: str) -> Geometry:
     """What the config says of the attention. Raises ModelError where its values are of no such kind."""
     if task == VISION_ONLY:
-        check_tower(stack_config(config, VISION), source.name)
+        fitting.check_tower(tasks.stack_config(config, VISION), source.name)
     try:
         return geometry_of(config, count=False, task=task)
     except Exception as error:  # any family's attributes, of any type
@@ -515,11 +411,16 @@ def _tokenizer(source: Source, config: Any, options: LoadOptions) -> PreTrainedT
 
 def _model(
     source: Source, config: Any, options: LoadOptions, device: str, task: str
-) -> tuple[PreTrainedModel, LoadedAs, list[str]]:
+) -> tuple[PreTrainedModel, fitting.LoadedAs, list[str]]:
     """The model in eval mode on its device, how it was loaded, and the tensors of its files that it has no place for.
 
     Every weight that it needs was in the checkpoint, and holds the numbers that the checkpoint stores.
     """
+    packing = None
+    if options.quantize is not None:
+        from transformers import BitsAndBytesConfig
+
+        packing = BitsAndBytesConfig(**{f"load_in_{options.quantize}": True})
     place = options.device_map or (None if device == "cpu" else {"": device})
     dtype = dtype_on(options, device)
     files = [source.folder / name for name in sources.weight_files(source, options)[source]]
@@ -531,7 +432,7 @@ def _model(
             "device_map": place,
             "attn_implementation": _attention(config, options, task, kind),
             "use_safetensors": None if options.allow_pickle else True,
-            "quantization_config": _quantization(options),
+            "quantization_config": packing,
             "output_loading_info": True,
         }
 
@@ -543,7 +444,7 @@ def _model(
         try:
             return from_files()
         except RuntimeError:  # such as of zero points, for which transformers expects another shape
-            plain = None if "quantization_config" in changes else dequantizing(config)
+            plain = None if "quantization_config" in changes else quantised.dequantizing(config)
             if plain is None:
                 raise
             model = from_files(quantization_config=plain)
@@ -553,29 +454,29 @@ def _model(
     # What is loaded is compared with what the files store: transformers passes over what it does not know.
     try:
         if not (source.gguf or options.permits.code):
-            check_quantised(config, source.folder / "config.json")
-        check_method(config, source.name)
+            adapters.check_quantised(config, source.folder / "config.json")
+        quantised.check_method(config, source.name)
         # some packages print what they do
         with options.permits.held(), bars_as_elsewhere(), redirect_stdout(sys.stderr):
-            kinds = model_classes(config, task, source.name, exact=source.adapter is not None)
+            kinds = tasks.model_classes(config, task, source.name, exact=source.adapter is not None)
             if source.adapter:
                 adapters.set_labels(config, kinds[0], source.adapter.folder)
-            fit = fitting(kinds, load_as)
+            fit = fitting.best_fit(kinds, load_as)
         unused = [] if source.gguf else fit.unused_inside
         if not source.gguf:
-            check_numbers(fit, config, checkpoint.stored_tensors(files), source.name)
-            if method_of(config):
-                even_out(fit.model)
+            quantised.check_numbers(fit, config, checkpoint.stored_tensors(files), source.name)
+            if quantised.method_of(config):
+                quantised.even_out(fit.model)
         model = fit.model
-        unpack(model, source.name)
+        quantised.unpack(model, source.name)
         if source.adapter:
-            adapter_layout = options.adapter or ("beside" if is_quantised(model) else "merged")
+            adapter_layout = options.adapter or ("beside" if quantised.is_quantised(model) else "merged")
             model = adapters.attach(model, source.adapter.folder, merged=adapter_layout == "merged")
     except AttnscopeError:
         raise
     except Exception as error:  # any family's loading code, with any weights
         if is_out_of_memory(error):
-            weights = _bytes(options, config, device, files)
+            weights = bytes_in_memory(options, config, device, files)
             takes = f"its weights take {human_bytes(weights)}" if weights else first_line(error)
             smaller = {
                 "{device_map=auto}": options.device_map is None,
@@ -591,15 +492,15 @@ def _model(
 
     # A body without some of its weights would be random numbers; a head without them is ignored.
     hint = "transformers finds no tensors for them in the file" if source.gguf else "download the model again"
-    check_body(fit, source.name, hint)
-    part = BODY if fit.head else WHOLE
-    if task == ENCODER_ONLY and task_of(config) != ENCODER_ONLY:
-        part = ENCODER
+    fitting.check_body(fit, source.name, hint)
+    part = fitting.BODY if fit.head else fitting.WHOLE
+    if task == ENCODER_ONLY and tasks.task_of(config) != ENCODER_ONLY:
+        part = fitting.ENCODER
     if task == VISION_ONLY:
-        part = TOWER
-    elif text_part(config) is not None:
-        part = TEXT
-    return part_of(model, part).eval().requires_grad_(False), LoadedAs(fit.kind.__name__, part), unused
+        part = fitting.TOWER
+    elif tasks.text_part(config) is not None:
+        part = fitting.TEXT
+    return fitting.part_of(model, part).eval().requires_grad_(False), fitting.LoadedAs(fit.kind.__name__, part), unused
 
 
 def _not_loaded(error: Exception, source: Source, config: Any, files: Sequence[Path]) -> ModelError:
@@ -611,9 +512,9 @@ def _not_loaded(error: Exception, source: Source, config: Any, files: Sequence[P
     if isinstance(error, ImportError):  # what a quantised checkpoint needs, named by transformers
         what = f"{source.name} cannot be loaded without another package: {first_line(error)}"
         return ModelError(what, "install that package")
-    if (report := unfinished(error)) is not None:
+    if (report := fitting.unfinished(error)) is not None:
         fit, reasons = report
-        check_numbers(fit, config, checkpoint.stored_tensors(files), source.name)
+        quantised.check_numbers(fit, config, checkpoint.stored_tensors(files), source.name)
         hint = "check its config against its files, or download the model again"
         return ModelError(f"{source.name} cannot be loaded: {reasons}", hint)
     hint = "its cause says where it failed; {verbose} shows it"
@@ -630,12 +531,19 @@ def _arithmetic(model: PreTrainedModel, config: Any, name: str) -> Arithmetic | 
     return arithmetic
 
 
-def _count(model: PreTrainedModel) -> int:
-    """Parameters of a model, each of those that are packed by two in a byte."""
-    return (
-        int(model.num_parameters())
-        if getattr(model, "is_quantized", False)
-        else sum(parameter.numel() for parameter in model.parameters())
+def _loaded(model: PreTrainedModel, geometry: Geometry, **facts: Any) -> LoadedModel:
+    """The record of a model, with what the model itself says; facts: the other fields of the record."""
+    from attnscope.model.modules import device_of
+
+    # Of weights that are packed by two in a byte only transformers counts each.
+    packed = getattr(model, "is_quantized", False)
+    count = int(model.num_parameters()) if packed else sum(parameter.numel() for parameter in model.parameters())
+    return LoadedModel(
+        model=model,
+        geometry=replace(geometry, parameters=count),
+        device=str(device_of(model)),
+        dtype=str(model.dtype).removeprefix("torch."),
+        **facts,
     )
 
 
@@ -651,9 +559,45 @@ def _attention(config: Any, options: LoadOptions, task: str, kind: Any) -> str:
     return options.attention
 
 
-def _quantization(options: LoadOptions) -> Any:
-    if options.quantize is None:
-        return None
-    from transformers import BitsAndBytesConfig
+def model_inside(holder: Any) -> PreTrainedModel:
+    """The model that torch.compile, PEFT or a peer's object holds, its adapters in it; a model itself.
 
-    return BitsAndBytesConfig(**{f"load_in_{options.quantize}": True})
+    A module of torch that keeps a config and no model of transformers is itself read as one. Raises UsageError where
+    there is none, or several; ModelError where its adapter is more than layers of the model or tokens before the text.
+
+    >>> model_inside(TransformersModel("gpt2", dispatch=True))  # nnsight's
+    GPT2LMHeadModel(...)
+    """
+    from torch import nn
+
+    models = list({id(model): model for model in _models(holder)}.values())
+    if len(models) == 1:
+        return models[0]
+    if isinstance(holder, nn.Module) and hasattr(holder, "config"):
+        return holder  # somebody's own code, of the same kind
+    name = type(holder).__name__
+    if models:
+        raise UsageError(f"expected one model of transformers, got {name} that holds {len(models)}", "pass one of them")
+    kind = "a torch module of other code" if isinstance(holder, nn.Module) else "which holds none"
+    raise UsageError(
+        f"expected a model of transformers (PreTrainedModel), got {name}, {kind}",
+        "pass a PreTrainedModel, or an object that holds one",
+    )
+
+
+def _models(holder: Any) -> Iterator[PreTrainedModel]:
+    """The outermost models in an object: in a module of torch at any depth, in another object among its own entries."""
+    from torch import nn
+    from transformers import PreTrainedModel
+
+    if not isinstance(holder, nn.Module):
+        for value in getattr(holder, "__dict__", {}).values():
+            if isinstance(value, nn.Module):
+                yield from _models(value)
+        return
+    module = adapters.unwrap(holder)
+    if isinstance(module, PreTrainedModel):
+        yield module
+        return
+    for part in module.children():
+        yield from _models(part)
