@@ -367,7 +367,7 @@ def test_what_is_not_a_change_of_weights_is_refused(tmp_path: Path, changes: dic
 
 
 def test_an_adapter_without_peft(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adapters, "find_spec", lambda name: None)
+    monkeypatch.setattr(hub, "find_spec", lambda name: None)
     assert refusal(ModelError, model=str(folder)).endswith('; pip install "attnscope[peft]"')
 
 

@@ -9,9 +9,8 @@ Patterns in the configs of adapters and quantised models: libraries match them w
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from importlib.util import find_spec
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,8 +47,16 @@ def check_patterns(config: Any, names: Iterable[str], path: Path) -> None:
 
     >>> check_patterns({"target_modules": r".*\\.(q|k)_proj"}, ["layers.0.q_proj"], Path("adapter_config.json"))
     """
-    patterns = {text for text in _texts(config) if REPEATS.search(text)}
-    if not patterns:
+
+    def texts(value: Any) -> Iterator[str]:
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, dict | list):
+            for part in [*value, *(value.values() if isinstance(value, dict) else ())]:
+                yield from texts(part)
+
+    patterns = {text for text in texts(config) if REPEATS.search(text)}
+    if not patterns:  # then no model is built for its names
         return
     names = list(names)
     with IsolatedCall(_match, "process") as matched:
@@ -69,12 +76,7 @@ def check_quantised(config: Any, path: Path) -> None:
     """
     raw = read_json(path)
     parts = [part.get("quantization_config") for part in (raw, *raw.values()) if isinstance(part, dict)]
-    check_patterns(parts, _modules(config), path)
-
-
-def _modules(config: Any) -> Iterator[str]:
-    """The names of the modules that the model of a config has, which is built for them."""
-    yield from dict(empty_model(config).named_modules())
+    check_patterns(parts, (name for name, _ in empty_model(config).named_modules()), path)
 
 
 def _match(patterns: Iterable[str], names: Iterable[str]) -> None:
@@ -84,15 +86,6 @@ def _match(patterns: Iterable[str], names: Iterable[str]) -> None:
                 compiled = re.compile(form.replace("{}", pattern))
                 for name in names:
                     compiled.match(name)
-
-
-def _texts(value: Any) -> Iterator[str]:
-    """Every text in what a JSON file says, keys of objects too."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict | list):
-        for part in [*value, *(value.values() if isinstance(value, dict) else ())]:
-            yield from _texts(part)
 
 
 CONFIG = "adapter_config.json"
@@ -214,12 +207,6 @@ def set_labels(config: Any, kind: Any, folder: Path) -> None:
             return
 
 
-def check_package() -> None:
-    """Raise where peft is not installed."""
-    if find_spec("peft") is None:
-        raise ModelError("reading an adapter needs peft", 'pip install "attnscope[peft]"')
-
-
 def attach(model: PreTrainedModel, folder: Path, merged: bool) -> PreTrainedModel:
     """The model with an adapter: in its weights where merged, else in layers of its own; or tokens before a text.
 
@@ -288,7 +275,7 @@ def _with_tokens(model: PreTrainedModel, config: Any, learnt: Tensor | None, wha
 
     learnt: (virtual tokens, their numbers), as PEFT saves them. what: the adapter, in words.
     """
-    from attnscope.model.modules import put_before, put_in_layers
+    from attnscope.model.modules import cache_argument, put_before, put_in_layers
 
     if task_of(model.config) != CAUSAL_LM:
         raise ModelError(
@@ -296,8 +283,22 @@ def _with_tokens(model: PreTrainedModel, config: Any, learnt: Tensor | None, wha
             f"{NAMES[task_of(model.config)]}, and only a causal model is read with such",
             "choose another adapter",
         )
+    # The numbers of a virtual token: an embedding's, or the keys and values of every layer.
     in_layers = config.peft_type.value == PREFIX
-    shape = _of_layers(model, what) if in_layers else (model.get_input_embeddings().weight.shape[1],)
+    shape = (model.get_input_embeddings().weight.shape[1],)
+    if in_layers:
+        geometry = geometry_of(model.config, count=False)
+        shapes = {(layer.kv_heads, layer.head_dim, layer.value_dim) for layer in geometry.layers}
+        types = {layer.type for layer in geometry.layers}
+        alike = len(shapes) == 1 and types <= {"full", "sliding"} and not geometry.other_stacks
+        kv_heads, head_dim, value_dim = next(iter(shapes))
+        if not alike or head_dim != value_dim or cache_argument(model) is None:
+            raise ModelError(
+                f"{what} ({PREFIX}) puts keys and values into the layers of {geometry.model_type}, which "
+                "do not all attend to tokens with keys and values of one size",
+                "choose one of prompt tuning or P-tuning",
+            )
+        shape = len(geometry.layers), 2, kv_heads, head_dim
     width = prod(shape)
     if learnt is None or learnt.ndim != 2 or learnt.shape[1] != width or not len(learnt):
         raise ModelError(
@@ -308,27 +309,6 @@ def _with_tokens(model: PreTrainedModel, config: Any, learnt: Tensor | None, wha
     if in_layers:
         return put_in_layers(model, learnt.unflatten(1, shape).permute(1, 2, 3, 0, 4))
     return put_before(model, learnt)
-
-
-def _of_layers(model: PreTrainedModel, what: str) -> tuple[int, int, int, int]:
-    """(layers, 2, kv heads, head dim): the numbers of a virtual token's keys and values.
-
-    Raises ModelError where not every layer attends, with keys and values of one size, from a cache that it is given.
-    """
-    from attnscope.model.modules import cache_argument
-
-    geometry = geometry_of(model.config, count=False)
-    shapes = {(layer.kv_heads, layer.head_dim, layer.value_dim) for layer in geometry.layers}
-    types = {layer.type for layer in geometry.layers}
-    alike = len(shapes) == 1 and types <= {"full", "sliding"} and not geometry.other_stacks
-    kv_heads, head_dim, value_dim = next(iter(shapes))
-    if not alike or head_dim != value_dim or cache_argument(model) is None:
-        raise ModelError(
-            f"{what} ({PREFIX}) puts keys and values into the layers of {geometry.model_type}, which "
-            "do not all attend to tokens with keys and values of one size",
-            "choose one of prompt tuning or P-tuning",
-        )
-    return len(geometry.layers), 2, kv_heads, head_dim
 
 
 def _check_kind(config: Any, what: str) -> None:
@@ -342,6 +322,7 @@ def _check_kind(config: Any, what: str) -> None:
 def _with_weights(model: PreTrainedModel, config: Any, folder: Path) -> Any:
     """A PeftModel around the model; every weight of the adapter found its place, and no place was left."""
     from peft import PeftModel
+    from peft.utils.save_and_load import load_peft_weights
 
     # A LoRA of a larger rank than any of its weights is one that PEFT would draw in a size which the config makes up.
     config.inference_mode = True
@@ -351,13 +332,29 @@ def _with_weights(model: PreTrainedModel, config: Any, folder: Path) -> Any:
     if wrong is not None:
         raise ModelError(f"the adapter in {folder} has no weights of rank {wrong}", "download it again")
 
+    # A part of the base may have been taken out of it when the weights were first drawn, which PEFT repeats: from the
+    # base alone, in bounded time, it can repeat some ways only.
+    drawn = str(getattr(config, "init_lora_weights", "")).lower()
+    begins_from_base = drawn.startswith(CHANGES_BASE)
+    if begins_from_base and not FROM_BASE.fullmatch(drawn):
+        raise ModelError(
+            f"the adapter in {folder} changes its base by {drawn!r} before its weights are read",
+            "save it as a plain LoRA of that base",
+        )
+
     # Weights that are read anyway are drawn nowhere before, in sizes that the config alone would say.
-    how: dict[str, Any] = {"low_cpu_mem_usage": not _begins_from_base(config, folder)}
+    how: dict[str, Any] = {"low_cpu_mem_usage": not begins_from_base}
     adapted = PeftModel(model, config, **how)
     mapping = getattr(model, "_checkpoint_conversion_mapping", {})
+
     try:
         report = adapted.load_adapter(str(folder), "default", key_mapping=mapping, **how, **PERMITS.given)
-        misfits = sorted([*report.missing_keys, *_unknown(report.unexpected_keys, folder)])
+        # Of embeddings that were resized and trained PEFT writes the weights twice, and reads them by their plain name.
+        unexpected = report.unexpected_keys
+        weights = load_peft_weights(str(folder), device="cpu", **PERMITS.given) if unexpected else {}
+        twice = {key: weights.get(key.replace(SAVED, ".")) for key in unexpected if SAVED in key and key in weights}
+        copies = {key for key, plain in twice.items() if plain is not None and plain.equal(weights[key])}
+        misfits = sorted([*report.missing_keys, *(key for key in unexpected if key not in copies)])
     except KeyError as error:  # a module that was trained as a whole, and is not in the file
         misfits = [str(error.args[0])]
     if misfits:
@@ -367,38 +364,6 @@ def _with_weights(model: PreTrainedModel, config: Any, folder: Path) -> Any:
             "name the model that it was trained on: {base=FOLDER}",
         )
     return adapted
-
-
-def _unknown(names: Sequence[str], folder: Path) -> list[str]:
-    """Those of some names of weights without which the adapter's file would hold less.
-
-    Of embeddings that were resized and trained PEFT writes the weights twice, and reads them by their plain name.
-    """
-    from peft.utils.save_and_load import load_peft_weights
-
-    weights = load_peft_weights(str(folder), device="cpu", **PERMITS.given) if names else {}
-
-    def is_copy(name: str) -> bool:
-        plain, own = weights.get(name.replace(SAVED, ".")), weights.get(name)
-        return SAVED in name and plain is not None and own is not None and plain.equal(own)
-
-    return [name for name in names if not is_copy(name)]
-
-
-def _begins_from_base(config: Any, folder: Path) -> bool:
-    """Whether a part of the base was taken out of it when the adapter's weights were first drawn, which PEFT repeats.
-
-    Raises ModelError where that cannot be repeated from the base alone, in bounded time.
-    """
-    drawn = str(getattr(config, "init_lora_weights", "")).lower()
-    if not drawn.startswith(CHANGES_BASE):
-        return False
-    if not FROM_BASE.fullmatch(drawn):
-        raise ModelError(
-            f"the adapter in {folder} changes its base by {drawn!r} before its weights are read",
-            "save it as a plain LoRA of that base",
-        )
-    return True
 
 
 def _shapes(weights: Path) -> dict[str, list[int]]:

@@ -35,15 +35,10 @@ DOCUMENTS = ("*.json", "*.jinja", "additional_chat_templates/*.jinja")  # that t
 VOCABULARY_FILES = ("tokenizer.json", "*.model", "vocab*", "merges.txt", "tekken.json", "*.tiktoken", "dict.txt")
 SAFETENSORS = ("model.safetensors", "model.safetensors.index.json")
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+# Files besides those of the vocabulary that decide what a model computes and how it reads a text.
 DECIDING = (
-    "config.json",
-    "adapter_config.json",
-    "*.index.json",
-    "tokenizer*",
-    "special_tokens*",
-    "added_tokens*",
-    "chat_template*",
-    "*.py",
+    *("config.json", "adapter_config.json", "*.index.json", "*.py"),
+    *("tokenizer*", "special_tokens*", "added_tokens*", "chat_template*"),
 )
 TYPES = re.compile("float|uint|int")  # as torch writes what safetensors has in a letter
 BELOW = 64  # folders in a folder that are looked into for a model
@@ -178,7 +173,10 @@ def check_tokenizer(folder: Path, trust_remote_code: bool = False) -> None:
             document = files.read_small(path, TOKENIZER_BYTES)
         except OSError as error:
             raise ModelError(f"{path} cannot be read: {error}", "check the file") from None
-        for content in _charsmaps(document) if path.suffix == ".json" else _charsmaps_of_sentencepiece(document):
+        # ModelProto of sentencepiece_model.proto has its normalizer_spec as field 3, and that the map as field 2.
+        specs = () if path.suffix == ".json" else [content for number, content in _fields(document) if number == 3]
+        maps = (content for spec in specs for number, content in _fields(spec) if number == 2 and content)
+        for content in _charsmaps(document) if path.suffix == ".json" else maps:
             if len(content) < 4 or int.from_bytes(content[:4], "little") > len(content) - 4:
                 raise ModelError(f"{path} has a damaged normalizer (precompiled_charsmap)", "download the model again")
 
@@ -200,15 +198,6 @@ def _charsmaps(document: bytes) -> Iterator[bytes]:
             yield base64.b64decode(json.loads(encoded), validate=True)
         except ValueError:
             yield b""
-
-
-def _charsmaps_of_sentencepiece(document: bytes) -> Iterator[bytes]:
-    """The precompiled normalizers of sentencepiece_model.proto; none of a file that is no such message.
-
-    ModelProto has its normalizer_spec as field 3, and that has precompiled_charsmap as field 2.
-    """
-    specs = [content for number, content in _fields(document) if number == 3]
-    yield from (content for spec in specs for number, content in _fields(spec) if number == 2 and content)
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, bytes]]:
@@ -258,10 +247,22 @@ def check_weights(folder: Path, allow_pickle: bool = False) -> list[Path]:
 
 def check_weight_file(path: Path, allow_pickle: bool = False) -> None:
     """Raise for a file of weights that is damaged, or may run code."""
-    if path.suffix == ".safetensors":  # by this transformers decides how it reads a file
-        check_safetensors(path)
-    elif not allow_pickle:
-        raise ModelError(f"{path} is not a safetensors file, and others can run any code when they are read", CONVERT)
+    if path.suffix != ".safetensors":  # by this transformers decides how it reads a file
+        if not allow_pickle:
+            raise ModelError(
+                f"{path} is not a safetensors file, and others can run any code when they are read", CONVERT
+            )
+        return
+    from safetensors import SafetensorError, safe_open
+
+    # safetensors compares what the header promises with the file's length.
+    try:
+        with safe_open(path, framework="numpy"):
+            pass
+    except BaseException as error:
+        if not (isinstance(error, SafetensorError | OSError | ValueError) or is_panic(error)):
+            raise
+        raise ModelError(f"{path} is cut short or damaged: {error}", "download it again") from error
 
 
 def _listed(index: Path) -> list[str]:
@@ -327,19 +328,6 @@ def _sha256(path: Path, state: files.FileState) -> str:
     return files.sha256_of(path)
 
 
-def check_safetensors(path: Path) -> None:
-    """Let safetensors read the header and compare what it promises with the file's length."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, framework="numpy"):
-            pass
-    except BaseException as error:
-        if not (isinstance(error, SafetensorError | OSError | ValueError) or is_panic(error)):
-            raise
-        raise ModelError(f"{path} is cut short or damaged: {error}", "download it again") from error
-
-
 def stored_tensors(paths: Iterable[Path]) -> dict[str, Stored]:
     """The tensors of some files by name, as their headers state them; of a pickle what torch reads without its numbers.
 
@@ -351,28 +339,19 @@ def stored_tensors(paths: Iterable[Path]) -> dict[str, Stored]:
     tensors: dict[str, Stored] = {}
     for path in paths:
         if path.suffix != ".safetensors":
-            tensors |= _of_pickle(path)
+            import torch
+
+            # None of a file from before 2020, which would have to be read whole. Whatever torch raises: transformers
+            # reads the file, and says what is wrong.
+            with suppress(Exception):
+                content = torch.load(path, map_location="meta", weights_only=True, mmap=True)
+                for name, tensor in content.items() if isinstance(content, dict) else ():
+                    if hasattr(tensor, "dtype"):
+                        dtype = TYPES.sub(lambda word: word[0][0], str(tensor.dtype).removeprefix("torch."))
+                        tensors[name] = Stored(dtype.upper(), tuple(tensor.shape))
             continue
         with safe_open(path, framework="numpy") as file:
             for name in file.keys():  # noqa: SIM118
                 header = file.get_slice(name)
                 tensors[name] = Stored(header.get_dtype(), tuple(header.get_shape()))
     return tensors
-
-
-def _of_pickle(path: Path) -> dict[str, Stored]:
-    """The tensors of a file of torch; none of one from before 2020, which would have to be read whole."""
-    import torch
-
-    try:
-        content = torch.load(path, map_location="meta", weights_only=True, mmap=True)
-    except Exception:  # whatever torch raises: transformers reads the file, and says what is wrong
-        return {}
-    tensors = content if isinstance(content, dict) else {}
-    return {
-        name: Stored(
-            TYPES.sub(lambda word: word[0][0], str(tensor.dtype).removeprefix("torch.")).upper(), tuple(tensor.shape)
-        )
-        for name, tensor in tensors.items()
-        if hasattr(tensor, "dtype")
-    }

@@ -13,13 +13,14 @@ from __future__ import annotations
 import mmap
 import re
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.util import find_spec
 from math import inf, log
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from attnscope.errors import AttnscopeError, ModelError, brief, listed
@@ -50,12 +51,8 @@ OPTIONAL = {  # what a config says is there, and a tensor that there is then
     "mlp_bias": "blk.0.ffn_up.bias",
 }
 READER = "transformers.modeling_gguf_pytorch_utils"
-NO_WEIGHT = (  # in the name of a tensor: tables of positions, and what llama.cpp skips too
-    "rope_f",
-    "attn_rot_embd",
-    "cross_attn_rel_b",
-    ".nextn.",
-)
+# In the name of a tensor that is no weight: tables of positions, and what llama.cpp skips too.
+NO_WEIGHT = ("rope_f", "attn_rot_embd", "cross_attn_rel_b", ".nextn.")
 BLOCK = re.compile(r"\bblk\.(\d+)\.")  # of a tensor's name: its layer
 EPSILONS = ("rms_norm_eps", "norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon")
 
@@ -178,17 +175,6 @@ class _Cursor:
         return name, (shape, kind, offset)
 
 
-def read_vector(header: Header, name: str) -> list[float] | None:
-    """A vector of the file in float32; None for a tensor that is none, or that has more numbers than any of these."""
-    shape, kind, offset = header.tensors[name]
-    if kind != F32 or len(shape) != 1 or shape[0] > MOST_NUMBERS:
-        return None
-    with header.path.open("rb") as file:
-        file.seek(header.data + offset)
-        content = file.read(4 * shape[0])
-    return list(struct.unpack(f"<{shape[0]}f", content)) if len(content) == 4 * shape[0] else None
-
-
 @dataclass(frozen=True)
 class Statement:
     """What of a file goes into transformers' config, and what has no entry there.
@@ -241,7 +227,7 @@ def in_words(stated: Statement) -> str:
 def taken_on_trust(path: Path, permits: TrustPolicy) -> tuple[str, ...]:
     """What of a file's attention is taken on trust, in words: what it cannot state, and what no one has use for.
 
-    >>> taken_on_trust(Path("gemma2.gguf"), Permits())
+    >>> taken_on_trust(Path("gemma2.gguf"), TrustPolicy())
     ('the scale of queries (a gemma2 file does not state it)',)
     """
     stated = statement(path, permits)
@@ -302,7 +288,12 @@ def _unread(header: Header, kind: Any, raw: Mapping[str, Any]) -> list[str]:
         model: Any = empty_model(kind.from_dict(deepcopy(dict(raw))))
         processor = processors.get(header.architecture, needed(READER, "TensorProcessor"))(config=dict(raw))
         names_of = needed(READER, "get_gguf_hf_weights_map")
-        names = {name for part in (model, model.base_model) for name in names_of(_WithoutParts(part), processor)}
+        # Without its parts: for each of them transformers' reader would make all names again.
+        alone = [
+            SimpleNamespace(config=part.config, state_dict=part.state_dict, named_children=tuple)
+            for part in (model, model.base_model)
+        ]
+        names = {name for part in alone for name in names_of(part, processor)}
     except Exception:  # any family's code, with any config; or the newer reader's architecture
         return []
     stems = {name.removesuffix(".weight") for name in names}
@@ -358,6 +349,10 @@ class _Reading:
             raise ValueError(f"it does not state {self.arch}.{name}")
         return self.take(name)
 
+    def expect(self, name: str, neutral: Any) -> None:
+        """Take a key that has no entry in the config: another value than the neutral one is left."""
+        self.leave_unless(self.take(name, neutral) == neutral, name)
+
     def leave(self, name: str) -> None:
         """Keep a key as one that has no entry in the config, if the file has it."""
         if self.states(name):
@@ -385,7 +380,9 @@ class _Reading:
     def read(self) -> None:
         """Read everything that bears on attention."""
         self.sizes()
-        self.norms()
+        for key in ("attention.layer_norm_epsilon", "attention.layer_norm_rms_epsilon"):
+            if self.states(key) and not self.put(self.take(key), *EPSILONS):
+                self.leave(key)
         self.windows()
         self.scores()
         self.positions()
@@ -407,17 +404,15 @@ class _Reading:
         self.size = self.positive("attention.key_length", self.hidden // self.heads, MOST_WIDTH)
         if not self.put(self.size, "head_dim") and self.size * self.heads != self.hidden:
             self.raw["head_dim"] = self.size  # of a class that has no use for it the weights have other shapes
-        if self.take("attention.value_length", self.size) != self.size:
-            self.leave("attention.value_length")
+        self.expect("attention.value_length", self.size)
         width = self.take("expert_feed_forward_length")
         if width is not None:
             self.put(width, "moe_intermediate_size", "intermediate_size")
-        for key, name in (
-            ("expert_shared_feed_forward_length", "shared_expert_intermediate_size"),
-            ("decoder_block_count", "num_decoder_layers"),
-        ):
-            if self.states(key):
-                self.put(self.take(key), name)
+        shared, decoder_layers = self.take("expert_shared_feed_forward_length"), self.take("decoder_block_count")
+        if shared is not None:
+            self.put(shared, "shared_expert_intermediate_size")
+        if decoder_layers is not None:
+            self.put(decoder_layers, "num_decoder_layers")
 
     def one_of(self, name: str, default: Any = None) -> Any:
         """A number of heads that is the same for all layers with attention; left where it differs."""
@@ -428,11 +423,6 @@ class _Reading:
         if len(numbers) != 1 or (0 in value and "layer_types" not in self.raw):
             self.leave(name)
         return numbers[-1] if numbers else default
-
-    def norms(self) -> None:
-        for key in ("attention.layer_norm_epsilon", "attention.layer_norm_rms_epsilon"):
-            if self.states(key) and not self.put(self.take(key), *EPSILONS):
-                self.leave(key)
 
     def windows(self) -> None:
         """Which layers slide, over how many keys."""
@@ -482,13 +472,8 @@ class _Reading:
         if not self.take("attention.causal", True):
             self.raw["is_causal"] = False
 
-        # No class has an entry for these: any value but the neutral one is another attention.
-        for name, neutral in (
-            ("attention.max_alibi_bias", 8.0 if self.arch == "bloom" else 0.0),
-            ("attention.clamp_kqv", 0.0),
-        ):
-            if self.take(name, neutral) != neutral:
-                self.leave(name)
+        self.expect("attention.max_alibi_bias", 8.0 if self.arch == "bloom" else 0.0)
+        self.expect("attention.clamp_kqv", 0.0)
         if self.states("attention.relative_buckets_count"):
             buckets = self.take("attention.relative_buckets_count")
             self.put_or_equal("attention.relative_buckets_count", buckets, None, "relative_attention_num_buckets")
@@ -505,8 +490,8 @@ class _Reading:
         turned = self.take("rope.dimension_count", self.size)
         if "partial_rotary_factor" in defaults or "rotary_dim" in self.raw:
             full["partial_rotary_factor"] = turned / self.size
-        elif turned != self.size:
-            self.leave("rope.dimension_count")
+        else:
+            self.leave_unless(turned == self.size, "rope.dimension_count")
         by_transformers = self.raw.get("rope_parameters") or {}
         for name in ("rope_theta", "rope_scaling", "rotary_dim"):
             self.raw.pop(name, None)
@@ -515,8 +500,8 @@ class _Reading:
         nested = "sliding_attention" in defaults
         if not nested:
             self.raw["rope_parameters"] = {**by_transformers, **full}
-            if self.arch in SAME_BASE and self.take("rope.freq_base_swa", full["rope_theta"]) != full["rope_theta"]:
-                self.leave("rope.freq_base_swa")
+            if self.arch in SAME_BASE:
+                self.expect("rope.freq_base_swa", full["rope_theta"])
             return
         sliding = {"rope_type": "default", "rope_theta": self.positive("rope.freq_base_swa", 10000.0)}
         self.raw["rope_parameters"] = {"sliding_attention": sliding, "full_attention": full}
@@ -533,15 +518,25 @@ class _Reading:
         yarn = {key: self.take(f"rope.scaling.yarn_{key}") for key in ("beta_fast", "beta_slow", "attn_factor")}
         multiplier = self.take("rope.scaling.yarn_log_multiplier", 0.0)
         self.take("rope.scaling.finetuned")  # which llama.cpp prints, and no more
-        if self.take("rope.scaling.yarn_ext_factor", 1.0) != 1.0:
-            self.leave("rope.scaling.yarn_ext_factor")
-        if self.take("rope.scaling.alpha", 0.0):
-            self.leave("rope.scaling.alpha")
+        self.expect("rope.scaling.yarn_ext_factor", 1.0)
+        self.expect("rope.scaling.alpha", 0.0)
 
-        # llama.cpp applies tables of frequencies whatever the kind; transformers has them as a kind of its own.
+        # llama.cpp applies tables of frequencies whatever the kind. transformers calls frequencies that are divided by
+        # tables longrope, whatever made the tables.
         scaled = factor != 1.0 and kind in ("linear", "yarn")
         if (tables := self.tables()) and not scaled:
-            return _longrope(*tables, original, self.context, attention)
+            long, short = tables
+            if set(long) == set(short) == {1.0} and attention == 1.0:
+                return {"rope_type": "default"}
+            length = self.context if long == short else original  # one table holds for any length
+            return {
+                "rope_type": "longrope",
+                "long_factor": long,
+                "short_factor": short,
+                "factor": max(self.context / length, 1.0),
+                "original_max_position_embeddings": length,
+                "attention_factor": attention,
+            }
         if not scaled:
             self.leave_unless(attention == 1.0, "rope.scaling.attn_factor")
             self.leave_unless(kind in ("none", "linear", "yarn"), "rope.scaling.type")
@@ -579,11 +574,21 @@ class _Reading:
         if names[0] not in self.header.tensors or names[1] not in self.header.tensors:
             return None
         turned = self.header.keys.get(f"{self.arch}.rope.dimension_count", self.size)
-        long, short = (read_vector(self.header, name) for name in names)
+        long, short = map(self.vector, names)
         if long is None or short is None or not len(long) == len(short) == turned // 2 or min(*long, *short) <= 0:
             return None
         self.left -= set(names)
         return long, short
+
+    def vector(self, name: str) -> list[float] | None:
+        """A vector of the file in float32; None for a tensor that is none, or has more numbers than any of these."""
+        shape, kind, offset = self.header.tensors[name]
+        if kind != F32 or len(shape) != 1 or shape[0] > MOST_NUMBERS:
+            return None
+        with self.header.path.open("rb") as file:
+            file.seek(self.header.data + offset)
+            content = file.read(4 * shape[0])
+        return list(struct.unpack(f"<{shape[0]}f", content)) if len(content) == 4 * shape[0] else None
 
     def parts(self) -> None:
         """What single architectures state in ways of their own."""
@@ -605,16 +610,16 @@ class _Reading:
             if name := self.name_of(entry):
                 self.raw[name] = tensor in self.header.tensors
         if self.arch == "gemma4":
-            self.sizes_of_gemma4()
+            self.gemma4()
         if self.arch == "gpt2":
             self.unstated.append("whether scores are divided by the layer's number")
 
-    def sizes_of_gemma4(self) -> None:
+    def gemma4(self) -> None:
         """Heads of layers that slide differ from those of full layers, whose positions turn a part of each head."""
         sliding = self.take("attention.key_length_swa", self.size)
         self.raw |= {"head_dim": sliding, "global_head_dim": self.size}
-        self.leave_unless(self.take("attention.value_length_swa", sliding) == sliding, "attention.value_length_swa")
-        self.leave_unless(self.take("rope.dimension_count_swa", sliding) == sliding, "rope.dimension_count_swa")
+        self.expect("attention.value_length_swa", sliding)
+        self.expect("rope.dimension_count_swa", sliding)
         width = self.take("embedding_length_per_layer_input", 0)
         self.raw |= {"hidden_size_per_layer_input": width, "vocab_size_per_layer_input": self.raw.get("vocab_size")}
         full = self.raw["rope_parameters"]["full_attention"]
@@ -624,40 +629,6 @@ class _Reading:
             self.leave_unless(table == [1.0] * turned + [table[-1]] * (len(table) - turned), "rope.dimension_count")
             share = {"partial_rotary_factor": turned / len(table), "rope_theta": full["rope_theta"]}
             self.raw["rope_parameters"]["full_attention"] = {"rope_type": "proportional", **share}
-
-
-@dataclass(frozen=True)
-class _WithoutParts:
-    """A model as transformers' reader asks it, without its parts, for each of which it would make all names again."""
-
-    model: Any
-
-    @property
-    def config(self) -> Any:
-        return self.model.config
-
-    def state_dict(self) -> Mapping[str, Any]:
-        return self.model.state_dict()
-
-    def named_children(self) -> tuple[()]:
-        return ()
-
-
-def _longrope(
-    long: Sequence[float], short: Sequence[float], original: int, context: int, attention: float
-) -> dict[str, Any]:
-    """Frequencies that are divided by tables: what transformers calls longrope, whatever made the tables."""
-    if set(long) == set(short) == {1.0} and attention == 1.0:
-        return {"rope_type": "default"}
-    length = context if long == short else original  # one table holds for any length
-    return {
-        "rope_type": "longrope",
-        "long_factor": list(long),
-        "short_factor": list(short),
-        "factor": max(context / length, 1.0),
-        "original_max_position_embeddings": length,
-        "attention_factor": attention,
-    }
 
 
 def _magnitude(factor: float, scale: float = 1.0) -> float:

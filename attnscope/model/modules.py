@@ -137,7 +137,23 @@ def put_in_layers(model: PreTrainedModel, learnt_L2GVD: Tensor) -> PreTrainedMod
     """The model, with so many virtual tokens that are keys and values of each layer."""
     inner: Any = model.get_input_embeddings()
     none_VE = inner.weight.new_zeros(learnt_L2GVD.shape[3], inner.weight.shape[1])
-    model.set_input_embeddings(WithVirtual(inner, none_VE, _prefix(learnt_L2GVD.to(inner.weight))))
+    learnt_L2GVD = learnt_L2GVD.to(inner.weight)
+
+    def exchanged(given_BGTD: Tensor, learnt_GVD: Tensor) -> Tensor:
+        first_GVD = learnt_GVD[:, : given_BGTD.shape[2]]
+        return torch.cat([first_GVD.expand(len(given_BGTD), -1, -1, -1), given_BGTD[:, :, first_GVD.shape[1] :]], 2)
+
+    # A cache is what transformers' models ask for keys and values: this one keeps none, and exchanges the first V.
+    class Prefix(needed("transformers.cache_utils", "DynamicCache")):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.learnt_L2GVD = learnt_L2GVD
+
+        def update(self, k_BGTD: Tensor, v_BGTD: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+            learnt_2GVD = learnt_L2GVD[layer].to(k_BGTD)
+            return exchanged(k_BGTD, learnt_2GVD[0]), exchanged(v_BGTD, learnt_2GVD[1])
+
+    model.set_input_embeddings(WithVirtual(inner, none_VE, Prefix()))
     return model
 
 
@@ -154,23 +170,3 @@ def cache_argument(model: PreTrainedModel) -> str | None:
 def is_prefix(cache: Any) -> bool:
     """Whether a cache keeps nothing of what it is given, and puts the keys and values of prefix tuning in its place."""
     return hasattr(cache, "learnt_L2GVD")
-
-
-def _prefix(learnt_L2GVD: Tensor) -> Any:
-    """A cache, as transformers' models ask for one, that exchanges the keys and values of the first V tokens."""
-
-    class Prefix(needed("transformers.cache_utils", "DynamicCache")):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            self.learnt_L2GVD = learnt_L2GVD
-
-        def update(self, k_BGTD: Tensor, v_BGTD: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-            learnt_2GVD = learnt_L2GVD[layer].to(k_BGTD)
-            return _exchanged(k_BGTD, learnt_2GVD[0]), _exchanged(v_BGTD, learnt_2GVD[1])
-
-    return Prefix()
-
-
-def _exchanged(given_BGTD: Tensor, learnt_GVD: Tensor) -> Tensor:
-    first_GVD = learnt_GVD[:, : given_BGTD.shape[2]]
-    return torch.cat([first_GVD.expand(len(given_BGTD), -1, -1, -1), given_BGTD[:, :, first_GVD.shape[1] :]], 2)

@@ -14,6 +14,7 @@ import logging
 import os
 import re
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -70,9 +71,7 @@ def fetch(name: str, revision: str | None = None, offline: bool = False, code: b
         return _cached(name, revision, "the run is offline")
     try:
         info = _ask(name, revision)
-    except ModelError as error:
-        if not isinstance(error, UnreachableError):
-            raise
+    except UnreachableError as error:
         snapshot = _cached(name, revision, error.message)
         logger.warning("%s; using the cached copy, commit %s", error.message, snapshot.commit[:12])
         return snapshot
@@ -219,16 +218,17 @@ class Source:
 
 def checked(options: LoadOptions) -> Source:
     """Where a model comes from, with a config that may be one of attention."""
-    source = _alone(_find(options))
+    source = _find(options)
     if not source.gguf and adapters.is_adapter(source.folder):
         # The model is the adapter's base, which has a name, and perhaps a revision, of its own.
         base = adapters.base_of(source.folder, source.files, options.base)
-        whole = _alone(_find(replace(options, model=base, revision=None)))
+        whole = _find(replace(options, model=base, revision=None))
         if not whole.gguf and adapters.is_adapter(whole.folder):
             hint = "name a whole model: {base=FOLDER}"
             raise ModelError(f"the base of {source.name}, {base}, is an adapter too", hint)
         source = replace(whole, name=source.name, adapter=source)
-        adapters.check_package()
+        if find_spec("peft") is None:
+            raise ModelError("reading an adapter needs peft", 'pip install "attnscope[peft]"')
     elif options.base is not None:
         raise UsageError(f"{options.model} is no adapter, and has no base", "leave out {base}")
     if source.gguf:
@@ -282,16 +282,6 @@ def _identity(source: Source, options: LoadOptions, weights: Path | None) -> str
     return f"files {checkpoint.digest(source.folder, options.allow_pickle, [weights] if weights else None)[:12]}"
 
 
-def _alone(source: Source) -> Source:
-    """The source. Raises ModelError for a GGUF file next to an adapter, which transformers would apply unasked."""
-    if source.gguf and adapters.is_adapter(source.folder):
-        raise ModelError(
-            f"{source.gguf} lies in the folder of an adapter, which would change it",
-            "move the GGUF file to a folder of its own",
-        )
-    return source
-
-
 def _find(options: LoadOptions) -> Source:
     """The folder of the model: its own, the embedded one, or a snapshot of the Hub's; or its GGUF file."""
     try:
@@ -305,6 +295,11 @@ def _find(options: LoadOptions) -> Source:
             raise UsageError(f"{options.model} is a folder and has no revisions", "leave out {revision}")
         return Source(options.model, path)
     if is_file and path.suffix == ".gguf":
+        if adapters.is_adapter(path.parent):  # transformers would apply it unasked
+            raise ModelError(
+                f"{path} lies in the folder of an adapter, which would change it",
+                "move the GGUF file to a folder of its own",
+            )
         return Source(options.model, path.parent, gguf=path)
     if is_file:
         raise ModelError(f"{options.model} is a file, expected a folder", "pass the folder that holds it")
