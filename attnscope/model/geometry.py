@@ -6,7 +6,8 @@ Pure Python: no weights, and torch only to count the parameters.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -68,6 +69,7 @@ OF_GENERATED = ("reference_sliding_attention",)  # those whose window is over ge
 NOT_KNOWN = "keys not known before the pass"
 ATTENTION_TYPES = ("full", "sliding", "chunked", "windowed", "sparse", "compressed", "patch")
 WINDOWS = ("sliding_window", "sliding_window_size", "attention_window_size", "window_size")
+SIZES = ("heads", "kv_heads", "head_dim", "value_dim")  # of a layer
 MOST_LAYERS, MOST_NUMBER = 1000, 2**40  # a config that says more is no model's
 POSITIONS = ("max_position_embeddings", "n_positions", "max_target_positions", "max_seq_len", "max_sequence_length")
 
@@ -236,8 +238,18 @@ def geometry_of(config: Any, *, count: bool = True, task: str | None = None) -> 
         others, rates = _in_parts(config), {POOLING: config.cross_attn_k}
         layers = others.pop(DECODER)
 
-    # Dynamic rotary positions stretch themselves: no text is too long for them.
-    most, most_of_decoder = (None, None) if "dynamic" in rotary_types(config) else _max_positions(config, task)
+    most = most_of_decoder = None
+    if "dynamic" in rotary_types(config):
+        pass  # such positions stretch themselves: no text is too long for them
+    elif task == SEQ2SEQ:
+        # A text has no more than the least of two stacks with a config each. LED states both in one.
+        encoder, decoder = (stack_config(config, stack) for stack in (ENCODER, DECODER))
+        most_of_encoder = _positions(encoder, "max_encoder_position_embeddings")
+        most_of_decoder = _positions(decoder, "max_decoder_position_embeddings")
+        limits = [limit for limit in (most_of_encoder, most_of_decoder) if limit is not None]
+        most = next(iter(limits), None) if encoder is decoder else min(limits, default=None)
+    else:
+        most = _positions(stack_config(config, main_stack(task)))
     return _sound(
         Geometry(
             model_type=config.model_type,
@@ -306,7 +318,12 @@ def rotary_types(config: Any) -> set[str]:
     {'default'}
     """
     text = config.get_text_config(decoder=True)
-    return set(_rotary_types(getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}))
+    types, inside = set[str](), [getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}]
+    while inside:
+        rotary = inside.pop()
+        inside += [part for part in rotary.values() if isinstance(part, Mapping)]
+        types |= {str(rotary[key]) for key in ("rope_type", "type") if key in rotary}
+    return types
 
 
 def count_parameters(config: Any) -> int | None:
@@ -382,74 +399,33 @@ def longer(config: Any, positions: int | None) -> Any:
     return config
 
 
-def _rotary_types(rotary: Mapping[str, Any]) -> Iterator[str]:
-    for key, value in rotary.items():
-        if isinstance(value, Mapping):
-            yield from _rotary_types(value)
-        elif key in ("rope_type", "type"):
-            yield str(value)
-
-
-def _max_positions(config: Any, task: str) -> tuple[Any, Any]:
-    """The most tokens of a text, and of an encoder-decoder's target; None where nothing limits them.
-
-    A text has no more than the least of two stacks with a config each. LED states both in one.
-    """
-    if task != SEQ2SEQ:
-        return _positions(stack_config(config, main_stack(task))), None
-    stacks = [stack_config(config, stack) for stack in (ENCODER, DECODER)]
-    names = [f"max_{stack}_position_embeddings" for stack in (ENCODER, DECODER)]
-    encoder, decoder = map(_positions, stacks, names)
-    limits = [limit for limit in (encoder, decoder) if limit is not None]
-    together = stacks[0] is stacks[1] or len(set(limits)) < 2
-    return (next(iter(limits), None) if together else min(limits)), decoder
-
-
 def _positions(text: Any, own: str = "") -> Any:
     """The most tokens that one stack has positions for; None where its config names no limit.
 
-    A table of positions may have a padding row, as RoBERTa's, and begin after it. No config says so: its module does.
-    own: what the config calls this stack's, where it has several.
+    A table of positions may have a padding row, as RoBERTa's, and begin after it. No config says so: the table's own
+    class does, or the module that has it, which count from that row. own: what the config calls this stack's, where it
+    has several.
     """
     limit = _first(text, own, *POSITIONS)
     if limit is None or getattr(text, "pad_token_id", None) is None or rotary_types(text):
         return limit
-    try:
-        rows = _rows_behind_padding(empty_model(text))
-    except Exception:  # any family's constructor, with any config
-        rows = None
-    return limit if rows is None else min(limit, rows - family(text.model_type).positions_ahead)
-
-
-def _rows_behind_padding(model: nn.Module) -> int | None:
-    """The rows of a table of positions after its padding row; None where positions begin at the first row.
-
-    The table's own class or the module that holds it counts from the padding row. LXMERT counts from 0: its table is a
-    plain one, and the module does not know the row.
-    """
     from torch import nn
 
-    for holder in model.modules():
-        for name, table in holder.named_children():
-            row = getattr(table, "padding_idx", None) if "position" in name else None
-            if row is not None and (type(table) is not nn.Embedding or hasattr(holder, "padding_idx")):
-                return len(table.get_parameter("weight")) - row - 1
-    return None
+    with suppress(Exception):  # any family's constructor, with any config
+        for holder in empty_model(text).modules():
+            for name, table in holder.named_children():
+                row = getattr(table, "padding_idx", None) if "position" in name else None
+                # LXMERT counts from 0: its table is a plain one, and the module does not know the row.
+                if row is not None and (type(table) is not nn.Embedding or hasattr(holder, "padding_idx")):
+                    rows = len(table.get_parameter("weight")) - row - 1
+                    return min(limit, rows - family(text.model_type).positions_ahead)
+    return limit
 
 
 def _sound(geometry: Geometry) -> Geometry:
     """The geometry, if its sizes are sizes. Raises ValueError that names one that is none."""
     for holder in (geometry, *geometry.layers):
-        for name in (
-            "max_positions",
-            "decoder_positions",
-            "hidden_size",
-            "vocab_size",
-            "heads",
-            "kv_heads",
-            "head_dim",
-            "value_dim",
-        ):
+        for name in (*("max_positions", "decoder_positions", "hidden_size", "vocab_size"), *SIZES):
             value = getattr(holder, name, None)
             if value is not None and not (isinstance(value, int | float) and 0 <= value <= MOST_NUMBER):
                 raise ValueError(f"expected a size as {name}, got {brief(value)}")
@@ -462,20 +438,31 @@ def _in_words(layers: tuple[LayerGeometry, ...]) -> str:
     without = "".join(f", {count} {name}" for name, count in types.items())
     both = Counter(layer.parallel for layer in there if layer.parallel)
     without += "".join(f", {name} parallel to {count}" for name, count in both.items())
-    heads, kv_heads = (_range([getattr(layer, name) for layer in there]) for name in ("heads", "kv_heads"))
+
+    def spread(numbers: list[int]) -> str:
+        """`24`, or `8-16` where layers differ."""
+        return "-".join(str(number) for number in sorted({min(numbers), max(numbers)})) if numbers else "0"
+
+    heads, kv_heads = spread([layer.heads for layer in there]), spread([layer.kv_heads for layer in there])
     return f"{len(there)} layers x {heads} heads ({kv_heads} kv){without}"
-
-
-def _range(numbers: list[int]) -> str:
-    """`24`, or `8-16` where layers differ."""
-    return "-".join(str(number) for number in sorted({min(numbers), max(numbers)})) if numbers else "0"
 
 
 def _layers(config: Any, stack: str) -> tuple[LayerGeometry, ...]:
     """The layers of a stack of the model of a config."""
     text = stack_config(config, stack)
-    types = _types(text, stack)
-    words = _named(text, len(types))
+    count, known = _count(text, stack), family(text.model_type)
+    names = _first(text, "layer_types", "layers_block_type", "attention_layers")
+    words = names if isinstance(names, list | tuple) and len(names) == count else ()
+
+    # What the family says goes before the words of the config.
+    fixed = known.without_softmax or (known.layer_type and known.layer_type(text, stack))
+    types = [TYPES.get(word) or visible(str(word)) for word in words]
+    if not types:  # asked only here: of layers that differ a config has no window of all
+        types = ["sparse" if _first(text, "keep_window_size") else "sliding" if _window(text) else "full"] * count
+    has_mamba = any(name.startswith(("mamba", "n_mamba")) for name in vars(text))
+    cross = _first(text, "cross_attention_layers") or ()
+    types = ["ssm" if has_mamba and word == "linear" else word for word in types]
+    types = [fixed or ("cross" if index in cross else word) for index, word in enumerate(types)]
 
     # A word that is not in TYPES is of a layer with attention where its modules attend: then a model is built.
     unknown = {index for index, word in enumerate(words) if word not in TYPES}
@@ -484,7 +471,7 @@ def _layers(config: Any, stack: str) -> tuple[LayerGeometry, ...]:
     # With a Mamba in the config and no list of the layers that are one, all layers have it parallel to their attention;
     # with such a list those that it calls hybrid.
     hybrid = {index for index, word in enumerate(words or ["hybrid"] * len(types)) if word == "hybrid"}
-    parallel = hybrid if _has_mamba(text) else set()
+    parallel = hybrid if has_mamba else set()
     return tuple(
         replace(
             _layer(text, index, name, stack),
@@ -541,35 +528,14 @@ def _bounded(count: int) -> int:
     return int(count)
 
 
-def _types(text: Any, stack: str) -> list[str]:
-    """The type of every layer."""
-    count, own = _count(text, stack), family(text.model_type)
-    if of_family := own.without_softmax or (own.layer_type and own.layer_type(text, stack)):
-        return [of_family] * count
-    types = [TYPES.get(name) or visible(str(name)) for name in _named(text, count)]
-    if not types:  # asked only here: of layers that differ a config has no window of all
-        of_all = "sparse" if _first(text, "keep_window_size") else "sliding" if _window(text) else "full"
-        types = [of_all] * count
-    if _has_mamba(text):
-        types = ["ssm" if name == "linear" else name for name in types]
-    cross = _first(text, "cross_attention_layers") or ()
-    return ["cross" if index in cross else name for index, name in enumerate(types)]
-
-
-def _named(text: Any, count: int) -> Sequence[str]:
-    """What the config calls each layer; nothing where it has no list of them."""
-    names = _first(text, "layer_types", "layers_block_type", "attention_layers")
-    return names if isinstance(names, list | tuple) and len(names) == count else ()
-
-
-def _has_mamba(text: Any) -> bool:
-    return any(name.startswith(("mamba", "n_mamba")) for name in vars(text))
-
-
 def _layer(text: Any, index: int, layer_type: str, stack: str = DECODER) -> LayerGeometry:
     config = text.per_layer_config[index] if getattr(text, "is_heterogeneous", False) else text
-    prefix = "swa_" if layer_type == "sliding" else ""
-    heads = _heads(config, index, prefix, stack)
+    known = family(config.model_type)
+
+    def own(*names: str) -> list[str]:
+        """The names of a layer that slides first, as some configs have both."""
+        return [*(f"swa_{name}" for name in names if layer_type == "sliding"), *names]
+
     window = None
     if layer_type == "chunked":
         window = _first(config, "attention_chunk_size")
@@ -579,44 +545,28 @@ def _layer(text: Any, index: int, layer_type: str, stack: str = DECODER) -> Laye
         counts_itself = getattr(config, "use_bidirectional_attention", None) and getattr(config, "is_causal", True)
         if window and stack == ENCODER and counts_itself:
             window -= 1
-    kv_heads, dims = _kv_heads(config, heads, layer_type), _dims(config, heads, prefix)
-    return LayerGeometry(index, layer_type, heads, kv_heads, *dims, window)
 
-
-def _heads(config: Any, index: int, prefix: str, stack: str) -> int:
     per_layer = getattr(config, "num_attention_heads_per_layer", None)
     if per_layer:
-        return per_layer[index]
-    if rule := family(config.model_type).heads:
-        return rule(config)
-    own = (f"{stack}_attention_heads", f"num_{stack}_attention_heads")
-    names = ("num_attention_heads", "n_heads", "num_heads", "attention_heads")
-    return _first(config, *own, *(prefix + name for name in names), *names) or 0
+        heads = per_layer[index]
+    elif known.heads:
+        heads = known.heads(config)
+    else:
+        of_stack = (f"{stack}_attention_heads", f"num_{stack}_attention_heads")
+        heads = _first(config, *of_stack, *own("num_attention_heads", "n_heads", "num_heads", "attention_heads")) or 0
 
-
-def _kv_heads(config: Any, heads: int, layer_type: str) -> int:
-    if _latent(config):  # a key of its own for every head
-        return heads
-    rule = family(config.model_type).kv_heads
-    count = rule(config, heads, layer_type) if rule else None
-    if count is not None:
-        return count
-    swa = "swa_num_key_value_heads" if layer_type == "sliding" else "num_key_value_heads"
-    return _first(config, swa, "num_key_value_heads", "num_kv_heads") or heads
-
-
-def _dims(config: Any, heads: int, prefix: str) -> tuple[int, int]:
-    """Width of a head's queries and keys, and of its values."""
-    if _latent(config):
-        return config.qk_nope_head_dim + config.qk_rope_head_dim, config.v_head_dim
-    names = ("head_dim", "attention_head_dim", "kv_channels", "d_kv", "d_head")
+    # In latent attention every head has a key of its own, of two parts.
+    if _first(config, "kv_lora_rank") and hasattr(config, "qk_nope_head_dim"):
+        head_dim = config.qk_nope_head_dim + config.qk_rope_head_dim
+        return LayerGeometry(index, layer_type, heads, heads, head_dim, config.v_head_dim, window)
+    kv_heads = known.kv_heads(config, heads, layer_type) if known.kv_heads else None
+    if kv_heads is None:
+        kv_heads = _first(config, *own("num_key_value_heads"), "num_kv_heads") or heads
     width = _first(config, "true_hidden_size", "hidden_size", "d_model", "n_embd") or 0
-    head_dim = _first(config, *(prefix + name for name in names), *names) or (width // heads if heads else 0)
-    return head_dim, _first(config, prefix + "v_head_dim", "v_head_dim") or head_dim
-
-
-def _latent(text: Any) -> bool:
-    return bool(_first(text, "kv_lora_rank")) and hasattr(text, "qk_nope_head_dim")
+    head_dim = _first(config, *own("head_dim", "attention_head_dim", "kv_channels", "d_kv", "d_head"))
+    head_dim = head_dim or (width // heads if heads else 0)
+    value_dim = _first(config, *own("v_head_dim")) or head_dim
+    return LayerGeometry(index, layer_type, heads, kv_heads, head_dim, value_dim, window)
 
 
 def _window(text: Any) -> int | None:
