@@ -299,6 +299,7 @@ def _with_tokens(model: PreTrainedModel, config: Any, learnt: Tensor | None, wha
                 "choose one of prompt tuning or P-tuning",
             )
         shape = len(geometry.layers), 2, kv_heads, head_dim
+    # Weights of other sizes are another model's, and reshaping them could pass without an error.
     width = prod(shape)
     if learnt is None or learnt.ndim != 2 or learnt.shape[1] != width or not len(learnt):
         raise ModelError(

@@ -21,7 +21,6 @@ from attnscope.model.libraries import knows_interface
 from attnscope.model.tasks import reading_part
 
 if TYPE_CHECKING:
-    from torch import nn
     from transformers import PreTrainedModel
 
     Load = Callable[..., tuple[PreTrainedModel, Mapping[str, Any]]]
@@ -54,39 +53,31 @@ def tower_of(model: Any) -> Any:
 
 def check_tower(config: Any, name: str) -> None:
     """Raise ModelError for a vision tower that does not attend over one grid of patches; config: its own."""
-    why = _why_not(config)
-    if why:
-        raise ModelError(f"{name} ({config.model_type}) reads pictures, but {why}", OTHER)
-
-
-def _why_not(config: Any) -> str:
     heads, layers = (
         next((value for name in names if (value := getattr(config, name, None)) is not None), None)
         for names in (("num_attention_heads", "num_heads"), ("num_hidden_layers", "depth"))
     )
-    if not _attends(config):
-        return "has no attention: it is made of convolutions"
-    if getattr(config, "is_encoder_decoder", False):
-        return "looks at them with queries of its own, which are no patches"
-    if getattr(config, "num_frames", None) is not None:
-        return "expects videos, frame by frame"
-    if isinstance(heads, list | tuple) or getattr(config, "depths", None) or getattr(config, "patch_sizes", None):
-        return "attends in stages, each over fewer and larger patches than the one before"
-    if patch_side(config) is None or not isinstance(heads, int) or not isinstance(layers, int):
-        return "its config does not say how it divides them into patches"
-    if getattr(config, "window_size", None) and getattr(config, "fullatt_block_indexes", None) is None:
-        return "attends in windows of patches"
-    return ""
+    # Whether any module attends: by what its class is called, or as it lies in a file that has attention.
+    attends = True
+    with suppress(Exception):  # any family's constructor, with any config: loading says what is wrong with it
+        kinds = {type(module) for module in empty_model(config).modules()}
+        attends = any("attention" in kind.__name__.lower() or knows_interface(kind) for kind in kinds)
 
-
-def _attends(config: Any) -> bool:
-    """Whether any module of the model's is of attention, by what its class is called, or lies in a file that has it."""
-    try:
-        parts: nn.Module = empty_model(config)
-    except Exception:  # any family's constructor, with any config: loading says what is wrong with it
-        return True
-    kinds = {type(module) for module in parts.modules()}
-    return any("attention" in kind.__name__.lower() or knows_interface(kind) for kind in kinds)
+    why = ""
+    if not attends:
+        why = "has no attention: it is made of convolutions"
+    elif getattr(config, "is_encoder_decoder", False):
+        why = "looks at them with queries of its own, which are no patches"
+    elif getattr(config, "num_frames", None) is not None:
+        why = "expects videos, frame by frame"
+    elif isinstance(heads, list | tuple) or getattr(config, "depths", None) or getattr(config, "patch_sizes", None):
+        why = "attends in stages, each over fewer and larger patches than the one before"
+    elif patch_side(config) is None or not isinstance(heads, int) or not isinstance(layers, int):
+        why = "its config does not say how it divides them into patches"
+    elif getattr(config, "window_size", None) and getattr(config, "fullatt_block_indexes", None) is None:
+        why = "attends in windows of patches"
+    if why:
+        raise ModelError(f"{name} ({config.model_type}) reads pictures, but {why}", OTHER)
 
 
 WHOLE, BODY, ENCODER, TOWER, TEXT = PARTS = ("whole", "body", "encoder", "tower", "text")
@@ -118,7 +109,7 @@ class Fit:
     def of(cls, kind: Any, load: Load, **changes: Any) -> Fit:
         """changes: of the arguments of `from_pretrained`."""
         model, report = load(kind, **changes)
-        body = "" if is_bare(model) else f"{model.base_model_prefix}."
+        body = "" if model.base_model is model else f"{model.base_model_prefix}."
         missing = sorted(report["missing_keys"])
         inside = [name for name in missing if name.startswith(body)]
         return cls(kind, model, inside, sorted(set(missing) - set(inside)), sorted(report["unexpected_keys"]))
@@ -131,7 +122,8 @@ class Fit:
     @property
     def may_be_another(self) -> bool:
         """Whether another class could fit better: the checkpoint's own head may be among the weights left over."""
-        left_over = bool(self.unused) and (bool(self.head) or is_bare(self.model)) and not has_head(self.model)
+        is_body = self.model.base_model is self.model
+        left_over = bool(self.unused) and (bool(self.head) or is_body) and not has_head(self.model)
         return bool(self.body) or left_over
 
     @property
@@ -199,20 +191,6 @@ def part_of(model: PreTrainedModel, part: str) -> PreTrainedModel:
         if hasattr(model, name) and not hasattr(inner, name):
             setattr(inner, name, getattr(model, name))
     return inner
-
-
-def check_body(fit: Fit, name: str, otherwise: str) -> None:
-    """Raise ModelError where weights of the body are missing. name: of the model."""
-    if fit.body:
-        raise ModelError(
-            f"{name} lacks {len(fit.body)} of its weights (first: {fit.body[0]})",
-            f"they would be random numbers; {otherwise}",
-        )
-
-
-def is_bare(model: Any) -> bool:
-    """Whether a model is its own body: it has no head."""
-    return model.base_model is model
 
 
 def has_head(model: Any) -> bool:

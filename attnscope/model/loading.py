@@ -491,8 +491,12 @@ def _model(
         raise _not_loaded(error, source, config, files) from error
 
     # A body without some of its weights would be random numbers; a head without them is ignored.
-    hint = "transformers finds no tensors for them in the file" if source.gguf else "download the model again"
-    fitting.check_body(fit, source.name, hint)
+    if fit.body:
+        hint = "transformers finds no tensors for them in the file" if source.gguf else "download the model again"
+        raise ModelError(
+            f"{source.name} lacks {len(fit.body)} of its weights (first: {fit.body[0]})",
+            f"they would be random numbers; {hint}",
+        )
     part = fitting.BODY if fit.head else fitting.WHOLE
     if task == ENCODER_ONLY and tasks.task_of(config) != ENCODER_ONLY:
         part = fitting.ENCODER

@@ -1,16 +1,11 @@
-"""Quantised weights: whether a model's are, and whether a loaded model has the numbers that its checkpoint stores.
+"""Quantised weights: whether a model's are, whether it has the numbers that its checkpoint stores, how it computes.
 
 transformers passes over a method that it does not know, and over scales that no method applies: what it then computes
 with is another model's. So the registry, the names that stayed unused and the types in the files are asked.
 
-Quantised weights that transformers leaves packed until a model's first forward: unpacked as soon as it is there.
-
-A hook of the whole model does it (compressed-tensors). No part that is read alone has that hook, and PEFT, which calls
-the forward of the model inside it, passes it by.
-
-How a quantised model computes: by which method, in which precision, and whether it computes tokens apart.
-
-One of its layers is asked, a copy of it, since some repack their weights when they first run.
+Weights that transformers leaves packed until a model's first forward are unpacked as soon as it is there. A hook of the
+whole model does it (compressed-tensors). No part that is read alone has that hook, and PEFT, which calls the forward of
+the model inside it, passes it by.
 
 Shapes: B text, T token, E width.
 """
@@ -22,21 +17,19 @@ import inspect
 import logging
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from inspect import ismethod
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from attnscope.errors import ModelError, brief
 from attnscope.model.checkpoint import Stored
 from attnscope.model.fitting import Fit
 from attnscope.model.libraries import bars_as_elsewhere, needed
 
-if TYPE_CHECKING:
-    import torch
-
+logger = logging.getLogger(__name__)
 OTHERWISE = "choose the model as it was before that, or quantised in a way that transformers reads"
 SEPARATORS = re.compile("[._:]")  # of a weight's name and what is stored for it: weight_scale, weight.absmax
 # What a quantizer of transformers does with weights: operations on each, or a last step over the model.
@@ -131,8 +124,14 @@ def check_method(config: Any, name: str) -> None:
         raise ModelError(
             f"the config of {name} has a quantization_config without a quant_method", "download the model again"
         ) from None
+    # Some quantizers of transformers do nothing with weights, and make no layers that have them packed: that of HQQ
+    # only marks layers. One that is not of transformers is taken at its word.
     method = str(method_of(config))
-    if not (supported and _is_written(method)):
+    quantizer = needed("transformers.quantizers.auto", "AUTO_QUANTIZER_MAPPING").get(method)
+    base = needed("transformers.quantizers.base", "HfQuantizer", *STEPS)
+    if quantizer and not quantizer.requires_calibration and quantizer.__module__.startswith("transformers."):
+        supported = supported and any(getattr(quantizer, step) is not getattr(base, step) for step in STEPS)
+    if not supported:
         raise ModelError(f"{name} is quantised by {brief(method)}, a method that transformers does not read", OTHERWISE)
 
 
@@ -148,14 +147,33 @@ def check_numbers(fit: Fit, config: Any, stored: Mapping[str, Stored], name: str
         how = f" ({method})" if method else ""
         raise ModelError(f"{name} is stored quantised{how}, and transformers does not apply its {scale}", OTHERWISE)
     packs = getattr(fit.model, "hf_quantizer", None) is not None
-    checked = _alone(stored) if method else stored.keys()  # a method unpacks what was stored with scales
+    checked = set(stored)
+    if method:  # it unpacks what has scales: something by its name and more, or a neighbour that is no bias
+        longer = {name[: sign.start()] for name in stored for sign in SEPARATORS.finditer(name)}
+        of_layer = Counter(name.rpartition(".")[0] for name in stored if not name.endswith(".bias"))
+        checked = {name for name in checked - longer if of_layer[name.rpartition(".")[0]] == 1}
     key = None if method and packs else next((key for key in _narrow(fit, stored) if key in checked), None)
     if key is not None:
         why = "no scale of it" if method else "its config names no method to unpack it"
         raise ModelError(f"{name} stores {key} as {stored[key].dtype}, and {why}", OTHERWISE)
     check_plain(fit.model, name)
-    if not packs:
-        _check_blocks((_stated(config) or {}).get("weight_block_size"), stored, name)
+    # Float8 weights are unpacked by blocks: transformers divides the sides of a weight by their number. Where a side is
+    # no multiple of the blocks, the last of which is then smaller, that makes blocks of another size, or no whole ones.
+    size = None if packs else (_stated(config) or {}).get("weight_block_size")
+    for key, tensor in stored.items() if size else ():
+        scale = stored.get(f"{key}_scale_inv") or stored.get(f"{key.removesuffix('.weight')}.scale")
+        sides = tensor.shape[-2:]
+        if scale is None or len(sides) != 2 or not tensor.is_float8:
+            continue
+        grid = tuple(-(-side // width) for side, width in zip(sides, size, strict=True))
+        ragged = any(side % width and count > 1 for side, width, count in zip(sides, size, grid, strict=True))
+        if ragged and scale.shape[-2:] == grid:
+            (rows, columns), (high, wide) = sides, size
+            raise ModelError(
+                f"{name} stores {key}, {rows} x {columns}, in blocks of {high} x {wide} that do not fill it, and "
+                "transformers unpacks whole blocks alone",
+                "read it on a GPU that computes in float8",
+            )
 
 
 def even_out(model: Any) -> None:
@@ -235,18 +253,6 @@ def _stated(config: Any) -> dict[str, Any] | None:
     return None if of_bitsandbytes and not any(map(stated.get, ("load_in_8bit", "load_in_4bit"))) else stated
 
 
-def _is_written(method: str) -> bool:
-    """Whether transformers' quantizer of a method does anything with weights, or makes layers that hold them packed.
-
-    That of HQQ only marks layers: more is announced. One that is not of transformers is taken at its word.
-    """
-    quantizer = needed("transformers.quantizers.auto", "AUTO_QUANTIZER_MAPPING").get(method)
-    base = needed("transformers.quantizers.base", "HfQuantizer", *STEPS)
-    if quantizer is None or quantizer.requires_calibration or not quantizer.__module__.startswith("transformers."):
-        return True
-    return any(getattr(quantizer, step) is not getattr(base, step) for step in STEPS)
-
-
 def _unapplied(fit: Fit, stored: Mapping[str, Stored]) -> Iterator[str]:
     """The unused tensors that a weight of the model was stored with: those of its name and more, then its neighbours.
 
@@ -294,40 +300,6 @@ def _narrow(fit: Fit, stored: Mapping[str, Stored]) -> Iterator[str]:
         of_layer = (place is None or packs) and (stored[key].is_float8 or key.endswith(".weight"))
         if of_layer or (place is not None and place.is_floating_point()):
             yield key
-
-
-def _alone(stored: Mapping[str, Stored]) -> set[str]:
-    """The tensors that nothing is stored for: nothing by their name and more, and no neighbour but a bias."""
-    longer = {name[: sign.start()] for name in stored for sign in SEPARATORS.finditer(name)}
-    of_layer = Counter(name.rpartition(".")[0] for name in stored if not name.endswith(".bias"))
-    return {name for name in stored if name not in longer and of_layer[name.rpartition(".")[0]] == 1}
-
-
-def _check_blocks(size: Sequence[int] | None, stored: Mapping[str, Stored], name: str) -> None:
-    """Raise ModelError where float8 weights were unpacked by blocks that are not theirs. size: (rows, columns) of one.
-
-    transformers divides the sides of a weight by those of its scales. Where a side is no multiple of the blocks, the
-    last of which is then smaller, that makes blocks of another size, or no whole ones.
-    """
-    if not size:
-        return
-    for key, tensor in stored.items():
-        scale = stored.get(f"{key}_scale_inv") or stored.get(f"{key.removesuffix('.weight')}.scale")
-        sides = tensor.shape[-2:]
-        if scale is None or len(sides) != 2 or not tensor.is_float8:
-            continue
-        grid = tuple(-(-side // width) for side, width in zip(sides, size, strict=True))
-        ragged = any(side % width and count > 1 for side, width, count in zip(sides, size, grid, strict=True))
-        if ragged and scale.shape[-2:] == grid:
-            (rows, columns), (high, wide) = sides, size
-            raise ModelError(
-                f"{name} stores {key}, {rows} x {columns}, in blocks of {high} x {wide} that do not fill it, and "
-                "transformers unpacks whole blocks alone",
-                "read it on a GPU that computes in float8",
-            )
-
-
-logger = logging.getLogger(__name__)
 
 
 def unpack(model: Any, name: str) -> None:
@@ -439,14 +411,10 @@ def arithmetic_of(model: Any, config: Any) -> Arithmetic | None:
     kinds = (type(getattr(layer, "weight", None)), type(layer))
     packages = [kind.__module__.partition(".")[0] for kind in kinds]
     package = next((package for package in packages if package not in ("torch", "builtins")), "torch")
-    products, together = _measured(layer, model.dtype)
-    return Arithmetic(method or package, False, products, together)
-
-
-def _measured(layer: Any, dtype: torch.dtype) -> tuple[str | None, bool]:
-    """To which dtype a layer rounds what enters it, and whether a token's output depends on the others'."""
     import torch
 
+    # A copy of it is asked, since some layers repack their weights when they first run.
+    products, together, dtype = None, False, model.dtype
     x_BTE = torch.randn(1, 4, layer.in_features, generator=torch.Generator().manual_seed(0)).to(dtype)
     with torch.no_grad(), suppress(Exception):  # any library's layer
         own = copy.deepcopy(layer)
@@ -454,8 +422,9 @@ def _measured(layer: Any, dtype: torch.dtype) -> tuple[str | None, bool]:
         output_BTE = own(x_BTE)
         halves = [half for half in (torch.bfloat16, torch.float16) if dtype == torch.float32]
         rounding = next((half for half in halves if torch.equal(own(x_BTE.to(half).to(dtype)), output_BTE)), None)
-        products = None if rounding is None else str(rounding).removeprefix("torch.")
+        # A token's output depends on the others' where much larger ones next to it change it.
         with_large_BTE = own(torch.cat([x_BTE, 1000 * x_BTE], 1))[:, :4]
         difference = float((with_large_BTE - output_BTE).norm() / output_BTE.norm())
-        return products, difference > 10 * torch.finfo(dtype).eps
-    return None, False
+        products = None if rounding is None else str(rounding).removeprefix("torch.")
+        together = difference > 10 * torch.finfo(dtype).eps
+    return Arithmetic(method or package, False, products, together)

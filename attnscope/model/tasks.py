@@ -55,7 +55,7 @@ def task_of(config: Any) -> str:
         return task_of(part)
     if family(config.model_type).looks_ahead or _as_configured(config) is False:
         return ENCODER_ONLY
-    causal = config.model_type in _causal_names() or _causal_part(config) or _generates_beside(config)
+    causal = config.model_type in _types_with("CAUSAL_LM") or _causal_part(config) or _generates_beside(config)
     remote = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
     return CAUSAL_LM if (causal or remote) and not both_ways(config) else ENCODER_ONLY
 
@@ -91,28 +91,22 @@ def looks_back_alone(config: Any, stack: str) -> bool | None:
         return None
     types = {*(getattr(stack_config(config, DECODER), "layer_types", None) or ())}
     decoder = both_ways(config) and not types - {"full_attention", "sliding_attention", "linear_attention", "conv"}
-    return False if decoder or config.model_type in _masked_names() else None
+    return False if decoder or config.model_type in _types_with("MASKED_LM") else None
 
 
 def _as_configured(config: Any) -> bool | None:
     """Whether a type that can be both is a decoder here; None for a type whose config does not choose."""
     if hasattr(config, "causal"):
         return bool(config.causal)
-    pairs = needed("transformers.models.auto.modeling_auto", "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES")
     kind = config.model_type
-    can_be_both = kind in _masked_names() and kind in _causal_names() and kind not in pairs
+    can_be_both = kind in _types_with("MASKED_LM") and kind in _types_with("CAUSAL_LM")
+    can_be_both = can_be_both and kind not in _types_with("SEQ_TO_SEQ_CAUSAL_LM")
     return bool(config.is_decoder) if can_be_both or family(kind).either else None
 
 
-def _causal_names() -> Mapping[str, Any]:
-    """The types that transformers has a causal language model of."""
-    names: Mapping[str, Any] = needed("transformers.models.auto.modeling_auto", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES")
-    return names
-
-
-def _masked_names() -> Mapping[str, Any]:
-    """The types that transformers has a masked language model of."""
-    names: Mapping[str, Any] = needed("transformers.models.auto.modeling_auto", "MODEL_FOR_MASKED_LM_MAPPING_NAMES")
+def _types_with(kind: str) -> Mapping[str, Any]:
+    """The types that transformers has a model of one kind of, such as `CAUSAL_LM`, with the names of the classes."""
+    names: Mapping[str, Any] = needed("transformers.models.auto.modeling_auto", f"MODEL_FOR_{kind}_MAPPING_NAMES")
     return names
 
 
@@ -121,8 +115,7 @@ def _generates_beside(config: Any) -> bool:
     too, and that model reads a text without them."""
     from transformers import MODEL_FOR_MULTIMODAL_LM_MAPPING
 
-    names = needed("transformers.models.auto.modeling_auto", "MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES")
-    if config.model_type not in names or config.model_type in _causal_names():
+    if config.model_type not in _types_with("MULTIMODAL_LM") or config.model_type in _types_with("CAUSAL_LM"):
         return False
     if getattr(config, "vision_config", None) is not None and config.get_text_config(decoder=True) is config:
         return False
@@ -139,7 +132,7 @@ def text_part(config: Any) -> Any | None:
     'clip_text_model'
     """
     part = config.get_text_config()
-    writes = config.model_type in _causal_names() or getattr(config, "is_encoder_decoder", False)
+    writes = config.model_type in _types_with("CAUSAL_LM") or getattr(config, "is_encoder_decoder", False)
     brings_code = bool(getattr(config, "auto_map", None))
     return None if part is config or writes or brings_code or _generates_beside(config) else part
 
@@ -193,10 +186,9 @@ def _causal_part(config: Any) -> bool:
     """
     from transformers import CONFIG_MAPPING
 
-    file = "transformers.models.auto.modeling_auto"
-    alone = config.model_type in needed(file, "MODEL_MAPPING_NAMES")
-    with_pictures = needed(file, "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES") if alone else ()
-    names = [name for name in (*_causal_names(), *with_pictures) if config.model_type.startswith(f"{name}_")]
+    alone = config.model_type in needed("transformers.models.auto.modeling_auto", "MODEL_MAPPING_NAMES")
+    with_pictures = _types_with("IMAGE_TEXT_TO_TEXT") if alone else ()
+    names = [name for name in (*_types_with("CAUSAL_LM"), *with_pictures) if config.model_type.startswith(f"{name}_")]
     parts = [CONFIG_MAPPING[name].sub_configs for name in names]
     return any(type(config) is part.get(name) for part in parts for name in ("text_config", "decoder"))
 
@@ -265,13 +257,7 @@ def model_classes(config: Any, task: str, name: str, exact: bool = False) -> lis
     ['MistralModel', 'AutoModelForCausalLM']
     """
     import transformers
-    from transformers import (
-        MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING,
-        MODEL_FOR_MASKED_LM_MAPPING,
-        MODEL_MAPPING,
-        AutoModel,
-        AutoModelForCausalLM,
-    )
+    from transformers import AutoModel, AutoModelForCausalLM
 
     if task != CAUSAL_LM and "AutoModel" in (getattr(config, "auto_map", None) or {}):
         return [AutoModel]
@@ -284,13 +270,24 @@ def model_classes(config: Any, task: str, name: str, exact: bool = False) -> lis
         return stated[:1]
 
     # In what order they are tried: see above. A family with several bodies names the whole first.
-    bodies, part = classes_of(MODEL_MAPPING, config), text_part(config)
-    head = _language_model(config, task) if part is None else None
+    bodies, part = classes_of(transformers.MODEL_MAPPING, config), text_part(config)
+    # The class with which such a model writes text; none of an encoder.
+    head, beside = None, _generates_beside(config)
+    if part is None and task == CAUSAL_LM and not beside:
+        remote = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
+        if remote or type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
+            head = AutoModelForCausalLM
+    elif part is None and (task == SEQ2SEQ or beside):
+        pairs = classes_of(transformers.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING, config) if task == SEQ2SEQ else []
+        head = next(iter([*pairs, *classes_of(transformers.MODEL_FOR_MULTIMODAL_LM_MAPPING, config)]), None)
     tied = getattr(config.get_text_config(decoder=True), "tie_word_embeddings", False)
     auto = head is AutoModelForCausalLM and any(kind.can_generate() for kind in stated[:1])
     first = [head] if auto or (tied and stated[:1] in ([body] for body in bodies)) else stated
-    of_task = {ENCODER_ONLY: MODEL_FOR_MASKED_LM_MAPPING, VISION_ONLY: MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING}
-    others = classes_of(of_task[task], config) if task in of_task else []
+    others: list[Any] = []
+    if task == ENCODER_ONLY:
+        others = classes_of(transformers.MODEL_FOR_MASKED_LM_MAPPING, config)
+    elif task == VISION_ONLY:
+        others = classes_of(transformers.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING, config)
     kinds = [kind for kind in dict.fromkeys((*first, *stated, head, *bodies[:1], *others)) if kind is not None]
 
     # What reads something else than a text alone is no such class; of the likeliest one that is the error.
@@ -309,25 +306,6 @@ def model_classes(config: Any, task: str, name: str, exact: bool = False) -> lis
     if kinds[0] in why:
         raise ModelError(f"{not_of_text}: {why[kinds[0]]}", "choose another")
     return [kind for kind in kinds if kind not in why]
-
-
-def _language_model(config: Any, task: str) -> Any:
-    """The class of transformers with which such a model writes text; None for an encoder, and where there is none."""
-    from transformers import (
-        MODEL_FOR_CAUSAL_LM_MAPPING,
-        MODEL_FOR_MULTIMODAL_LM_MAPPING,
-        MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
-        AutoModelForCausalLM,
-    )
-
-    if task == CAUSAL_LM and not _generates_beside(config):
-        remote = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
-        return AutoModelForCausalLM if remote or type(config) in MODEL_FOR_CAUSAL_LM_MAPPING else None
-    if task != SEQ2SEQ and not _generates_beside(config):
-        return None
-    multimodal = classes_of(MODEL_FOR_MULTIMODAL_LM_MAPPING, config)
-    pairs = classes_of(MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING, config) if task == SEQ2SEQ else []
-    return next(iter([*pairs, *multimodal]), None)
 
 
 def classes_of(mapping: Any, config: Any) -> list[Any]:
@@ -381,17 +359,17 @@ def attending_layers(config: Any, part: Any, stack: str) -> frozenset[int] | Non
     meta device, without code that it brings, once for each config.
     """
     key = stack, config.to_json_string()
-    if key not in _found:
-        _found.clear()  # one model is read at a time, and asks again for every pass
-        answers = (_of_model(built, stack) for built in (part, config))
-        _found[key] = next((layers for layers in answers if layers is not None), None)
-    return _found[key]
+    if key not in _last_answer:
+        _last_answer.clear()  # one model is read at a time, and asks again for every pass
+        answers = (_attending(built, stack) for built in (part, config))
+        _last_answer[key] = next((layers for layers in answers if layers is not None), None)
+    return _last_answer[key]
 
 
-_found: dict[tuple[str, str], frozenset[int] | None] = {}
+_last_answer: dict[tuple[str, str], frozenset[int] | None] = {}
 
 
-def _of_model(config: Any, stack: str) -> frozenset[int] | None:
+def _attending(config: Any, stack: str) -> frozenset[int] | None:
     """The layers that attend in the model of a config; None where it cannot be built."""
     import torch
     from transformers import AutoModel
