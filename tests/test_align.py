@@ -6,7 +6,7 @@ import random
 import pytest
 
 from attnscope.errors import InputError
-from attnscope.inputs.spans import aligned, alignment, paired, units
+from attnscope.inputs.spans import alignment, paired, units
 
 WHEN_A = ("<s>", " When", " Mary", " and", " John", ".")
 
@@ -38,13 +38,13 @@ WHEN_A = ("<s>", " When", " Mary", " and", " John", ".")
     ],
 )
 def test_the_pairs(a, b, expected):
-    assert aligned(a, b) == expected
-    assert sorted((one, other) for other, one in aligned(b, a)) == expected
+    assert paired(a, b) == expected
+    assert sorted((one, other) for other, one in paired(b, a)) == expected
 
 
 def test_a_long_text_beside_itself_takes_no_time():
     words = [" the"] * 20_000
-    assert aligned(words, words) == [(place, place) for place in range(20_000)]
+    assert paired(words, words) == [(place, place) for place in range(20_000)]
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_units_are_the_connected_parts_of_the_pairs():
     pick = random.Random(0)
     for _ in range(200):
         a, b = ([pick.choice(["x", " y", "", " zz", "q."]) for _ in range(pick.randrange(9))] for _ in range(2))
-        pairs, found = aligned(a, b), units(a, b)
+        pairs, found = paired(a, b), units(a, b)
         if a == b:
             continue
         nodes = {node for one, two in pairs for node in ((0, one), (1, two))}

@@ -1,10 +1,10 @@
-"""Words and sentences over tokens: which token starts one, by short rules on what the tokens say.
+"""Words and sentences over tokens, by short rules on what the tokens say; then which tokens of two texts go together.
 
-Each function takes the texts of the tokens (a character that is split over tokens is in its first, the others are
+What finds words and sentences takes the texts of the tokens (a character that is split over tokens is in its first, the others are
 empty) and which tokens are special. It returns half-open token ranges that cover every token once, in order.
 Special tokens are ranges of their own; white space alone belongs to what follows it, at the end to what precedes it.
 
-Which tokens of two texts belong together: those at the same position, or those that cover the same characters.
+Tokens of two texts belong together at the same position, or where they cover the same characters.
 
     by = alignment(a, b)            # "position" for a minimal pair
     units(a, b, by).size            # how many tokens they share
@@ -21,31 +21,27 @@ import re
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import SequenceMatcher
-from functools import lru_cache
 from itertools import accumulate, pairwise, takewhile
 from typing import Literal, NamedTuple
 
 from attnscope.errors import InputError
 
 # Scripts that don't put spaces between words: Thai and Lao, Myanmar, Khmer, Han with its radicals, kana.
-SPACELESS = (
-    (0x0E00, 0x0EFF),
-    (0x1000, 0x109F),
-    (0x1780, 0x17FF),
-    (0x2E80, 0x2FDF),
-    (0x3005, 0x3007),
-    (0x3040, 0x30FF),
-    (0x31F0, 0x31FF),
-    (0x3400, 0x4DBF),
-    (0x4E00, 0x9FFF),
-    (0xF900, 0xFAFF),
-    (0xFF66, 0xFF9D),
-    (0x20000, 0x3FFFF),
+SPACELESS = re.compile(
+    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u2fdf\u3005-\u3007\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf"
+    "\u4e00-\u9fff\uf900-\ufaff\uff66-\uff9d\U00020000-\U0003ffff]"
 )
+FLAG_HALVES = "".join(map(chr, range(0x1F1E6, 0x1F200)))  # regional indicators
 STOPS = tuple(".!?…؟۔।॥")
 WIDE_STOPS = tuple("。！？｡")
 CLOSERS = "\"'”’»)]}」』）】》"
 TAIL = 16  # characters of a word or sentence that the rules look back on
+UNIT = re.compile(r"\s*(\w+|[^\w\s])")
+Unit = re.Match[str]
+CharacterRange = tuple[int, int]  # characters [start, stop)
+Group = tuple[int, int]  # tokens [start, stop)
+Align = Literal["position", "text"]
+WORDS: Mapping[Align, str] = {"position": "aligned by position", "text": "aligned by characters"}
 
 
 def word_ranges(texts: Sequence[str], special: Sequence[bool]) -> list[tuple[int, int]]:
@@ -99,11 +95,10 @@ def ends_between(text: str, at: int) -> bool:
         return True
     if _extends(before, after):
         return False
-    return not (_in_word(before[-1]) and _in_word(after)) or _spaceless(before[-1]) or _spaceless(after)
-
-
-def _in_word(char: str) -> bool:
-    return char.isalnum() or char == "_" or unicodedata.category(char).startswith("M")
+    if SPACELESS.match(before[-1]) or SPACELESS.match(after):
+        return True
+    in_word = (char.isalnum() or char == "_" or unicodedata.category(char)[0] == "M" for char in (before[-1], after))
+    return not all(in_word)
 
 
 def _fresh(place: int, special: Sequence[bool]) -> bool:
@@ -127,7 +122,7 @@ def _new_word(word: str, before: str, text: str, following: str) -> bool:
     """Whether `text` starts a word after `word`, whose last token says `before`."""
     if not text or not word.strip() or _extends(word, text[0]):
         return False
-    if text[0].isspace() or word[-1].isspace() or _spaceless(text[0]) or _spaceless(word[-1]):
+    if text[0].isspace() or word[-1].isspace() or SPACELESS.match(text[0]) or SPACELESS.match(word[-1]):
         return True
     if _is_mark(text):
         return not _inside(word[-1], text, following)
@@ -138,33 +133,21 @@ def _extends(word: str, char: str) -> bool:
     """Whether a character only modifies, or is joined to, the end of a word."""
     if word[-1] == "\u200d" or char == "\u200d" or "\U0001f3fb" <= char <= "\U0001f3ff":
         return True
-    if _is_flag_half(word[-1]) and _is_flag_half(char):
-        halves = len(word) - len(word.rstrip("".join(map(chr, range(0x1F1E6, 0x1F200)))))
-        return halves % 2 == 1
+    if word[-1] in FLAG_HALVES and char in FLAG_HALVES:
+        return (len(word) - len(word.rstrip(FLAG_HALVES))) % 2 == 1
     return unicodedata.category(char).startswith("M") or "\U000e0020" <= char <= "\U000e007f"
-
-
-def _is_flag_half(char: str) -> bool:
-    return "\U0001f1e6" <= char <= "\U0001f1ff"
-
-
-@lru_cache(4096)
-def _spaceless(char: str) -> bool:
-    return any(first <= ord(char) <= last for first, last in SPACELESS)
 
 
 def _is_mark(text: str) -> bool:
     """Punctuation or symbols alone; the underscore ties words together and doesn't count."""
-    return bool(text.strip()) and all(
-        (category := unicodedata.category(char))[0] in "PS" and category != "Pc" for char in text.strip()
-    )
+    categories = [unicodedata.category(char) for char in text.strip()]
+    return bool(categories) and all(category[0] in "PS" and category != "Pc" for category in categories)
 
 
 def _inside(left: str, mark: str, right: str) -> bool:
     """The apostrophe in don't, the point in 3.14."""
-    return (mark in "'’" and left.isalpha() and right.isalpha()) or (
-        mark in ".," and left.isdigit() and right.isdigit()
-    )
+    letters, digits = left.isalpha() and right.isalpha(), left.isdigit() and right.isdigit()
+    return (mark in "'’" and letters) or (mark in ".," and digits)
 
 
 def _ended(tail: str, text: str) -> bool:
@@ -178,14 +161,6 @@ def _ended(tail: str, text: str) -> bool:
     if core.endswith(WIDE_STOPS):
         return bool(space) or not text.startswith((*CLOSERS, *WIDE_STOPS))
     return core.endswith(STOPS) and bool(space)
-
-
-UNIT = re.compile(r"\s*(\w+|[^\w\s])")
-Unit = re.Match[str]
-CharacterRange = tuple[int, int]  # characters [start, stop)
-Group = tuple[int, int]  # tokens [start, stop)
-Align = Literal["position", "text"]
-WORDS: Mapping[Align, str] = {"position": "aligned by position", "text": "aligned by characters"}
 
 
 def alignment(a: Sequence[str], b: Sequence[str], by: Align | None = None) -> Align:
@@ -207,26 +182,23 @@ def alignment(a: Sequence[str], b: Sequence[str], by: Align | None = None) -> Al
     return "position" if len(a) == len(b) and "".join(a) != "".join(b) else "text"
 
 
-def paired(a: Sequence[str], b: Sequence[str], by: Align) -> list[tuple[int, int]]:
-    """Pairs of token numbers, sorted, as `alignment` says."""
-    return [(place, place) for place in range(len(a))] if by == "position" else aligned(a, b)
-
-
-def aligned(a: Sequence[str], b: Sequence[str]) -> list[tuple[int, int]]:
-    """Pairs of token numbers, sorted: a token of the one text and one of the other that cover the same characters.
+def paired(a: Sequence[str], b: Sequence[str], by: Align = "text") -> list[tuple[int, int]]:
+    """Pairs of token numbers, sorted: by text a token of the one and one of the other that cover the same characters.
 
     a, b: what each token shows, as `Prompt.plain`; a token that shows nothing goes with the character before it. A
     token may be in several pairs, or in none.
 
-    >>> aligned(["un", "likely"], ["unlike", "ly"])
+    >>> paired(["un", "likely"], ["unlike", "ly"])
     [(0, 0), (1, 0), (1, 1)]
     """
+    if by == "position":
+        return [(place, place) for place in range(len(a))]
     owners_a, owners_b = _owners(a), _owners(b)
     pairs = {
         (first, second)
         for place_a, place_b in _same("".join(a), "".join(b))
-        for first in _tokens(owners_a, place_a)
-        for second in _tokens(owners_b, place_b)
+        for first in {token for place in range(*place_a) for token in owners_a[place]}
+        for second in {token for place in range(*place_b) for token in owners_b[place]}
     }
     return sorted(pairs)
 
@@ -335,7 +307,3 @@ def _owners(plain: Sequence[str]) -> list[list[int]]:
             if place >= 0:
                 owners[place].append(token)
     return owners
-
-
-def _tokens(owners: list[list[int]], run: CharacterRange) -> set[int]:
-    return {token for place in range(*run) for token in owners[place]}
