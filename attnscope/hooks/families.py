@@ -85,7 +85,7 @@ FROM_ENCODER = ("key_value_states", "encoder_hidden_states")  # what most module
 class ModuleStacks:
     """The stack of every attention module of a model.
 
-    >>> Stacks(model, model.config).of(model.model.encoder.layers[0].self_attn)
+    >>> ModuleStacks(model, model.config).of(model.model.encoder.layers[0].self_attn)
     'encoder'
     """
 
