@@ -156,12 +156,12 @@ def hold(served: Served, session: Session, quiet: bool) -> int:
 
 def ask_server(request: str, quiet: bool) -> int:
     """Say what the server that runs holds, or end it; 1 without one, and for its status while it loads its models."""
-    from attnscope.serve.client import asked
+    from attnscope.serve.client import request_status
     from attnscope.serve.wire import SilentServerError, UnansweredError
     from attnscope.utils.memory import human_bytes
 
     try:
-        status = asked(request)
+        status = request_status(request)
     except SilentServerError as why:
         step = f"kill -CONT {why.process} continues one that was stopped, kill -KILL {why.process} ends it"
         output.log(f"attnscope: {why}" + f"; {step}" * bool(why.process), quiet=False)
@@ -281,11 +281,11 @@ def page_class() -> type[LivePage]:
 
 def running_server() -> Status | None:
     """What the server of this user says of itself; None where there is none."""
-    from attnscope.serve.client import asked
+    from attnscope.serve.client import request_status
     from attnscope.serve.wire import UnansweredError
 
     try:
-        return asked("status")
+        return request_status("status")
     except UnansweredError:
         return None
 
@@ -305,8 +305,8 @@ def join(wanted: Sequence[LoadOptions], port: int | None, status: Status, quiet:
         with output.progress("waiting until the server has loaded its models", None, quiet):
             while not status.ready:
                 time.sleep(client.WORD_SECONDS / 4)
-                status = client.asked("status")
-        link, holdings = client.joined()
+                status = client.request_status("status")
+        link, holdings = client.join_server()
     except UnansweredError as why:
         raise UsageError(f"a page cannot join the server that runs: {why}", "end it: attnscope serve --stop") from None
     # The link is held open: when it closes, the server has ended, and its page with it.

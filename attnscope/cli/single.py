@@ -116,11 +116,11 @@ def served(
     """What a server of this user's answers; None where none does, and --verbose says why."""
     if asked.no_server or ask.verify or KEPT is not None:
         return None
-    from attnscope.serve.client import answered
+    from attnscope.serve.client import ask_server
     from attnscope.serve.wire import UnansweredError
 
     try:
-        return answered(asked.load_options(), ask, tell, check, purpose=purpose)
+        return ask_server(asked.load_options(), ask, tell, check, purpose=purpose)
     except UnansweredError as why:
         output.log(f"not asked of a server: {why}", quiet=not verbose)
         tell.again()

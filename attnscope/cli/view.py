@@ -114,7 +114,7 @@ def model_beside(asked: TextRun, ask: CaptureSpec, pages: Pages, purpose: ShowPa
     """What the page shows of the text by the model, and next to it by another."""
     from attnscope.cli.single import load_model
     from attnscope.inputs.sound import Sound
-    from attnscope.serve.questions import beside
+    from attnscope.serve.questions import other_side
 
     assert pages.compare_model is not None
     loaded, tell = load_model(asked, pages), output.TerminalProgress(pages.quiet)
@@ -123,9 +123,9 @@ def model_beside(asked: TextRun, ask: CaptureSpec, pages: Pages, purpose: ShowPa
     other.check_task("the other side of a page", "decoder", "encoder")
     written = isinstance(ask.text, str)
     of_tokens = not (written or isinstance(ask.text, Sound))  # of one model: the other reads what they say
-    bare = beside(ask) if written else replace(beside(ask), chat=False, answer=None, generate=None)
+    bare = other_side(ask) if written else replace(other_side(ask), chat=False, answer=None, generate=None)
     again = replace(bare, text=run.prompt.text if of_tokens else ask.text)
-    return purpose.shown([run, purpose.ready(other, again, tell)], ask.verify, tell)
+    return purpose.collect([run, purpose.prepare(other, again, tell)], ask.verify, tell)
 
 
 def groups_of(seen: Observation, question: Question) -> dict[str, Sequence[int]]:

@@ -1,15 +1,16 @@
-"""Asking a server: an ask and its purpose go, lines and stages come, and at last a record. Without torch.
+"""Both ends of a question, without torch: who asks a server, and how that server hands it to its worker.
+
+A command sends an ask and its purpose, hears lines and stages, and at last a record:
 
 try:
-    seen = answered(options, ask, tell, check, purpose=Observe())
+    seen = ask_server(options, ask, tell, check, purpose=Observe())
 except UnansweredError as why:
     ...  # as if there were no server
 
-One question on its way to the worker, and its answer back, where no end that stopped holds up another question.
-
-Who asked may be suspended (Ctrl-Z) or read slowly: up to MOST_KEPT bytes of an answer wait for it here, and the worker
-turns to the next question meanwhile. A worker that was suspended is ended. Each end that waits hears `here` from this
-server every second, so that it can tell work from silence.
+`relay` brings one question to the worker, and its answer back. No end that stopped holds up another question: who asked
+may be suspended (Ctrl-Z) or read slowly, and up to MOST_KEPT bytes of an answer wait for it here, while the worker
+turns to the next question. A worker that was suspended is ended. Each end that waits hears `here` from this server
+every second, so that it can tell work from silence.
 """
 
 from __future__ import annotations
@@ -32,25 +33,11 @@ import attnscope.errors
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.inputs.prompt import Prompt
 from attnscope.model.options import DEMO
-from attnscope.observe.progress import Progress, RunInfo
+from attnscope.observe.progress import Progress
 from attnscope.serve import wire
-from attnscope.serve import wire as identity
-from attnscope.serve import wire as place
-from attnscope.serve.questions import Observe, Purpose
+from attnscope.serve.questions import Check, Observe, Purpose
 from attnscope.serve.records import packed, type_of, unpacked
-from attnscope.serve.wire import (
-    Frame,
-    Holdings,
-    Passing,
-    SilentServerError,
-    Status,
-    UnansweredError,
-    WireError,
-    framed,
-    is_readable,
-    receive,
-    send,
-)
+from attnscope.serve.wire import Frame, Status, UnansweredError, WireError, framed, is_readable, receive, send
 from attnscope.utils.schema import from_json, to_json
 
 if TYPE_CHECKING:
@@ -68,11 +55,11 @@ WAITING = "waiting for attnscope serve"
 OBSERVE = Observe()
 
 
-def answered(
+def ask_server(
     options: LoadOptions,
     ask: CaptureSpec,
     tell: Progress,
-    check: Callable[[RunInfo], object] = lambda prepared: None,
+    check: Check = lambda info: None,
     tensor: Callable[[np.ndarray], Any] = lambda array: array,
     purpose: Purpose = OBSERVE,
 ) -> Any:
@@ -85,40 +72,49 @@ def answered(
         try:
             send(link, question, blobs)
             type_of(purpose.record)  # imported while the server works
-            return _Answer(link, tell, check, tensor, purpose.record).last()
+            frame = _Answer(link, tell, check).last()
+            kind, value = _message(frame)
+            if kind == "answer":
+                record = unpacked(value, frame.blobs, tensor)
+                if type(record).__name__ != purpose.record:
+                    raise WireError(f"expected {purpose.record}, got another record")
+                return record
         except TimeoutError:
             raise UnansweredError(f"the server says nothing for {SILENT_SECONDS:.0f} seconds") from None
         except (OSError, WireError) as error:
             raise UnansweredError(f"the server ended amid the answer ({error})") from error
+    if kind == "error":  # of ours, as the other end raised it
+        name, message, hint = value
+        error_type = getattr(attnscope.errors, name, AttnscopeError)
+        known = isinstance(error_type, type) and issubclass(error_type, AttnscopeError)
+        raise (error_type if known else AttnscopeError)(message, hint)
+    raise UnansweredError(str(value))
 
 
 def connected() -> socket.socket:
     """A socket to the server of this user. Raises UnansweredError where there is none."""
-    if not place.supported():
+    if not wire.supported():
         raise UnansweredError("this system has no sockets that say who asks")
-    link = socket.socket(socket.AF_UNIX)
-    link.settimeout(CONNECT_SECONDS)
-    try:
-        link.connect(str(place.address()))
-        if not place.is_own(link):
+    with ExitStack() as on_failure:  # where it is, the socket is closed
+        link = on_failure.enter_context(socket.socket(socket.AF_UNIX))
+        link.settimeout(CONNECT_SECONDS)
+        try:
+            link.connect(str(wire.address()))
+            own = wire.is_own(link)
+        except FileNotFoundError:
+            raise UnansweredError("no server is there") from None
+        except ConnectionRefusedError:
+            raise UnansweredError("a server was there, and has ended") from None
+        except (OSError, UsageError) as error:
+            raise UnansweredError(f"the server cannot be reached: {error}") from error
+        if not own:
             raise UnansweredError("the server is another user's")
-    except FileNotFoundError:
-        link.close()
-        raise UnansweredError("no server is there") from None
-    except ConnectionRefusedError:
-        link.close()
-        raise UnansweredError("a server was there, and has ended") from None
-    except (OSError, UsageError) as error:
-        link.close()
-        raise UnansweredError(f"the server cannot be reached: {error}") from error
-    except UnansweredError:
-        link.close()
-        raise
-    link.settimeout(SILENT_SECONDS)
-    return link
+        link.settimeout(SILENT_SECONDS)
+        on_failure.pop_all()
+        return link
 
 
-def asked(request: str) -> Status:
+def request_status(request: str) -> Status:
     """What a server answers to `status` or `stop`. UnansweredError: there is none. SilentServerError: it is silent."""
     with connected() as link:
         try:
@@ -126,32 +122,32 @@ def asked(request: str) -> Status:
                 send(link, {"what": request})
             header = receive(link, wire.REQUEST_BYTES, CONNECT_SECONDS).header
             if isinstance(header, list):  # no link is left
-                raise SilentServerError(f"the server has no time: {_said(Frame(header, []))[1]}; ask again", None)
+                raise wire.SilentServerError(
+                    f"the server has no time: {_message(Frame(header, []))[1]}; ask again", None
+                )
             status: Status = from_json(Status, header, "status")
         except (OSError, WireError, UsageError) as error:
-            raise SilentServerError(f"the server does not answer ({error})", place.process_of(link)) from error
+            raise wire.SilentServerError(f"the server does not answer ({error})", wire.process_of(link)) from error
         return status
 
 
-def joined() -> tuple[socket.socket, Holdings]:
+def join_server() -> tuple[socket.socket, wire.Holdings]:
     """What a server holds, for a page of this process, and a link on which it says nothing more until it ends.
 
     Raises UnansweredError without a server, and for one that runs other code or in another environment.
     """
-    link = connected()
-    try:
-        send(link, {"what": "page", "code": identity.code(), "environment": identity.environment()})
-        header = receive(link).header
-        if isinstance(header, list):
-            raise UnansweredError(_said(Frame(header, []))[1])
-        holdings: Holdings = from_json(Holdings, header, "holdings")
-    except (OSError, WireError, UsageError) as error:
-        link.close()
-        raise UnansweredError(f"the server does not answer ({error})") from error
-    except UnansweredError:
-        link.close()
-        raise
-    return link, holdings
+    with ExitStack() as on_failure:  # where it is, the link is closed
+        link = on_failure.enter_context(connected())
+        try:
+            send(link, {"what": "page", "code": wire.code(), "environment": wire.environment()})
+            header = receive(link).header
+            if isinstance(header, list):
+                raise UnansweredError(_message(Frame(header, []))[1])
+            holdings: wire.Holdings = from_json(wire.Holdings, header, "holdings")
+        except (OSError, WireError, UsageError) as error:
+            raise UnansweredError(f"the server does not answer ({error})") from error
+        on_failure.pop_all()
+        return link, holdings
 
 
 def _question(
@@ -183,33 +179,26 @@ def _question(
         "options": to_json(replace(options, model=model)),
         "name": options.model,
         "folder": os.getcwd(),
-        "code": identity.code(),
-        "environment": identity.environment(),
+        "code": wire.code(),
+        "environment": wire.environment(),
     }, blobs
 
 
 class _Answer:
     """The frames of one answer, in their order."""
 
-    def __init__(
-        self,
-        link: socket.socket,
-        tell: Progress,
-        check: Callable[[RunInfo], object],
-        tensor: Callable[[np.ndarray], Any],
-        record: str,
-    ) -> None:
-        self.link, self.tell, self.check, self.tensor, self.record = link, tell, check, tensor, record
+    def __init__(self, link: socket.socket, tell: Progress, check: Check) -> None:
+        self.link, self.tell, self.check = link, tell, check
         self._stage = ExitStack()
         self._advance: Callable[[int], object] = lambda steps: None
         self._shows = self._waits = False  # a stage; that it waits
         self._since = time.monotonic()  # nothing of the answer has come
 
-    def last(self) -> Any:
-        """The record that ends the answer. Raises TimeoutError where the server says nothing more."""
+    def last(self) -> Frame:
+        """The frame that ends the answer. Raises TimeoutError where the server says nothing more."""
         with self._stage:
             while not (frame := self._next()).last:
-                kind, value = _said(frame)
+                kind, value = _message(frame)
                 if kind == "here":
                     self._wait(value)
                     continue
@@ -224,7 +213,7 @@ class _Answer:
                     self._show(*value)
                 elif kind != "over":
                     self._heard(kind, frame)
-        return self._last(frame)
+        return frame
 
     def _next(self) -> Frame:
         """The next frame; a stage is shown where it takes long."""
@@ -255,38 +244,25 @@ class _Answer:
         else:
             raise WireError(f"expected a part of an answer, got another thing: {kind!r}")
 
-    def _last(self, frame: Frame) -> Any:
-        kind, value = _said(frame)
-        if kind == "answer":
-            record = unpacked(value, frame.blobs, self.tensor)
-            if type(record).__name__ != self.record:
-                raise WireError(f"expected {self.record}, got another record")
-            return record
-        if kind == "error":  # of ours, as the other end raised it
-            name, message, hint = value
-            error = getattr(attnscope.errors, name, AttnscopeError)
-            known = isinstance(error, type) and issubclass(error, AttnscopeError)
-            raise (error if known else AttnscopeError)(message, hint)
-        raise UnansweredError(str(value))
 
-
-STAGES = [[str, int, str], [str, type(None), str]]
-FORMS: dict[str, Callable[[Any], bool]] = {  # of what an answer says, by its kind
-    "stage": lambda value: isinstance(value, list) and [type(one) for one in value] in STAGES,
-    "step": lambda value: type(value) is int,
-    "error": lambda value: isinstance(value, list) and [type(one) for one in value] == [str, str, str],
-    **dict.fromkeys(("here", "said", "warned", "no"), lambda value: isinstance(value, str)),
+FORMS: dict[str, tuple[Any, ...]] = {  # of what an answer says, by its kind: types, or lists of the types of items
+    "stage": ([str, int, str], [str, type(None), str]),
+    "step": (int,),
+    "error": ([str, str, str],),
+    **dict.fromkeys(("here", "said", "warned", "no"), (str,)),
 }
 
 
-def _said(frame: Frame) -> tuple[str, Any]:
+def _message(frame: Frame) -> tuple[str, Any]:
     """The kind of a part of an answer, and what it says. Raises WireError for what is none."""
     header = frame.header
     if not (isinstance(header, list) and len(header) == 2 and isinstance(header[0], str)):
         raise WireError("expected a part of an answer, got another thing")
-    if header[0] in FORMS and not FORMS[header[0]](header[1]):
-        raise WireError(f"expected a part of an answer, got another thing: {header[0]}")
-    return header[0], header[1]
+    kind, value = header
+    form = [type(item) for item in value] if isinstance(value, list) else type(value)
+    if form not in FORMS.get(kind, (form,)):
+        raise WireError(f"expected a part of an answer, got another thing: {kind}")
+    return kind, value
 
 
 HERE_SECONDS = 1.0  # between two words of a server that is there
@@ -437,7 +413,7 @@ def relay(
     question: with its `number`. finish: called before the end of the answer is sent. Raises WireError where the worker
     has ended, was suspended, or says what is no answer.
     """
-    answer, clock, listens = Passing(), Clock(), True
+    answer, clock, listens = wire.Passing(), Clock(), True
     with selectors.DefaultSelector() as selector:
         worker.send(question, blobs)
         while not answer.ended:

@@ -1,18 +1,9 @@
-"""What a purpose is: a record that JSON can hold, and the way from a loaded model to a record that has no model.
+"""What a text is read for: each purpose is a record that JSON can hold, and answers with a record that has no model.
 
-To observe a text: heads, relations, keys, maps, whatever the ask keeps.
-
-To see what a model makes of a text, as tokens; no weights are used.
-
-To explain one head: every step for one query, with its numbers.
-
-To take a logit apart: why a head looks from one query at one key.
-
-To cut edges: what an answer loses where heads may not look from some tokens at others.
-
-Every purpose by its name, as a question says it.
-
-To show a text on a page: what the page holds of a pass; drawing and writing are somebody else's.
+`Observe`: heads, relations, keys, maps, whatever the ask keeps. `Tokenise`: the tokens of a text; no weights are used.
+`ExplainHead`: every step of one head for one query, with its numbers. `AttributeLogit`: why a head looks from one query
+at one key. `KnockoutQuestion`: what an answer loses where heads may not look from some tokens at others. `ShowPage`:
+what a page holds of a pass; drawing and writing are somebody else's. `PURPOSES` has each by its name.
 
 Shapes: C component, Q query, K key.
 """
@@ -21,7 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
@@ -31,14 +22,13 @@ from attnscope.inputs.prompt import Prompt, from_ids, place, reading
 from attnscope.inputs.spans import Align
 from attnscope.inputs.tokens import TokenSelection
 from attnscope.interventions.spec import DRAWS, AskedText, CutPlan
-from attnscope.model.selection import SEQ2SEQ, is_vision
-from attnscope.observe.progress import NO_PROGRESS, Progress, RunInfo
+from attnscope.model.selection import SEQ2SEQ, is_vision, select
+from attnscope.observe.progress import Progress, RunInfo
 
 if TYPE_CHECKING:
     from attnscope.api.why_record import Why, WhyOptions
-    from attnscope.model.geometry import Geometry, LayerGeometry
+    from attnscope.model.geometry import Geometry
     from attnscope.model.loaded import LoadedModel, LoadedTokenizer
-    from attnscope.model.selection import HeadsByLayer
     from attnscope.observe.layers import LayerKey
     from attnscope.observe.observation import Observation
     from attnscope.observe.request import CaptureSpec
@@ -46,14 +36,10 @@ if TYPE_CHECKING:
     from attnscope.steps.records import Explanation
     from attnscope.studies.attribution_records import KeyParts
     from attnscope.studies.knockout import KnockoutStudy
-    from attnscope.studies.knockout_records import KnockoutResult as Knocked
+    from attnscope.studies.knockout_records import KnockoutResult
     from attnscope.viewer.page import Plan
 
 Check = Callable[[RunInfo], object]
-
-
-def unchecked(prepared: RunInfo) -> None:
-    """Whatever is known before the pass will do."""
 
 
 class Purpose(ABC):
@@ -66,9 +52,7 @@ class Purpose(ABC):
     record: ClassVar[str]
 
     @abstractmethod
-    def answer(
-        self, loaded: LoadedModel, ask: CaptureSpec, tell: Progress = NO_PROGRESS, check: Check = unchecked
-    ) -> Any:
+    def answer(self, loaded: LoadedModel, ask: CaptureSpec, tell: Progress, check: Check) -> Any:
         """The answer. What can be refused is refused before the next costly step.
 
         tell: hears lines and stages. check: called before a pass whose results may go to a folder; what it raises ends
@@ -83,9 +67,7 @@ class Observe(Purpose):
     name = "observe"
     record = "Observation"
 
-    def answer(
-        self, loaded: LoadedModel, ask: CaptureSpec, tell: Progress = NO_PROGRESS, check: Check = unchecked
-    ) -> Observation:
+    def answer(self, loaded: LoadedModel, ask: CaptureSpec, tell: Progress, check: Check) -> Observation:
         """See `attnscope.observe.run.run_and_report`."""
         from attnscope.observe.run import run_and_report
 
@@ -108,9 +90,7 @@ class Tokenise(Purpose):
     name = "tokens"
     record = "Tokenised"
 
-    def answer(
-        self, loaded: LoadedModel, ask: CaptureSpec, tell: Progress = NO_PROGRESS, check: Check = unchecked
-    ) -> Tokenised:
+    def answer(self, loaded: LoadedModel, ask: CaptureSpec, tell: Progress, check: Check) -> Tokenised:
         """The tokens, by a loaded model's tokenizer."""
         from attnscope.model.loaded import LoadedTokenizer
 
@@ -139,9 +119,7 @@ class ExplainHead(Purpose):
     name = "explain"
     record = "Explanation"
 
-    def answer(
-        self, loaded: LoadedModel, ask: CaptureSpec, tell: Progress = NO_PROGRESS, check: Check = unchecked
-    ) -> Explanation:
+    def answer(self, loaded: LoadedModel, ask: CaptureSpec, tell: Progress, check: Check) -> Explanation:
         """The steps; raises as `attnscope.explain`."""
         from attnscope.api.explain import STACKS, followed
         from attnscope.observe.run import prepare, run_lines
@@ -158,7 +136,8 @@ class ExplainHead(Purpose):
 class AttributeLogit(Purpose):
     """What wrote the logit of the ask's query and key in a head; the fields are those of `WhyOptions`.
 
-    >>> TakeApart("L3H0").answer(loaded, CaptureSpec("the bank of the river", Request(query="last"))).line
+    >>> ask = CaptureSpec("the bank of the river", Request(query="last"))
+    >>> AttributeLogit("L3H0").answer(loaded, ask, NO_PROGRESS, lambda info: None).line
     """
 
     head: str
@@ -172,12 +151,10 @@ class AttributeLogit(Purpose):
 
     @classmethod
     def of(cls, head: str, options: WhyOptions) -> AttributeLogit:
-        """What the options say beside the text and its tokens, which the ask holds."""
+        """What the options say besides the text and its tokens, which the ask holds."""
         return cls(head, options.against, options.side, options.by, options.verify)
 
-    def answer(
-        self, loaded: LoadedModel, ask: CaptureSpec, tell: Progress = NO_PROGRESS, check: Check = unchecked
-    ) -> Why:
+    def answer(self, loaded: LoadedModel, ask: CaptureSpec, tell: Progress, check: Check) -> Why:
         """The logit with its parts; raises as `attnscope.why`."""
         from attnscope.api.why import STACKS, taken_apart
         from attnscope.api.why_record import WhyOptions
@@ -188,14 +165,12 @@ class AttributeLogit(Purpose):
         model = loaded.name, loaded.device, loaded.precision, loaded.geometry.in_words, f"{len(run.text)} tokens"
         for line in ("  ".join(model), *target_lines(run), *asked_lines(run)):
             tell.say(line)
+        keep = ask.keep
         options = WhyOptions(
-            query=ask.keep.query or "last",
-            key=ask.keep.key,
-            against=self.against,
-            side=self.side,
-            by=self.by,
-            verify=self.verify,
-            define=ask.keep.define,
+            **{field.name: getattr(self, field.name) for field in fields(self) if field.name != "head"},
+            query=keep.query or "last",
+            key=keep.key,
+            define=keep.define,
         )
         with tell.stage("taking the logit apart"):
             return taken_apart(run, self.head, options)
@@ -205,7 +180,7 @@ class AttributeLogit(Purpose):
 class KnockedModel:
     """What was measured, and the shape of the model that it was measured of."""
 
-    found: Knocked
+    found: KnockoutResult
     geometry: Geometry
 
 
@@ -225,12 +200,15 @@ class KnockoutQuestion(Purpose):
     name = "knockout"
     record = "KnockedModel"
 
-    def answer(
-        self, loaded: LoadedModel, ask: CaptureSpec, tell: Progress = NO_PROGRESS, check: Check = unchecked
-    ) -> KnockedModel:
+    def answer(self, loaded: LoadedModel, ask: CaptureSpec, tell: Progress, check: Check) -> KnockedModel:
         """What was measured; raises as `attnscope.knockout`."""
+        assert isinstance(ask.text, str | tuple | list)
+        keep = ask.keep
+        text = AskedText(
+            ask.text, keep.query or "last", keep.key, ask.answer, self.foil, keep.define, ask.chat, ask.truncate
+        )
         tell.say(loaded.line)
-        study = self.study(loaded, ask, [self.text_of(ask)])
+        study = self.study(loaded, ask, [text])
         for line in study.lines:
             tell.say(line)
         with tell.stage(study.stage) as advance:
@@ -244,21 +222,6 @@ class KnockoutQuestion(Purpose):
         heads = chosen_heads(loaded, ask.select, ask.atlas)
         plan = CutPlan(self.over, heads, ask.select or CutPlan.name, self.how, self.random, self.seed)
         return KnockoutStudy.of(loaded, texts, plan)
-
-    def text_of(self, ask: CaptureSpec) -> AskedText:
-        """What is asked of the text."""
-        assert isinstance(ask.text, str | tuple | list)
-        keep = ask.keep
-        return AskedText(
-            ask.text,
-            keep.query or "last",
-            keep.key,
-            ask.answer,
-            self.foil,
-            keep.define,
-            ask.chat,
-            ask.truncate,
-        )
 
 
 REST = 3  # components that are no heads or blocks: embedding, bias, position
@@ -294,8 +257,8 @@ class ShowPage(Purpose):
     """The page of a text: what fits into `max_mb`, `bits` per weight.
 
     whole: heads whose maps stay whole, as "27.3,last". why: heads whose logits are taken apart, for the ask's queries
-    or all. compare_text: another text of the same model, beside it; each side has half of the room. align: how the
-    tokens of two sides are paired, as `text.align.alignment` says without it.
+    or all. compare_text: another text of the same model, next to it; each side has half of the room. align: how the
+    tokens of two sides are paired, as `inputs.spans.alignment` says without it.
     """
 
     max_mb: float = 20.0
@@ -308,15 +271,13 @@ class ShowPage(Purpose):
     name = "page"
     record = "PageSide"
 
-    def answer(
-        self, loaded: LoadedModel, ask: CaptureSpec, tell: Progress = NO_PROGRESS, check: Check = unchecked
-    ) -> PageSide:
+    def answer(self, loaded: LoadedModel, ask: CaptureSpec, tell: Progress, check: Check) -> PageSide:
         """What the page is made of."""
         from attnscope.observe.run import run_info
 
         runs = self.runs(loaded, ask, tell)
         check(run_info(runs[0]))
-        return self.shown(runs, ask.verify, tell)
+        return self.collect(runs, ask.verify, tell)
 
     def runs(self, loaded: LoadedModel, ask: CaptureSpec, tell: Progress, of_two: bool = False) -> list[Run]:
         """The text and what it is compared with, before their forward passes; of_two: another side follows."""
@@ -326,50 +287,70 @@ class ShowPage(Purpose):
             raise UsageError("a page of an encoder-decoder cannot show another text or model", "make a page of each")
         if of_two or not (seq2seq or (ask.picture and not ask.keep.asks)):
             ask = replace(ask, select=None)  # of several stacks those are shown that are named
-        runs = [self.ready(loaded, ask, tell)]
+        runs = [self.prepare(loaded, ask, tell)]
         if self.compare_text is not None:
-            runs.append(self.ready(loaded, replace(beside(ask), text=self.compare_text), tell))
+            runs.append(self.prepare(loaded, replace(other_side(ask), text=self.compare_text), tell))
         return runs
 
-    def shown(self, runs: Sequence[Run], verify: bool, tell: Progress) -> PageSide:
-        """What the page holds of each; with the first side are the logits that are taken apart."""
-        plan = self.plan_of(runs[0])
-        why = self.taken_apart(runs[0], plan)
-        each = replace(plan, max_mb=plan.max_mb / len(runs))
-        first, *other = [PageSide(observed(run, each, verify, tell), named_tokens(run), plan.whole) for run in runs]
-        if not other:
-            return replace(first, why=why)
-        return replace(first, why=why, beside=other[0], divergences=divergences(first.seen, other[0].seen, self.align))
-
-    def ready(self, loaded: LoadedModel, ask: CaptureSpec, tell: Progress) -> Run:
+    def prepare(self, loaded: LoadedModel, ask: CaptureSpec, tell: Progress) -> Run:
         """Everything that comes before the forward pass."""
         from attnscope.observe.run import prepare_told
 
         loaded.check_queries("a page")
         return prepare_told(loaded, ask, tell)
 
-    def plan_of(self, run: Run) -> Plan:
-        """What may go into the page."""
-        from attnscope.model.selection import select
+    def collect(self, runs: Sequence[Run], verify: bool, tell: Progress) -> PageSide:
+        """What the page holds of each; with the first side are the logits that are taken apart."""
         from attnscope.viewer.page import Plan
+        from attnscope.viewer.side import first_asked
 
-        heads = run.loaded.geometry.heads_by_layer
-        whole = {} if self.whole is None or several(run) else select(self.whole, heads, run.named)
-        return Plan(self.max_mb, 16 if self.bits == 16 else 8, whole)
+        run = runs[0]
+        whole = {}
+        if self.whole is not None and not has_stacks(run):
+            whole = select(self.whole, run.loaded.geometry.heads_by_layer, run.named)
+        plan = Plan(self.max_mb, 16 if self.bits == 16 else 8, whole)
+        # The logits come first: they are refused where they have no room, which costs no pass.
+        why = self.key_parts(run, plan)
+        each, sides = replace(plan, max_mb=plan.max_mb / len(runs)), []
+        for run in runs:
+            seen, chosen = observe_side(run, each, verify, tell), run.chosen
+            if run.source is not None:
+                chosen = first_asked({stack: read.chosen for stack, read in run.asked.items()}, len(run.source))
+            sides.append(PageSide(seen, chosen, whole))
+        first, *other = sides
+        if not other:
+            return replace(first, why=why)
+        return replace(first, why=why, beside=other[0], divergences=divergences(first.seen, other[0].seen, self.align))
 
-    def taken_apart(self, run: Run, plan: Plan) -> Sequence[KeyParts]:
-        """The logits of `why`."""
+    def key_parts(self, run: Run, plan: Plan) -> list[KeyParts]:
+        """The logits of the heads in `why`. Raises UsageError where they have no room, else as `key_parts` does."""
         from attnscope.api.why import STACKS
-        from attnscope.model.selection import select
+        from attnscope.studies.attribution import check_model, key_parts
 
         if self.why is None:
-            return ()
-        run.loaded.check_task(*STACKS)
-        if several(run):
+            return []
+        loaded, ids = run.loaded, run.prompt.ids
+        loaded.check_task(*STACKS)
+        if has_stacks(run):
             raise UsageError("a page of several stacks takes no logits apart", "leave out {why}; ask `attnscope why`")
-        heads = select(self.why, run.loaded.geometry.heads_by_layer, run.named)
-        queries = range(len(run.prompt)) if run.chosen.query is None else run.chosen.query.positions
-        return why_of(run.loaded, run.prompt.ids, heads, queries, plan)
+        heads_by_layer = loaded.geometry.heads_by_layer
+        chosen = select(self.why, heads_by_layer, run.named)
+        queries = range(len(ids)) if run.chosen.query is None else run.chosen.query.positions
+        check_model(loaded)
+        # A key's logit has a part of every head and block before its layer, and of what is neither.
+        components = sum(
+            len(heads) * (REST + sum(1 + count for other, count in heads_by_layer.items() if other < layer))
+            for layer, heads in chosen.items()
+        )
+        needed, room = plan.why_bytes(components, len(queries), len(ids)), plan.why_room
+        if needed > room:
+            raise UsageError(
+                f"the logits of {sum(map(len, chosen.values()))} heads and {len(queries)} queries take "
+                f"{needed / 1e6:.2g} MB, expected at most {room / 1e6:.2g} MB of this page",
+                "name fewer heads in {why}, or queries with {query}, or take more room with {max_mb}",
+            )
+        of_layers = (key_parts(loaded, ids, layer, dict.fromkeys(heads, queries)) for layer, heads in chosen.items())
+        return [parts for of_layer in of_layers for parts in of_layer]
 
 
 def divergences(first: Observation, other: Observation, align: Align | None) -> list[HeadDivergence]:
@@ -378,124 +359,75 @@ def divergences(first: Observation, other: Observation, align: Align | None) -> 
     from attnscope.studies.comparison import weights_divergence
 
     plain = first.prompt.plain, other.prompt.plain
-    shared, found = units(*plain, alignment(*plain, align)), list[HeadDivergence]()
-    if not shared.size:
-        return found
-    for key in first.weights:
+    shared, result = units(*plain, alignment(*plain, align)), list[HeadDivergence]()
+    for key in first.weights if shared.size else ():
+        # Only of layers whose maps are of tokens alone: others see summaries of tokens.
         of_both = [
-            one.weight_heads[key] if key in one.weights and one.weights[key].shape[1:] == (len(one.prompt),) * 2 else ()
-            for one in (first, other)
-        ]  # not of layers that see summaries of tokens
+            side.weight_heads[key]
+            if key in side.weights and side.weights[key].shape[1:] == (len(side.prompt),) * 2
+            else ()
+            for side in (first, other)
+        ]
         heads = [head for head in of_both[0] if head in of_both[1]]
         if not heads:
             continue
         first_HQK, other_HQK = (
-            one.weights[key][[held.index(head) for head in heads]]
-            for one, held in zip((first, other), of_both, strict=True)
+            side.weights[key][[held.index(head) for head in heads]]
+            for side, held in zip((first, other), of_both, strict=True)
         )
         js_H, _, lost_H, other_lost_H, _ = weights_divergence(first_HQK, other_HQK, shared)
-        for row, head in enumerate(heads):
-            js = float(js_H[row]) if np.isfinite(js_H[row]) else None
-            found.append(HeadDivergence(key, head, js, float(lost_H[row]), float(other_lost_H[row])))
-    return found
+        for head, js, lost, other_lost in zip(heads, js_H, lost_H, other_lost_H, strict=True):
+            bits = float(js) if np.isfinite(js) else None
+            result.append(HeadDivergence(key, head, bits, float(lost), float(other_lost)))
+    return result
 
 
-def beside(ask: CaptureSpec) -> CaptureSpec:
+def other_side(ask: CaptureSpec) -> CaptureSpec:
     """How the other side is read: all of it, and no tokens are named."""
     from attnscope.observe.request import Request
 
     return replace(ask, keep=Request(), select=None, atlas=None, target=None, picture=None)
 
 
-def observed(run: Run, plan: Plan, verify: bool, tell: Progress) -> Observation:
+def observe_side(run: Run, plan: Plan, verify: bool, tell: Progress) -> Observation:
     """One side's forward pass, which keeps what the page has room for."""
     from attnscope.observe.run import answer_lines, asked_lines, run_lines, run_pass
 
-    run = without_tower(run, plan, tell)
-    kept = kept_of(run, plan)
-    if several(run):  # stacks of different texts share no bins, and no steps
-        kept |= {"operands": False, "maps": None, "weights": kept["weights"] is True}
-    run = run.asking(replace(run.request, **kept))
+    geometry, keep = run.loaded.geometry, kept_fields(run, plan)
+    # A page that has no room for all maps of decoder and vision tower shows the decoder alone.
+    if geometry.tower and run.request.stacks is None and keep["weights"] is not True:
+        tell.say(
+            "the page shows the decoder only, the vision tower does not fit; choose heads, as in "
+            "--select vision.3.2,last"
+        )
+        others = {stack: layers for stack, layers in geometry.other_stacks.items() if not is_vision(stack)}
+        loaded = replace(run.loaded, geometry=replace(geometry, other_stacks=others))
+        medium = replace(run.prompt.medium, tower=())
+        run = replace(run, loaded=loaded, prompt=replace(run.prompt, medium=medium))
+        keep = kept_fields(run, plan)
+    if has_stacks(run):  # stacks of different texts share no bins, and no steps
+        keep |= {"operands": False, "maps": None, "weights": keep["weights"] is True}
+    run = run.asking(replace(run.request, **keep))
     whole = replace(run, chosen=TokenSelection())  # the page holds all tokens: those that were named say where it opens
     return run_pass(whole, (*run_lines(run), *answer_lines(run), *asked_lines(run)), verify, tell)
 
 
-def named_tokens(run: Run) -> TokenSelection:
-    """The tokens that were named, in the text of the page."""
-    from attnscope.viewer.side import first_asked
-
-    if run.source is None:
-        return run.chosen
-    return first_asked({stack: one.chosen for stack, one in run.asked.items()}, len(run.source))
-
-
-def several(run: Run) -> bool:
+def has_stacks(run: Run) -> bool:
     """Whether several stacks are on one page, over texts of their own."""
     return run.source is not None or bool(run.loaded.geometry.tower)
 
 
-def kept_layers(run: Run) -> list[LayerGeometry]:
-    """The layers of all stacks with as many heads as the page is to have of each."""
-    found = []
+def kept_fields(run: Run, plan: Plan) -> dict[str, Any]:
+    """What to keep of a pass, over all texts of the page, as fields of `Request`."""
+    counted = []  # the layers of all stacks with as many heads as the page is to have of each
     for stack, layers in run.loaded.geometry.stacks.items():
         chosen = None if run.request.stacks is None else run.request.stacks.get(stack, {})
         for layer in layers.values():
-            found.append(layer if chosen is None else replace(layer, heads=len(chosen.get(layer.index, ()))))
-    return [layer for layer in found if layer.heads]
-
-
-def kept_of(run: Run, plan: Plan) -> dict[str, Any]:
-    """What to keep of a pass, over all texts of the page, as fields of `Request`."""
+            counted.append(layer if chosen is None else replace(layer, heads=len(chosen.get(layer.index, ()))))
     other = run.source or next(iter(run.prompt.medium.tower[-1:]), ())
-    return plan.request(kept_layers(run), len(run.prompt) + len(other) * several(run))
-
-
-def without_tower(run: Run, plan: Plan, tell: Progress) -> Run:
-    """The same; of a page that has no room for all maps of decoder and vision tower the decoder alone, and a line."""
-    geometry = run.loaded.geometry
-    if not geometry.tower or run.request.stacks is not None or kept_of(run, plan)["weights"] is True:
-        return run
-    tell.say(
-        "the page shows the decoder only, the vision tower does not fit; choose heads, as in --select vision.3.2,last"
-    )
-    others = {stack: layers for stack, layers in geometry.other_stacks.items() if not is_vision(stack)}
-    loaded = replace(run.loaded, geometry=replace(geometry, other_stacks=others))
-    medium = replace(run.prompt.medium, tower=())
-    return replace(run, loaded=loaded, prompt=replace(run.prompt, medium=medium))
-
-
-def why_of(
-    loaded: LoadedModel, ids: Sequence[int], heads: HeadsByLayer, queries: Sequence[int], plan: Plan
-) -> list[KeyParts]:
-    """The logits of some heads and queries.
-
-    Raises UsageError where they have no room in the page, and as `study.why.parts.parts_of`.
-    """
-    from attnscope.studies.attribution import check_model, key_parts
-
-    check_model(loaded)
-    _check_room(loaded.geometry.heads_by_layer, heads, len(queries), len(ids), plan)
-    return [
-        one
-        for layer, of_layer in heads.items()
-        for one in key_parts(loaded, ids, layer, dict.fromkeys(of_layer, queries))
-    ]
-
-
-def _check_room(heads_by_layer: Mapping[int, int], chosen: HeadsByLayer, queries: int, tokens: int, plan: Plan) -> None:
-    components = sum(
-        len(heads) * (REST + sum(1 + of_layer for other, of_layer in heads_by_layer.items() if other < layer))
-        for layer, heads in chosen.items()
-    )
-    needed, room = plan.why_bytes(components, queries, tokens), plan.why_room
-    if needed > room:
-        raise UsageError(
-            f"the logits of {sum(map(len, chosen.values()))} heads and {queries} queries take {needed / 1e6:.2g} MB, "
-            f"expected at most {room / 1e6:.2g} MB of this page",
-            "name fewer heads in {why}, or queries with {query}, or take more room with {max_mb}",
-        )
+    return plan.request([layer for layer in counted if layer.heads], len(run.prompt) + len(other) * has_stacks(run))
 
 
 PURPOSES: dict[str, type[Purpose]] = {
-    one.name: one for one in (Observe, Tokenise, ShowPage, ExplainHead, AttributeLogit, KnockoutQuestion)
+    kind.name: kind for kind in (Observe, Tokenise, ShowPage, ExplainHead, AttributeLogit, KnockoutQuestion)
 }

@@ -23,20 +23,8 @@ from attnscope.model.loading import locate
 from attnscope.model.options import DEMO, LoadOptions
 from attnscope.model.sources import Source
 from attnscope.serve import wire
-from attnscope.serve import wire as identity
-from attnscope.serve import wire as place
 from attnscope.serve.client import HERE_SECONDS, Asker, Clock, Worker, is_suspended, relay
-from attnscope.serve.wire import (
-    HeldModel,
-    Holdings,
-    Status,
-    UnansweredError,
-    WireError,
-    framed,
-    is_readable,
-    receive,
-    send,
-)
+from attnscope.serve.wire import Holdings, Status, UnansweredError, WireError, framed, is_readable, receive, send
 from attnscope.utils.files import open_regular
 from attnscope.utils.schema import from_json, to_json
 
@@ -54,7 +42,7 @@ class Model:
 
     options: LoadOptions
     asked: LoadOptions
-    files: identity.Contents
+    files: wire.Contents
     facts: dict[str, Any]
 
 
@@ -76,8 +64,8 @@ class Server:
 
     def __init__(self, idle: float | None = None, say: Callable[[str], object] = lambda line: None) -> None:
         self.idle, self.say = idle, say
-        self._code_files = identity.Contents(identity.code_files())
-        self.code, self.environment = identity.code_of(self._code_files.files), identity.environment()
+        self._code_files = wire.Contents(wire.code_files())
+        self.code, self.environment = wire.code_of(self._code_files.files), wire.environment()
         self.models: list[Model] = []
         self.started = self.used = time.monotonic()
         self.answered = 0
@@ -106,7 +94,7 @@ class Server:
         if self._socket is not None:
             self._socket.close()
             with suppress(OSError):
-                os.unlink(place.folder() / place.SOCKET)
+                os.unlink(wire.folder() / wire.SOCKET)
 
     def hold(self, options: LoadOptions) -> bool:
         """Load a model. Returns whether it is held: not where `stop` was called meanwhile.
@@ -149,8 +137,8 @@ class Server:
 
     def _listening(self) -> socket.socket:
         """The socket, of which no other server holds the lock; what one left that was killed is removed."""
-        place.make_folder()
-        address = place.address()
+        wire.make_folder()
+        address = wire.address()
         lock = address.with_suffix(".lock")
         try:
             self._lock = open_regular(lock, "ab", follow=False)  # held until this process ends
@@ -200,7 +188,7 @@ class Server:
         spare = links is self._spare
         try:
             with link:
-                if place.is_own(link):
+                if wire.is_own(link):
                     frame = receive(link, wire.REQUEST_BYTES, SPARE_SECONDS if spare else ASKING_SECONDS)
                     self._answer(link, frame, spare)
         except (WireError, OSError):
@@ -267,7 +255,7 @@ class Server:
                 if asker.has_gone:
                     return
         try:
-            if index is None and is_suspended(place.process_of(asker.link)):
+            if index is None and is_suspended(wire.process_of(asker.link)):
                 return  # it waited, and its command begins again by itself when it is continued
             if self._worker.process.poll() is not None:
                 self._again(asker)
@@ -299,10 +287,10 @@ class Server:
         """Raise UnansweredError where who asks runs other code, or in another environment."""
         # Code whose files only had their times of change moved, as by chmod, is the same: it is taken over.
         if question.get("code") != self.code:
-            now = identity.code_files()
-            if question.get("code") != identity.code_of(now) or not self._code_files.same(now):
+            now = wire.code_files()
+            if question.get("code") != wire.code_of(now) or not self._code_files.same(now):
                 raise UnansweredError("the server runs other code")
-            self.code = identity.code_of(now)
+            self.code = wire.code_of(now)
         if question.get("environment") != self.environment:
             raise UnansweredError("the server runs in another environment")
 
@@ -369,7 +357,7 @@ class Server:
             raise getattr(errors, value[0])(*value[1:])
         if kind == "no":
             raise ModelError(f"{options.model} was not loaded: {value}", "name another model, or free memory")
-        files = identity.Contents(files_of(source) | before)  # those too that loading has downloaded
+        files = wire.Contents(files_of(source) | before)  # those too that loading has downloaded
         return Model(options, key, files, value)
 
     def _heard(self, wait: Callable[[], object]) -> wire.Frame:
@@ -391,7 +379,7 @@ class Server:
             self.answered,
             self._turn.locked(),
             _resident(self._worker.process.pid),
-            tuple(HeldModel(model.options.model, **model.facts) for model in self.models),
+            tuple(wire.HeldModel(model.options.model, **model.facts) for model in self.models),
             self.ready,
             loading.name if loading else "",
             round(now - loading.began) if loading else 0,
@@ -408,9 +396,9 @@ def pinned(options: LoadOptions, source: Source) -> LoadOptions:
     return replace(options, model=str(_real(folder)), base=base, revision=source.revision)
 
 
-def files_of(source: Source) -> identity.Files:
+def files_of(source: Source) -> wire.Files:
     """The files of a model, of its base too."""
-    return identity.files(source.source_folder, source.base_folder, source.tokenizer_folder)
+    return wire.files(source.source_folder, source.base_folder, source.tokenizer_folder)
 
 
 def _real(path: Path) -> Path:

@@ -15,7 +15,7 @@ from attnscope.model.options import LoadOptions
 from attnscope.observe.layers import View
 from attnscope.observe.progress import NO_PROGRESS
 from attnscope.observe.request import CaptureOptions, CaptureSpec, Request
-from attnscope.serve.client import answered, asked
+from attnscope.serve.client import ask_server, request_status
 from attnscope.serve.wire import UnansweredError
 from attnscope.utils.schema import takes_fields
 
@@ -33,7 +33,7 @@ def connect(options: LoadOptions) -> Session:
         >>> session.capture("the financial bank").weights[0].shape
     """
     try:
-        asked("status")
+        request_status("status")
     except UnansweredError as why:
         raise ModelError(str(why), START + options.model) from None
     return Session(options)
@@ -75,6 +75,6 @@ class Session:
 
     def _captured(self, ask: CaptureSpec) -> Capture:
         try:
-            return Capture.made_of(answered(self.options, ask, NO_PROGRESS, tensor=torch.from_numpy))
+            return Capture.made_of(ask_server(self.options, ask, NO_PROGRESS, tensor=torch.from_numpy))
         except UnansweredError as why:
             raise ModelError(f"the server does not answer: {why}", "see attnscope serve --status") from why

@@ -37,7 +37,7 @@ class Serving:
     def status(self):
         """What it says of itself."""
         with self.found():
-            return to_json(client.asked("status"))
+            return to_json(client.request_status("status"))
 
     @contextmanager
     def found(self):
@@ -133,5 +133,5 @@ class Stub(relay.Worker):
 def why_unanswered(model="demo"):
     """What the server of this environment says in the place of an answer."""
     with pytest.raises(UnansweredError) as found:
-        client.answered(LoadOptions(model), CaptureSpec(SENTENCE), NO_PROGRESS)
+        client.ask_server(LoadOptions(model), CaptureSpec(SENTENCE), NO_PROGRESS)
     return str(found.value)

@@ -61,7 +61,7 @@ def one(rng):
     how = {"check": break_off} if kind == "before the pass" else {}
     tell = Impatient() if kind == "amid the pass" else NO_PROGRESS
     with suppress(BrokenOffError, AttnscopeError, UnansweredError):
-        client.answered(options, ask, tell, **how)
+        client.ask_server(options, ask, tell, **how)
 
 
 def test_a_thousand_questions_with_failures_leave_nothing(tmp_path):
@@ -83,7 +83,7 @@ def test_two_hundred_questions_of_ten_clients_are_all_answered(tmp_path):
     with serving(tmp_path / "run") as server, server.found(), ThreadPoolExecutor(10) as clients:
 
         def table(_):
-            return client.answered(LoadOptions(), CaptureSpec(SENTENCE), NO_PROGRESS).table()
+            return client.ask_server(LoadOptions(), CaptureSpec(SENTENCE), NO_PROGRESS).table()
 
         first, before = table(0), server.status["memory_bytes"]
         assert all(found.equals(first) for found in clients.map(table, range(200)))

@@ -24,6 +24,7 @@ from attnscope.inputs.prompt import _read, from_text
 from attnscope.model.loading import load_tokenizer
 from attnscope.model.options import LoadOptions
 from attnscope.model.sources import DEMO_FOLDER
+from attnscope.observe.progress import NO_PROGRESS
 from attnscope.observe.request import CaptureSpec, Request
 from attnscope.serve import client, wire
 from attnscope.serve import server as serving_module
@@ -718,7 +719,7 @@ def test_a_question_that_was_cancelled_ends_at_the_next_layer_and_leaves_nothing
 
     before = loaded.model(ids).logits
     with pytest.raises(CancelledError), cancellable(loaded.model, check):
-        purpose.answer(loaded, ask)
+        purpose.answer(loaded, ask, NO_PROGRESS, lambda info: None)
     assert len(layers) == 3
     assert not any(module._forward_pre_hooks or module._forward_hooks for module in loaded.model.modules())
     assert torch.equal(loaded.model(ids).logits, before)
