@@ -127,7 +127,7 @@ def request_status(request: str) -> Status:
                 )
             status: Status = from_json(Status, header, "status")
         except (OSError, WireError, UsageError) as error:
-            raise wire.SilentServerError(f"the server does not answer ({error})", wire.process_of(link)) from error
+            raise wire.SilentServerError(f"the server does not answer ({error})", wire.peer(link)[0]) from error
         return status
 
 
@@ -212,7 +212,7 @@ class _Answer:
                 if kind == "stage":
                     self._show(*value)
                 elif kind != "over":
-                    self._heard(kind, frame)
+                    self._pass_on(kind, frame)
         return frame
 
     def _next(self) -> Frame:
@@ -233,7 +233,7 @@ class _Answer:
         self._advance = self._stage.enter_context(self.tell.stage(title, total, unit))
         self._shows = True
 
-    def _heard(self, kind: str, frame: Frame) -> None:
+    def _pass_on(self, kind: str, frame: Frame) -> None:
         if kind == "said":
             self.tell.say(frame.header[1])
         elif kind == "warned":

@@ -1,16 +1,12 @@
-"""The addresses of the live page, and its server in a thread: `with LivePage(held, port) as address: ...`.
+"""The live page: its server in a thread, `with LivePage(held, port) as address: ...`, who may ask, and what.
 
-Who may ask the live page: a browser of this machine, from the page itself, that has the token.
+Who may ask: a browser of this machine, from the page itself, that has the token. Every user of the machine can connect
+to a port of it, so a question needs a token. The token is in the printed address, after the `#`, which a browser sends
+to no server, and then in a header of every question.
 
-Every user of the machine can connect to a port of it, so a question needs a token. The token is in the printed address,
-after the `#`, which a browser sends to no server, and then in a header of every question.
-
-A question's command in a process of its own: what it says, as lines of JSON, and after them its page.
-
-It runs as a person's would: it asks the server for what a model observes, and its page is the one that it writes.
-Whoever stops listening ends it.
-
-What the live page asks: a command, and values for some of its options. No path is among them.
+What the page asks: a command, and values for some of its options. No path is among them. The command runs in a process
+of its own, as a person's would: it asks the server for what a model observes, and its page is the one that it writes.
+The answer is what it prints, as lines of JSON, and after them its page. Whoever stops listening ends it.
 """
 
 from __future__ import annotations
@@ -110,7 +106,10 @@ class Guard:
         """Hand on what may pass."""
         if scope["type"] != "http":
             return
-        refusal = self.refusal(scope["path"], _headers(scope))
+        headers: dict[str, list[str]] = {}
+        for name, value in scope["headers"]:
+            headers.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))
+        refusal = self.refusal(scope["path"], headers)
         if refusal is not None:
             code, why = refusal
             await PlainTextResponse(why, code, {"Connection": "close"})(scope, receive, send)
@@ -125,21 +124,13 @@ class Guard:
         host = headers.get("host", [])
         if len(host) != 1 or not HERE.fullmatch(host[0]):
             return 421, "this page is for this machine alone"
-        if headers.get("origin", [f"http://{host[0]}"]) != [f"http://{host[0]}"]:
-            return 403, "another page asks"
-        if headers.get("sec-fetch-site", ["same-origin"])[0] not in ("same-origin", "none"):
+        same = headers.get("origin", [f"http://{host[0]}"]) == [f"http://{host[0]}"]
+        if not same or headers.get("sec-fetch-site", ["none"])[0] not in ("same-origin", "none"):
             return 403, "another page asks"
         token = headers.get("authorization", [""])[0].encode()
         if path not in OPEN_PATHS and not compare_digest(token, f"Bearer {self.token}".encode()):
             return 401, "the token is missing: open the address that attnscope serve printed"
         return None
-
-
-def _headers(scope: Scope) -> dict[str, list[str]]:
-    headers: dict[str, list[Any]] = {}
-    for name, value in scope["headers"]:
-        headers.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))
-    return headers
 
 
 MOST_LETTERS = 2_000_000  # of the text
@@ -190,7 +181,13 @@ class LiveQuestion:
             if name is not None and name not in named:
                 raise UsageError(f"the model {name!r} is not held", f"one of {', '.join(named)}")
         # The options that were given, and those by which the model was loaded.
-        options = _given(named[self.model]) | _given(self, "command", "text", "picture")
+        options = {
+            field.name: to_json(value)
+            for record in (named[self.model], self)
+            for field in fields(record)
+            if field.name not in ("command", "text", "picture")
+            and (value := getattr(record, field.name)) != field.default
+        }
         if self.picture is not None:
             options["picture"] = [str(folder / PICTURE)]
             try:
@@ -200,12 +197,6 @@ class LiveQuestion:
         (folder / CONFIG).write_text(yaml.safe_dump(options), encoding="utf-8")
         files = ["--config", str(folder / CONFIG), "--file", "-", WRITES[self.command], str(folder / PAGE)]
         return [self.command, *files]
-
-
-def _given(record: Any, *without: str) -> dict[str, Any]:
-    """The fields of a record that have another value than their default, as a file of options has them."""
-    values = {field.name: (to_json(getattr(record, field.name)), field.default) for field in fields(record)}
-    return {name: value for name, (value, usual) in values.items() if value != usual and name not in without}
 
 
 COMMAND = (sys.executable, "-P", "-m", "attnscope")
@@ -231,9 +222,17 @@ async def answer(
         except (AttnscopeError, OSError) as error:
             yield _line(failed=str(error))
             return
+
+        async def send() -> None:
+            assert process.stdin is not None
+            with suppress(OSError):
+                process.stdin.write(question.text.encode(errors="surrogatepass"))
+                await process.stdin.drain()
+                process.stdin.close()
+
         # The command reads its text while it prints: sending it first could wait for ever, with both pipes full.
         last_line = ""
-        sending = asyncio.create_task(_send(process, question.text.encode(errors="surrogatepass")))
+        sending = asyncio.create_task(send())
         try:
             async with asyncio.timeout(MOST_SECONDS):
                 while line := (await _next(process)).replace(f"{folder}{os.sep}", ""):
@@ -269,14 +268,6 @@ async def _begun(words: Sequence[str], where: str | None) -> asyncio.subprocess.
         env=os.environ | SAID,
         limit=MOST_LINE,
     )
-
-
-async def _send(process: asyncio.subprocess.Process, text: bytes) -> None:
-    assert process.stdin is not None
-    with suppress(OSError):
-        process.stdin.write(text)
-        await process.stdin.drain()
-        process.stdin.close()
 
 
 async def _next(process: asyncio.subprocess.Process) -> str:
@@ -379,14 +370,21 @@ class LivePage:
 
     async def _ask(self, request: Request) -> Response:
         """A question; its answer comes as `attnscope.serve.page.answer` says."""
+        too_long = _refused(413, f"a question has at most {MOST_BODY} bytes")
+        data = bytearray()
         try:
-            question = from_json(LiveQuestion, json.loads(await _body(request)), "question")
+            if int(request.headers.get("content-length") or 0) > MOST_BODY:
+                return too_long
+            async with asyncio.timeout(BODY_SECONDS):
+                async for part in request.stream():
+                    data += part
+                    if len(data) > MOST_BODY:  # as many as it likes may follow without a length in the header
+                        return too_long
+            question = from_json(LiveQuestion, json.loads(bytes(data)), "question")
         except AttnscopeError as error:
             return _refused(400, str(error))
         except (ValueError, RecursionError):
             return _refused(400, "expected a question in JSON")
-        except TooLongError:
-            return _refused(413, f"a question has at most {MOST_BODY} bytes")
         except (TimeoutError, ClientDisconnect):
             return _refused(408, f"a question comes within {BODY_SECONDS:.0f} seconds")
         return StreamingResponse(self._answer(question), media_type="application/octet-stream", headers=HEADERS)
@@ -424,23 +422,6 @@ class _Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-class TooLongError(Exception):
-    """The body of a request has no end in sight."""
-
-
-async def _body(request: Request) -> bytes:
-    """The body. Raises TooLongError for one that is too long, TimeoutError for one that does not come."""
-    if int(request.headers.get("content-length") or 0) > MOST_BODY:
-        raise TooLongError
-    data = bytearray()
-    async with asyncio.timeout(BODY_SECONDS):
-        async for part in request.stream():
-            data += part
-            if len(data) > MOST_BODY:
-                raise TooLongError
-    return bytes(data)
-
-
 def _refused(code: int, why: str) -> Response:
     return PlainTextResponse(why, code, HEADERS | {"Connection": "close"})
 
@@ -460,19 +441,15 @@ def _listening(port: int) -> socket.socket:
 @cache
 def live_document() -> tuple[str, str]:
     """The page as HTML, and its policy: its own script and style, those of the pages in its frame, and this server."""
-    script, style = (files("attnscope.serve").joinpath(name).read_text("utf-8") for name in ("page.js", "page.css"))
-    body = files("attnscope.serve").joinpath("page.html").read_text("utf-8")
-    scripts = [_hash(script.encode()), _hash(bundle("bundle.js"))]
-    styles = [_hash(style.encode()), _hash(bundle("bundle.css"))]
+    names = ("page.html", "page.js", "page.css")
+    body, script, style = (files("attnscope.serve").joinpath(name).read_text("utf-8") for name in names)
+    sources = (script.encode(), bundle("bundle.js"), style.encode(), bundle("bundle.css"))
+    hashes = [f"'sha256-{b64encode(sha256(source).digest()).decode()}'" for source in sources]
     policy = (
-        f"default-src 'none'; script-src {' '.join(scripts)}; style-src {' '.join(styles)}; img-src data: blob:; "
-        "connect-src 'self'; frame-src blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        f"default-src 'none'; script-src {' '.join(hashes[:2])}; style-src {' '.join(hashes[2:])}; "
+        "img-src data: blob:; connect-src 'self'; frame-src blob:; base-uri 'none'; "
+        "form-action 'none'; frame-ancestors 'none'"
     )
-    parts = {"{version}": html.escape(__version__), "/*style*/": style, "/*script*/": script}
-    for place, part in parts.items():
+    for place, part in (("{version}", html.escape(__version__)), ("/*style*/", style), ("/*script*/", script)):
         body = body.replace(place, part)
     return body, policy
-
-
-def _hash(text: bytes) -> str:
-    return f"'sha256-{b64encode(sha256(text).digest()).decode()}'"

@@ -160,28 +160,27 @@ class Server:
         return listening
 
     def _accept(self) -> None:
+        """Answer each connection in a thread of its own, where there is room for one."""
         assert self._socket is not None
         self._socket.settimeout(POLL_SECONDS)
         while not self._stop.is_set():
             try:
-                self._begin(self._socket.accept()[0])
+                link = self._socket.accept()[0]
             except TimeoutError:
-                pass
+                continue
             except OSError:  # no file is left, for a while
                 self._stop.wait(POLL_SECONDS)
-
-    def _begin(self, link: socket.socket) -> None:
-        """Answer a connection in a thread of its own, where there is room for one."""
-        links = next((each for each in (self._links, self._spare) if each.acquire(blocking=False)), None)
-        if links is None:
-            with link, suppress(OSError):
-                send(link, FULL, last=True)
-            return
-        try:
-            threading.Thread(target=self._converse, args=(link, links), daemon=True).start()
-        except RuntimeError:  # the system has no more
-            link.close()
-            links.release()
+                continue
+            links = next((each for each in (self._links, self._spare) if each.acquire(blocking=False)), None)
+            if links is None:
+                with link, suppress(OSError):
+                    send(link, FULL, last=True)
+                continue
+            try:
+                threading.Thread(target=self._converse, args=(link, links), daemon=True).start()
+            except RuntimeError:  # the system has no more
+                link.close()
+                links.release()
 
     def _converse(self, link: socket.socket, links: threading.Semaphore) -> None:
         """One connection: a question, and its answer. links: those that it is one of."""
@@ -206,7 +205,16 @@ class Server:
         elif spare:
             send(link, FULL, last=True)
         elif question.get("what") == "page":
-            self._keep_page(link, question)
+            try:
+                self._check_same(question)
+            except UnansweredError as why:
+                send(link, ["no", str(why)], last=True)
+                return
+            # A page of another process keeps its link until one of both ends.
+            send(link, to_json(Holdings(os.getcwd(), tuple(self.options))))
+            with self.page():
+                while not self._stop.is_set() and not is_readable(link, POLL_SECONDS):
+                    pass
         elif question.get("what") == "question":
             asker = Asker(link)
             try:
@@ -216,18 +224,6 @@ class Server:
             asker.flush()
         else:
             raise WireError("expected a question, got another thing")
-
-    def _keep_page(self, link: socket.socket, question: dict[str, Any]) -> None:
-        """Say what is held to a page of another process, and keep its link until one of both ends."""
-        try:
-            self._check_same(question)
-        except UnansweredError as why:
-            send(link, ["no", str(why)], last=True)
-            return
-        send(link, to_json(Holdings(os.getcwd(), tuple(self.options))))
-        with self.page():
-            while not self._stop.is_set() and not is_readable(link, POLL_SECONDS):
-                pass
 
     @contextmanager
     def page(self) -> Iterator[None]:
@@ -255,7 +251,7 @@ class Server:
                 if asker.has_gone:
                     return
         try:
-            if index is None and is_suspended(wire.process_of(asker.link)):
+            if index is None and is_suspended(wire.peer(asker.link)[0]):
                 return  # it waited, and its command begins again by itself when it is continued
             if self._worker.process.poll() is not None:
                 self._again(asker)
@@ -372,13 +368,16 @@ class Server:
 
     def status(self) -> Status:
         """What `serve --status` tells."""
-        now, loading = time.monotonic(), self.loading
+        now, loading, memory = time.monotonic(), self.loading, None
+        with suppress(OSError, ValueError, IndexError):  # the system does not say
+            words = Path(f"/proc/{self._worker.process.pid}/statm").read_text(encoding="ascii").split()
+            memory = int(words[1]) * os.sysconf("SC_PAGE_SIZE")
         return Status(
             os.getpid(),
             round(now - self.started),
             self.answered,
             self._turn.locked(),
-            _resident(self._worker.process.pid),
+            memory,
             tuple(wire.HeldModel(model.options.model, **model.facts) for model in self.models),
             self.ready,
             loading.name if loading else "",
@@ -392,23 +391,10 @@ def pinned(options: LoadOptions, source: Source) -> LoadOptions:
     if options.model == DEMO:  # whose tokenizer is known, which no folder's is
         return options
     folder = source.adapter.folder if source.adapter else source.gguf or source.folder
-    base = None if source.adapter is None else str(_real(source.gguf or source.folder))
-    return replace(options, model=str(_real(folder)), base=base, revision=source.revision)
+    base = None if source.adapter is None else os.path.realpath(source.gguf or source.folder)
+    return replace(options, model=os.path.realpath(folder), base=base, revision=source.revision)
 
 
 def files_of(source: Source) -> wire.Files:
     """The files of a model, of its base too."""
     return wire.files(source.source_folder, source.base_folder, source.tokenizer_folder)
-
-
-def _real(path: Path) -> Path:
-    return Path(os.path.realpath(path))
-
-
-def _resident(pid: int) -> int | None:
-    """Bytes of memory that a process has; None where the system does not say."""
-    try:
-        words = Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()
-        return int(words[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError, IndexError):
-        return None

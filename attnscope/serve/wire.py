@@ -1,16 +1,15 @@
-"""Whether both ends are the same: the code that runs, the environment it runs in, and the files of a model.
+"""What a server and those who ask it share: whether both are the same, frames on a socket, the socket, and its status.
 
-Files are compared by what the file system says of them (`FileState`), so that nothing is read. Where nothing but the
-time of change is another, which chmod and links move too, they are compared by their content (`Contents`).
+Whether both ends are the same: the code that runs, the environment it runs in, and the files of a model. Files are
+compared by what the file system says of them (`FileState`), so that nothing is read. Where nothing but the time of
+change is another, which chmod and links move too, they are compared by their content (`Contents`).
 
-Frames on a socket: a header in JSON, and bytes after it, each with its length before it.
+A frame is a header in JSON, and bytes after it, each with its length before it:
 
 send(link, {"ask": {...}})
 header, blobs = receive(link, most=REQUEST_BYTES)
 
-Where a server listens, and who is at the other end: a socket in a folder of this user's, that no other can enter.
-
-What a server says of itself.
+The socket is in a folder of this user's, which no other can enter; it says who is at the other end.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -65,12 +64,9 @@ def code_of(files: Files) -> str:
 
 def code_files() -> Files:
     """The files of the package, and the first of each library under it."""
-    states = _tree(Path(__file__).parents[1], ".py")
-    for name in LIBRARIES:
-        spec = find_spec(name)
-        if spec is not None and spec.origin:
-            states[spec.origin] = _state(spec.origin)
-    return states
+    specs = [spec for name in LIBRARIES if (spec := find_spec(name))]
+    origins = [spec.origin for spec in specs if spec.origin]
+    return _tree(Path(__file__).parents[1], ".py") | {origin: _state(origin) for origin in origins}
 
 
 def environment() -> str:
@@ -113,19 +109,15 @@ class Contents:
         with self._turn:
             if now.keys() != self.files.keys():
                 return False
-            if not all(state == now[path] or self._kept(path, now[path]) for path, state in self.files.items()):
-                return False
+            for path, state in self.files.items():
+                if state == now[path]:
+                    continue
+                # Only the time of change may be another: then the content tells.
+                digest, same = self._digests.get(path), state._replace(changed_ns=now[path].changed_ns) == now[path]
+                if digest is None or not same or _digest(path, now[path]) != digest:
+                    return False
             self.files = now
             return True
-
-    def _kept(self, path: str, now: FileState) -> bool:
-        """Whether a file in another state holds what it held."""
-        digest = self._digests.get(path)
-        return (
-            digest is not None
-            and now._replace(changed_ns=0) == self.files[path]._replace(changed_ns=0)
-            and _digest(path, now) == digest
-        )
 
     def _hash(self) -> None:
         left, files = MOST_HASHED, self.files
@@ -146,15 +138,10 @@ def _digest(path: str, state: FileState) -> str | None:
 
 
 def _tree(folder: Path, ending: str = "") -> Files:
-    return {name: _state(name) for name in _walk(folder, ending)}
-
-
-def _walk(folder: Path, ending: str) -> Iterator[str]:
     """The files in a folder and in those below it; a folder that links lead to is entered once."""
     if folder.is_file():
-        yield str(folder)
-        return
-    count, entered = 0, set[str]()
+        return {str(folder): _state(str(folder))}
+    states, count, entered = Files(), 0, set[str]()
     for place, below, names in os.walk(folder, followlinks=True):
         count += len(names)
         if count > MOST_FILES:
@@ -167,7 +154,9 @@ def _walk(folder: Path, ending: str) -> Iterator[str]:
             if target in entered:
                 below.remove(link)
             entered.add(target)
-        yield from (os.path.join(place, name) for name in names if name.endswith(ending))
+        paths = [os.path.join(place, name) for name in names if name.endswith(ending)]
+        states |= {path: _state(path) for path in paths}
+    return states
 
 
 def _state(path: str) -> FileState:
@@ -266,25 +255,19 @@ class Passing:
     """
 
     def __init__(self) -> None:
-        self._left, self._last = 0, False
-
-    @property
-    def between(self) -> bool:
-        return not self._left
-
-    @property
-    def ended(self) -> bool:
-        return self._last and not self._left
+        self.between, self.ended, self._left, self._last = True, False, 0, False
 
     def piece(self, link: socket.socket) -> bytes:
         """What comes next. Raises WireError as `receive`."""
         form = b""
-        if not self._left:
+        if self.between:
             form = _exactly(link, FORM.size)
             self._last, header, behind = _sizes(form, ANSWER_BYTES)
             self._left = header + behind
         part = _some(link, self._left) if self._left else b""
         self._left -= len(part)
+        self.between = not self._left
+        self.ended = self._last and self.between
         return form + part
 
 
@@ -314,14 +297,13 @@ def _exactly(link: socket.socket, count: int, end: float | None = None) -> bytes
 
 def _some(link: socket.socket, most: int) -> bytes:
     try:
-        part = link.recv(min(most, PIECE))
+        if part := link.recv(min(most, PIECE)):
+            return part
+        raise ConnectionResetError
     except TimeoutError as error:
         raise WireError("the other end says no more") from error
     except OSError as error:
         raise WireError("the other end has gone") from error
-    if not part:
-        raise WireError("the other end has gone")
-    return part
 
 
 SOCKET = "serve.sock"
@@ -366,15 +348,11 @@ def make_folder() -> None:
 
 def is_own(link: socket.socket) -> bool:
     """Whether a process of this user is at the other end."""
-    return _peer(link)[1] == os.getuid()
+    return peer(link)[1] == os.getuid()
 
 
-def process_of(link: socket.socket) -> int | None:
-    """The number of the process at the other end; None where the system does not say."""
-    return _peer(link)[0]
-
-
-def _peer(link: socket.socket) -> tuple[int | None, int]:
+def peer(link: socket.socket) -> tuple[int | None, int]:
+    """The number of the process at the other end, None where the system does not say, and that of its user."""
     if hasattr(socket, "SO_PEERCRED"):
         size = struct.calcsize("3i")
         pid, uid, _ = struct.unpack("3i", link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))

@@ -1,14 +1,11 @@
 """The process that holds models and answers one question after the other: `python -m attnscope.serve.worker FD`.
 
-What comes on the socket is read by a thread; the models run in the main one. A question that was cancelled ends at the
-next layer.
+`Reader`: texts are read in a process of their own, for a worker that cannot fork: a fork of what used torch may hang.
+It is forked before any model is loaded. Each text is read in a fork of it, as a command reads one. Between the two
+processes, both of this program, functions are sent by name, and a tokenizer by the options that load it.
 
-Texts that are read in a process of their own, for a worker that cannot fork: a fork of what used torch may hang.
-
-The reader is forked before any model is loaded. Each text is read in a fork of it, as a command reads one. Between the
-two processes, both of this program, functions are sent by name, and a tokenizer by the options that load it.
-
-Models that stay loaded in one process, for commands that run in it one after the other.
+`work`: what comes on the socket is read by a thread; the models run in the main one. A question that was cancelled ends
+at the next layer. `KeptModels`: models that stay loaded for commands that run in one process one after the other.
 """
 
 from __future__ import annotations
@@ -26,7 +23,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -51,7 +48,7 @@ MORE_SECONDS = 5  # than a text may take: a reader that is not suspended has ans
 
 
 class Reader:
-    """The other process: `apart.call_elsewhere(Reader())`."""
+    """The other process: `isolation.call_elsewhere(Reader())`."""
 
     def __init__(self) -> None:
         self._pipe, self.pid = forked(_serve)
@@ -64,53 +61,39 @@ class Reader:
     def __call__(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Answer[Any]:
         """What the function gives, or an error of ours. Raises UnansweredError where it cannot be called there."""
         question = io.BytesIO()
+
+        def ask() -> Answer[Any]:
+            self._pipe.send_bytes(question.getvalue())
+            answer: Answer[Any] = pickle.loads(self._pipe.recv_bytes())  # of this program's own process
+            return answer
+
         try:
-            _Sent(question, self._options).dump((function, arguments))
-            return within(seconds() + MORE_SECONDS, partial(self._answer, question.getvalue()))
-        except TimeoutError as error:  # it or its fork was suspended
-            os.kill(self.pid, signal.SIGKILL)
-            raise UnansweredError("a server cannot read its text") from error
+            pickler = pickle.Pickler(question)
+            pickler.persistent_id = lambda value: self._options.get(id(value))  # type: ignore[method-assign]
+            pickler.dump((function, arguments))
+            return within(seconds() + MORE_SECONDS, ask)
         except (pickle.PicklingError, AttributeError, TypeError, EOFError, OSError) as error:
+            if isinstance(error, TimeoutError):  # it or its fork was suspended
+                os.kill(self.pid, signal.SIGKILL)
             raise UnansweredError("a server cannot read its text") from error
-
-    def _answer(self, question: bytes) -> Answer[Any]:
-        self._pipe.send_bytes(question)
-        answer: Answer[Any] = pickle.loads(self._pipe.recv_bytes())  # of this program's own process
-        return answer
-
-
-class _Sent(pickle.Pickler):
-    def __init__(self, stream: io.BytesIO, options: dict[int, LoadOptions]) -> None:
-        super().__init__(stream)
-        self._options = options
-
-    def persistent_id(self, value: Any) -> LoadOptions | None:
-        return self._options.get(id(value))
-
-
-class _Received(pickle.Unpickler):
-    def __init__(self, data: bytes, tokenizers: dict[LoadOptions, Any]) -> None:
-        super().__init__(io.BytesIO(data))
-        self._held = tokenizers
-
-    def persistent_load(self, options: LoadOptions) -> Any:
-        if options not in self._held:
-            self._held[options] = load_tokenizer(replace(options, offline=True)).tokenizer
-        return self._held[options]
 
 
 def _serve(pipe: Connection) -> None:
     """Answer until no one asks."""
-    tokenizers: dict[LoadOptions, Any] = {}
+
+    @cache
+    def tokenizer(options: LoadOptions) -> Any:
+        return load_tokenizer(replace(options, offline=True)).tokenizer
+
+    def read(question: bytes) -> Any:
+        unpickler = pickle.Unpickler(io.BytesIO(question))
+        unpickler.persistent_load = tokenizer  # type: ignore[method-assign]
+        function, arguments = unpickler.load()
+        with IsolatedCall(function, "process") as call:
+            return call(*arguments)
+
     while True:
-        data = pipe.recv_bytes()
-        pipe.send_bytes(pickle.dumps(answer_of(partial(_called, data, tokenizers), ())))
-
-
-def _called(data: bytes, tokenizers: dict[LoadOptions, Any]) -> Any:
-    function, arguments = _Received(data, tokenizers).load()
-    with IsolatedCall(function, "process") as call:
-        return call(*arguments)
+        pipe.send_bytes(pickle.dumps(answer_of(read, (pipe.recv_bytes(),))))
 
 
 GO_SECONDS = 5.0  # until who asked has seen that what is known before the pass can be used: the others wait as long
@@ -127,7 +110,7 @@ class Link(Progress):
         self.link = link
         self.questions: queue.Queue[Frame] = queue.Queue()
         self._heard = threading.Condition()
-        self._number, self._gone, self._cancelled = 0, 0, 0
+        self.number = self._gone = self._cancelled = 0  # of the question at hand; that may continue; that was cancelled
 
     def listen(self) -> None:
         """Read what comes until the other end has gone; then end this process."""
@@ -146,13 +129,9 @@ class Link(Progress):
         except (WireError, OSError):
             os._exit(0)
 
-    def begin(self, number: int) -> None:
-        """Turn to the next question."""
-        self._number = number
-
     def check(self) -> None:
         """Raise CancelledError where who asked has gone."""
-        if self._cancelled == self._number:
+        if self._cancelled == self.number:
             raise CancelledError
 
     def say(self, line: str) -> None:
@@ -180,7 +159,7 @@ class Link(Progress):
         document, blobs = packed(prepared)
         send(self.link, ["prepared", document], blobs)
         with self._heard:
-            heard = self._heard.wait_for(lambda: self._number in (self._gone, self._cancelled), GO_SECONDS)
+            heard = self._heard.wait_for(lambda: self.number in (self._gone, self._cancelled), GO_SECONDS)
         self.check()
         if not heard:
             raise UnansweredError(f"the command did not answer for {GO_SECONDS:.0f} seconds")
@@ -190,17 +169,6 @@ class Link(Progress):
         send(self.link, [kind, value], blobs or (), last=True)
 
 
-class _Warnings(logging.Handler):
-    """The library's warnings go to who asked."""
-
-    def __init__(self, link: Link) -> None:
-        super().__init__(logging.WARNING)
-        self.to = link
-
-    def emit(self, record: logging.LogRecord) -> None:
-        send(self.to.link, ["warned", record.getMessage()])
-
-
 def work(number: int) -> None:
     """Answer questions until the other end has gone."""
     begin_helper()
@@ -208,12 +176,14 @@ def work(number: int) -> None:
     reader = Reader()  # forked while this process has no thread, and has not used torch
     call_elsewhere(reader)
     link, models = Link(socket.socket(fileno=number)), dict[str, LoadedModel]()
-    logger = logging.getLogger("attnscope")
-    logger.handlers, logger.propagate = [_Warnings(link)], False
+    # The library's warnings go to who asked.
+    logger, handler = logging.getLogger("attnscope"), logging.Handler(logging.WARNING)
+    handler.emit = lambda record: send(link.link, ["warned", record.getMessage()])  # type: ignore[method-assign]
+    logger.handlers, logger.propagate = [handler], False
     threading.Thread(target=link.listen, daemon=True).start()
     while True:
         frame = link.questions.get()
-        link.begin(frame.header["number"])
+        link.number = frame.header["number"]
         try:
             answer = partial(load_model, reader) if frame.header["what"] == "load" else answer_question
             link.last(*answer(link, models, frame))

@@ -393,7 +393,7 @@ def test_a_worker_that_is_killed_amid_an_answer_is_no_error(tmp_path, monkeypatc
             if kind == "said":
                 os.kill(server.worker(), 9)
 
-        monkeypatch.setattr(client._Answer, "_heard", killed)
+        monkeypatch.setattr(client._Answer, "_pass_on", killed)
         assert server.call("heads", SENTENCE) == alone  # the header is said once
 
 

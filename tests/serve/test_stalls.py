@@ -117,7 +117,7 @@ def test_a_worker_does_not_wait_for_a_word_that_does_not_come(demo, monkeypatch)
     ours, theirs = socket.socketpair()
     known = RunInfo(from_text(demo.tokenizer, SENTENCE), "demo", None, "cpu", "float32")
     link = worker.Link(ours)
-    link.begin(1)
+    link.number = 1
     with pytest.raises(UnansweredError, match="did not answer for"):
         link.prepared(known)
     assert wire.receive(theirs).header[0] == "prepared"
