@@ -131,8 +131,9 @@ class Comparison:
         # As it ran it is held to its own q, k, v and mask where these are all that is compared.
         own = expected
         if exact is not None and expected is not None:
-            in_full = level == "full" and run.output_BTE is not None
-            own = replace(expected, model_output=run.output_BTE) if in_full else from_call(original)
+            own = from_call(original)
+            if level == "full" and run.output_BTE is not None:
+                own = replace(expected, model_output=run.output_BTE)
         implementation, as_run, rounding = self._differences(run, exact, unjudged, number, expected, own)
         # Without the oracle: whether rows sum to 1, and whether a call over one text looks where config and class say.
         row_sum_error, turned = None, ""

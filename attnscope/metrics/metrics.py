@@ -1,14 +1,10 @@
-"""Head metrics: what each number is, and what it asks of an attention operator.
+"""Head metrics: what each number is, which rows count for it, and what it asks of an attention operator.
 
 A metric gives one value per query row; a head's score is the mean over the rows that can show it, null where there is
 none. A metric names its questions (`attention/questions.py`), so it is the same on every engine, and all metrics of a
 layer are answered in one pass.
 
 Shapes: B text, H head, Q query, K key. A is the weight matrix, n the tokens, v_i the keys that query i may see.
-
-What defines a head metric: its words, its questions, its value per row, and which rows count.
-
-Shapes: B text, H head, Q query.
 """
 
 from __future__ import annotations
@@ -46,8 +42,8 @@ class Metric:
     formula: str
     source: str
     reading: str
-    rows: str
     asks: Callable[[Texts], tuple[Question, ...]]
+    rows: str = "two_keys"
     unit: str = "share of a row"
     range: str = "0 to 1"
     value: Callable[..., Tensor] | None = None
@@ -118,7 +114,6 @@ METRICS: Mapping[str, Metric] = {
             formula="mean of A[i,i]",
             source="Clark et al. 2019, arXiv 1906.04341",
             reading="near 1: the head looks at the token itself",
-            rows="two_keys",
             stacks=ITSELF,
             asks=lambda texts: (ask.Back(0),),
         ),
@@ -139,7 +134,6 @@ METRICS: Mapping[str, Metric] = {
             formula="mean of 1 - m_i, m_i the sum of row i",
             source="gpt-oss sink logits, arXiv 2508.10925",
             reading="above 0: a learned sink logit takes this share, no token gets it",
-            rows="two_keys",
             asks=lambda texts: (ask.RowSum(),),
             value=lambda P, row_sum: P.sink_share(row_sum).clamp_min(0),  # a row's sum is rounded to beside 1
         ),
@@ -175,7 +169,6 @@ METRICS: Mapping[str, Metric] = {
             range="0 to ln n",
             source="Clark et al. 2019, arXiv 1906.04341; Vig & Belinkov 2019, arXiv 1906.04284",
             reading="0: one key has it all; ln of the visible keys: uniform",
-            rows="two_keys",
             asks=lambda texts: (ask.Entropy(),),
         ),
         Metric(
@@ -186,7 +179,6 @@ METRICS: Mapping[str, Metric] = {
             unit="share of the largest entropy",
             source="entropy over its largest value for the keys that the row may see",
             reading="1: uniform over the visible keys; from 0.8 on the head is marked near_uniform",
-            rows="two_keys",
             asks=lambda texts: (ask.Entropy(),),
             value=lambda P, entropy: entropy / visible_keys(P).clamp_min(2).log(),
         ),
@@ -199,7 +191,6 @@ METRICS: Mapping[str, Metric] = {
             range="1 to n",
             source="participation ratio (inverse Simpson index)",
             reading="how many keys really count",
-            rows="two_keys",
             asks=lambda texts: (ask.SumOfSquares(),),
             value=lambda P, sum_of_squares: 1 / sum_of_squares,
         ),
@@ -210,7 +201,6 @@ METRICS: Mapping[str, Metric] = {
             formula="mean of max_j A[i,j]",
             source="Voita et al. 2019, arXiv 1905.09418 (they leave the end token out; here it stays)",
             reading="near 1: one key takes the row",
-            rows="two_keys",
             asks=lambda texts: (ask.MaxWeight(),),
         ),
         Metric(
@@ -222,7 +212,6 @@ METRICS: Mapping[str, Metric] = {
             range="0 to n-1",
             source="Vig & Belinkov 2019, arXiv 1906.04284 (they leave key 0 out; here it stays)",
             reading="how far back the head looks on average; in an encoder how far to either side",
-            rows="two_keys",
             stacks=OF_TEXT,
             asks=lambda texts: (ask.Distance() if is_causal(texts.stack) else ask.AbsoluteDistance(),),
         ),
@@ -233,7 +222,6 @@ METRICS: Mapping[str, Metric] = {
             formula="mean of the mass on the last 32 keys, the query's own included",
             source="attnscope; see also Xiao et al. 2024 (DuoAttention), arXiv 2410.10819",
             reading="near 1 on a text much longer than 32 tokens: the head needs no long context",
-            rows="two_keys",
             stacks=CAUSAL,
             asks=lambda texts: (ask.Window(32),),
         ),
@@ -272,7 +260,6 @@ def _streaming(width: int) -> Metric:
         formula=f"mean of the mass on the first {SINKS} and the last {width} keys, the query's own included",
         source="Xiao et al. 2023 (StreamingLLM), arXiv 2309.17453: what its cache keeps",
         reading=f"near 1 on a text much longer than {width} tokens: the head reads sinks and recent keys alone",
-        rows="two_keys",
         stacks=CAUSAL,
         asks=lambda texts: (ask.Window(width), *map(ask.Key, range(SINKS))),
         value=value,
@@ -291,7 +278,6 @@ LENGTHS: Mapping[str, Metric] = {  # what a head needs of a long text: measured 
             range="1 to n",
             source="top-p attention, Lin et al. 2025 (Twilight), arXiv 2502.02770",
             reading="how many keys a cache must keep for this head, if it keeps the right ones",
-            rows="two_keys",
             asks=lambda texts: (ask.Holding(95),),
         ),
         *map(_streaming, (32, 128, 512)),
@@ -377,19 +363,19 @@ def metrics_for(ids: Sequence[str], stack: str) -> list[str]:
     return [name for name in ids if stack in KNOWN[name].stacks]
 
 
-def questions(ids: Sequence[str], texts: Texts) -> list[ask.Question]:
+def questions(ids: Sequence[str], texts: Texts) -> list[Question]:
     """What these metrics ask of a layer; texts on the layer's device."""
     return [question for name in ids for question in _asked(texts, name)]
 
 
-def _asked(texts: Texts, name: str) -> tuple[ask.Question, ...]:
+def _asked(texts: Texts, name: str) -> tuple[Question, ...]:
     """What a metric asks, the same objects each time: their answers are then found without comparing them."""
     if name not in texts.asked:
         texts.asked[name] = KNOWN[name].asks(texts)
     return texts.asked[name]
 
 
-def row_values(P: AttentionOperator, texts: Texts, answers: Mapping[ask.Question, Any], name: str) -> Tensor:
+def row_values(P: AttentionOperator, texts: Texts, answers: Mapping[Question, Any], name: str) -> Tensor:
     """One metric before it is averaged: a value per row, broadcastable to (B, H, Q)."""
     metric = KNOWN[name]
     results = [answers[question] for question in _asked(texts, name)]
@@ -408,9 +394,7 @@ def counted_rows(P: AttentionOperator, texts: Texts, kind: str) -> Tensor:
     return masks[kind]
 
 
-def stacked_means(
-    P: AttentionOperator, texts: Texts, answers: Mapping[ask.Question, Any], ids: Sequence[str]
-) -> Tensor:
+def stacked_means(P: AttentionOperator, texts: Texts, answers: Mapping[Question, Any], ids: Sequence[str]) -> Tensor:
     """Each of S metrics of each head: its mean over the rows that count; (S, B, H) float64, NaN without such a row."""
     import torch
 
@@ -430,9 +414,7 @@ def stacked_means(
     return torch.where(rows_SBHQ, values_SBHQ, 0.0).sum(-1, dtype=torch.float64) / count_SBH
 
 
-def means(
-    P: AttentionOperator, texts: Texts, answers: Mapping[ask.Question, Any], ids: Sequence[str]
-) -> dict[str, Tensor]:
+def means(P: AttentionOperator, texts: Texts, answers: Mapping[Question, Any], ids: Sequence[str]) -> dict[str, Tensor]:
     """The same by metric: {id: (B, H) float64}."""
     return dict(zip(ids, stacked_means(P, texts, answers, ids), strict=True))
 

@@ -39,32 +39,16 @@ def _above_uniform(metric: str, least: float) -> Rule:
     return lambda score, uniform: score[metric] - uniform[metric] >= least
 
 
+def _looks_at(metric: str, rows: str, source: str, stacks: tuple[str, ...] = Role.stacks) -> Role:
+    """The role of heads that look at what a metric is of far more than uniform attention does."""
+    condition = f"{metric} at least 0.4 above uniform attention"
+    return Role(metric.replace("_", "-"), condition, rows, NEEDED_ROWS, source, _above_uniform(metric, 0.4), stacks)
+
+
 ROLES = (  # the first rule that holds names the head
-    Role(
-        "induction",
-        "induction at least 0.4 above uniform attention",
-        "repeats_apart",
-        NEEDED_ROWS,
-        "Olsson et al. 2022",
-        _above_uniform("induction", 0.4),
-        CAUSAL,
-    ),
-    Role(
-        "previous-token",
-        "previous_token at least 0.4 above uniform attention",
-        "two_keys",
-        NEEDED_ROWS,
-        "Clark et al. 2019",
-        _above_uniform("previous_token", 0.4),
-    ),
-    Role(
-        "duplicate-token",
-        "duplicate_token at least 0.4 above uniform attention",
-        "repeats",
-        NEEDED_ROWS,
-        "Wang et al. 2022",
-        _above_uniform("duplicate_token", 0.4),
-    ),
+    _looks_at("induction", "repeats_apart", "Olsson et al. 2022", CAUSAL),
+    _looks_at("previous_token", "two_keys", "Clark et al. 2019"),
+    _looks_at("duplicate_token", "repeats", "Wang et al. 2022"),
     Role(
         "sink",
         f"sink above {SINK_MASS}, text of at least {SINK_TOKENS} tokens",
@@ -74,14 +58,7 @@ ROLES = (  # the first rule that holds names the head
         lambda score, uniform: score["sink"] > SINK_MASS,
         STACKS,
     ),
-    Role(
-        "self",
-        "self at least 0.4 above uniform attention",
-        "two_keys",
-        NEEDED_ROWS,
-        "Clark et al. 2019",
-        _above_uniform("self", 0.4),
-    ),
+    _looks_at("self", "two_keys", "Clark et al. 2019"),
     Role(
         "local",
         "local_mass_32 at least 0.8, and 0.2 above uniform attention",

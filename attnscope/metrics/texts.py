@@ -52,11 +52,15 @@ class Texts:
     )
 
     @cached_property
-    def real_BT(self) -> Tensor:
-        """True where a token is text, not right padding."""
+    def position_T(self) -> Tensor:
         import torch
 
-        return torch.arange(self.ids_BT.shape[1], device=self.ids_BT.device) < self.length_B[:, None]
+        return torch.arange(self.ids_BT.shape[1], device=self.ids_BT.device)
+
+    @cached_property
+    def real_BT(self) -> Tensor:
+        """True where a token is text, not right padding."""
+        return self.position_T < self.length_B[:, None]
 
     @cached_property
     def asked_BT(self) -> Tensor:
@@ -66,9 +70,7 @@ class Texts:
 
     @cached_property
     def has_query_T(self) -> Tensor:
-        import torch
-
-        return torch.arange(self.ids_BT.shape[1], device=self.ids_BT.device) >= self.unasked
+        return self.position_T >= self.unasked
 
     @cached_property
     def mean_BT(self) -> Tensor:
@@ -100,9 +102,8 @@ class Texts:
         import torch
 
         assert self.answer_B is not None
-        position_T = torch.arange(self.ids_BT.shape[1], device=self.ids_BT.device)
-        prompt_BT = position_T < self.answer_B[:, None]
-        return Features(torch.stack([prompt_BT, prompt_BT & (position_T > 0), ~prompt_BT], -1).float())
+        prompt_BT = self.position_T < self.answer_B[:, None]
+        return Features(torch.stack([prompt_BT, prompt_BT & (self.position_T > 0), ~prompt_BT], -1).float())
 
     def parts_seen_BHQ3(self, visible: Visibility) -> Tensor:
         """Of the keys that a query sees, the share that each of these parts has."""
@@ -110,11 +111,8 @@ class Texts:
 
     def answering(self, P: AttentionOperator, part: int) -> Tensor:
         """(B, H or 1, Q): True where a token of the answer made the next one, and saw a part of the prompt."""
-        import torch
-
         assert self.answer_B is not None
-        position_T = torch.arange(self.ids_BT.shape[1], device=self.ids_BT.device)
-        made_BT = (position_T >= self.answer_B[:, None]) & (position_T < self.length_B[:, None] - 1)
+        made_BT = (self.position_T >= self.answer_B[:, None]) & (self.position_T < self.length_B[:, None] - 1)
         return made_BT[:, None] & (self.parts_seen_BHQ3(P.visible)[..., part].to(P.device) > 0)
 
     @cached_property
@@ -131,10 +129,7 @@ class Texts:
 
     def repeated(self, back: int) -> Tensor:
         """(B, T): True where an equal token is at least `back` tokens earlier in the text."""
-        import torch
-
-        position_T = torch.arange(self.ids_BT.shape[1], device=self.ids_BT.device)
-        return (self.first_BT <= position_T - back) & self.real_BT
+        return (self.first_BT <= self.position_T - back) & self.real_BT
 
     @cached_property
     def previous_BT(self) -> Tensor:
