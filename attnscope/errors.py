@@ -1,10 +1,8 @@
-"""What can go wrong, in words a person can act on.
+"""What can go wrong, in words a person can act on, and text that somebody else wrote, as a person may see it.
 
-The library raises these; the command line prints each as one line and leaves with its `exit_code`.
-
-Text that somebody else wrote, as a person may see it: nothing that steers a terminal, no more than fits a line.
-
-What is printed for people goes through here: messages, cells of tables, titles. Data keeps its text as it is.
+What is printed for people goes through here: messages, cells of tables, titles. Nothing in it steers a terminal, and it
+is no more than fits a line. Data keeps its text as it is. The library raises the errors; the command line prints each
+as one line and leaves with its `exit_code`.
 """
 
 from __future__ import annotations
@@ -31,7 +29,8 @@ SHOWN_FORMATS = frozenset("\u0600\u0601\u0602\u0603\u0604\u0605\u06dd\u070f\u089
 EMOJI_TAGS = "".join(map(chr, range(0xE0020, 0xE0080)))
 # Letters, marks and symbols by category, but without a shape; and two that are no characters, which XML forbids.
 FILLERS = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0\ufffe\uffff")
-SHAPELESS = {"Cc", "Cf", "Cs", "Zs", "Zl", "Zp"}
+SHAPELESS = {"Cc", "Cf", "Cs", "Zs", "Zl", "Zp"}  # controls, formats, surrogates and separators
+_category = lru_cache(maxsize=1 << 12)(unicodedata.category)
 
 
 def in_a_line(text: str) -> str:
@@ -97,13 +96,7 @@ def _is_hidden(text: str, at: int) -> bool:
         return not text[:at].rstrip(EMOJI_TAGS).endswith("\U0001f3f4")
     if _selects_variant(char):
         return at == 0 or text[at - 1].isspace() or _selects_variant(text[at - 1])
-    return (_shapeless(char) and char not in SHOWN_FORMATS) or char in FILLERS
-
-
-@lru_cache(maxsize=1 << 12)
-def _shapeless(char: str) -> bool:
-    """Separators, controls, formats and surrogates have no shape of their own."""
-    return unicodedata.category(char) in SHAPELESS
+    return (_category(char) in SHAPELESS and char not in SHOWN_FORMATS) or char in FILLERS
 
 
 def _selects_variant(char: str) -> bool:
@@ -111,7 +104,7 @@ def _selects_variant(char: str) -> bool:
 
 
 def _is_emoji(char: str) -> bool:
-    return unicodedata.category(char) in {"So", "Sk"} or char in "\ufe0f\u20e3"
+    return _category(char) in {"So", "Sk"} or char in "\ufe0f\u20e3"
 
 
 P = ParamSpec("P")
@@ -144,8 +137,12 @@ class AttnscopeError(Exception):
         super().__init__(message, hint)
 
     def __str__(self) -> str:
-        hint = self.hint if self.in_python is None else self.in_python
-        return self._line(hint, lambda name, value: name if value is None else f"{name}={_python(value)}")
+        def spell(name: str, value: str | None) -> str:
+            if value is None:
+                return name
+            return f"{name}={value}" if value.isdecimal() or value == "True" else f'{name}="{value}"'
+
+        return self._line(self.hint if self.in_python is None else self.in_python, spell)
 
     def for_shell(self) -> str:
         """The same line in the words of the command line."""
@@ -161,10 +158,10 @@ class AttnscopeError(Exception):
         >>> UsageError("it is too long", "shorten it, or use {truncate=left}").steps({"text"})
         'shorten it'
         """
-        first, *rest = _OR.split(self.hint)
-        steps = [("", first), *zip(rest[::2], rest[1::2], strict=True)]
+        parts = ["", *_OR.split(self.hint)]  # a separator before each step
+        steps = zip(parts[::2], parts[1::2], strict=True)
         left = [step for step in steps if all(option[1] in options for option in _OPTION.finditer(step[1]))]
-        return "".join(step if place == 0 else separator + step for place, (separator, step) in enumerate(left))
+        return "".join(separator * (place > 0) + step for place, (separator, step) in enumerate(left))
 
     def _line(self, hint: str, spell: Callable[[str, str | None], str]) -> str:
         hint = _OPTION.sub(lambda option: spell(option[1], option[2]), hint)
@@ -224,10 +221,6 @@ def nearest(word: str, words: Iterable[str]) -> str | None:
 def is_panic(error: BaseException) -> bool:
     """Whether a library written in Rust gave up: that is no `Exception`."""
     return type(error).__name__ == "PanicException"
-
-
-def _python(value: str) -> str:
-    return value if value.isdecimal() or value == "True" else f'"{value}"'
 
 
 class UsageError(AttnscopeError):

@@ -1,13 +1,12 @@
-"""Values as the text of a cell: numbers, p values, bytes, names of heads, long texts cut short.
+"""Values as the text of a cell, and tables of such cells, as a person reads them.
 
-Tables on a terminal, pictures and messages print a value in one way. A value that is missing, None or NaN, is a dash,
-and no number is printed as -0.00.
+Values are numbers, p values, bytes, names of heads, long texts cut short. Tables on a terminal, pictures and messages
+print a value in one way. A value that is missing, None or NaN, is a dash, and no number is printed as -0.00.
 
-Rows and columns as a person reads them: on a terminal through rich, in a notebook as HTML.
+A `Sheet` has rows and columns, for a terminal through rich, for a notebook as HTML. rich is loaded when a sheet is
+measured or shown, and not before.
 
-    Sheet([{"set": "L1H4", "p": 0.012}], [Column("set", align="left"), Column("p", cells.p_value)])
-
-rich is loaded when a sheet is measured or shown, and not before.
+    Sheet([{"set": "L1H4", "p": 0.012}], [Column("set", align="left"), Column("p", display.p_value)])
 """
 
 from __future__ import annotations
@@ -175,7 +174,7 @@ class Column:
 
     title: its heading. format: a value as a cell; a text stays as it is, and a row without the name has an empty cell.
     name: of the value in a row, where that is not the title. fit: what happens on a narrow screen. whole: the column
-    gives no room away while others can; cut: its cells end in `…`; wrap: they go on in the next line.
+    gives no room away while others can; cut: its cells end in `…`; wrap: they continue in the next line.
     """
 
     title: str
@@ -227,20 +226,26 @@ class Sheet:
 
     def _repr_html_(self) -> str:
         """The table of a notebook."""
-        head = "".join(f"<th>{html.escape(column.title)}</th>" for column in self.columns)
-        rows = ("".join(f"<td>{html.escape(column.cell(row))}</td>" for column in self.columns) for row in self.rows)
-        return f"<table><tr>{head}</tr>{''.join(f'<tr>{row}</tr>' for row in rows)}</table>"
+        rows = ([column.cell(row) for column in self.columns] for row in self.rows)
+        return html_table([column.title for column in self.columns], rows)
+
+
+def html_table(titles: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """A table of HTML with a row of titles; what stands in its cells is shown as text."""
+    head = "".join(f"<th>{html.escape(title)}</th>" for title in titles)
+    lines = ("".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in rows)
+    return f"<table><tr>{head}</tr>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
 
 
 def fitting(columns: Sequence[Column], rows: Sequence[Row], room: int, always: Container[str] = ()) -> list[Column]:
     """The columns that so many characters have room for, the first ones first; always: names of those that stay."""
-    kept = []
+    chosen = []
     for column in sorted(columns, key=lambda column: column.key not in always):
         width = column.width(rows)
         if width <= room or column.key in always:
-            kept.append(column)
+            chosen.append(column)
             room -= width
-    return [column for column in columns if column in kept]
+    return [column for column in columns if column in chosen]
 
 
 def _text(text: str, column: Column) -> Text:

@@ -1,8 +1,8 @@
 """Columns -> Arrow tables -> csv, tsv, jsonl, parquet, arrow: exact text, nulls for what is missing; numbers are exact
 in parquet and arrow, and have seven digits or more in the others.
 
-A format is a row of FORMATS, for the tables of runs and of corpora. `TableRecord` is what was found with a table, as
-Python and notebooks show it.
+A format is a row of FORMATS, for the tables of runs and of corpora. `TableRecord` is a result with a table, as Python
+and notebooks show it.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from attnscope.utils.display import html_table
 from attnscope.utils.files import json_line, jsonable, open_native, whole_file
 from attnscope.utils.parquet import read_columns, threads
 
@@ -54,12 +55,8 @@ def coded(array: pa.StringArray) -> pa.DictionaryArray:
     if len(array) > FEW:
         return array.dictionary_encode()
     texts = array.to_pylist()
-    known = list(dict.fromkeys(one for one in texts if one is not None))
-    code = {text: number for number, text in enumerate(known)}
-    mask = np.array([one is None for one in texts], bool)
-    return pa.DictionaryArray.from_arrays(
-        numbers(np.array([code.get(one, 0) for one in texts], np.int32), mask), words(known)
-    )
+    code = {text: number for number, text in enumerate(dict.fromkeys(text for text in texts if text is not None))}
+    return pa.DictionaryArray.from_arrays(integers([code.get(text) for text in texts], np.int32), words(list(code)))
 
 
 def numbers(array: np.ndarray, mask: np.ndarray | None = None) -> pa.Array:
@@ -74,15 +71,13 @@ def numbers(array: np.ndarray, mask: np.ndarray | None = None) -> pa.Array:
 
 def integers(values: Sequence[int | None], dtype: type[np.signedinteger[Any]] = np.int64) -> pa.Array:
     """Whole numbers as an Arrow array; None is null."""
-    mask = np.array([value is None for value in values], bool)
-    return numbers(np.array([0 if value is None else value for value in values], dtype), mask)
+    return numbers(np.array([0 if value is None else value for value in values], dtype), _missing(values))
 
 
 def flags(values: Sequence[bool | None]) -> pa.BooleanArray:
     """Truths as an Arrow array; None is null."""
-    said = pa.py_buffer(np.packbits(np.array(values, bool), bitorder="little"))
-    mask = np.array([value is None for value in values], bool)
-    return pa.Array.from_buffers(pa.bool_(), len(values), [_present(mask), said])
+    data = pa.py_buffer(np.packbits(np.array(values, bool), bitorder="little"))
+    return pa.Array.from_buffers(pa.bool_(), len(values), [_present(_missing(values)), data])
 
 
 def words(texts: Sequence[str | None]) -> pa.StringArray:
@@ -91,8 +86,7 @@ def words(texts: Sequence[str | None]) -> pa.StringArray:
     ends = np.cumsum([0, *map(len, encoded)])
     if ends[-1] >= 2**31:
         return pa.array(texts, pa.string())
-    mask = np.array([text is None for text in texts], bool)
-    buffers = [_present(mask), pa.py_buffer(ends.astype(np.int32)), pa.py_buffer(b"".join(encoded))]
+    buffers = [_present(_missing(texts)), pa.py_buffer(ends.astype(np.int32)), pa.py_buffer(b"".join(encoded))]
     return pa.Array.from_buffers(pa.string(), len(encoded), buffers)
 
 
@@ -104,15 +98,19 @@ def rows(table: pa.Table) -> Iterator[tuple[Any, ...]]:
 
 def in_seven_digits(table: pa.Table) -> pa.Table:
     """The table as text formats spell it: 64-bit floats with seven significant digits, about as many as 32-bit ones."""
-    arrays = [_in_seven_digits(column) for column in table.itercolumns()]
+
+    def rounded(column: pa.Array) -> pa.Array:
+        if not pa.types.is_float64(column.type):
+            return column
+        values = [np.nan if value is None else float(f"{value:.7g}") for value in python_values(column)]
+        return numbers(np.array(values, np.float64))
+
+    return _by_column(table, rounded)
+
+
+def _by_column(table: pa.Table, change: Callable[[pa.Array], pa.Array]) -> pa.Table:
+    arrays = [change(column.combine_chunks()) for column in table.itercolumns()]
     return pa.table(arrays, names=table.column_names)
-
-
-def _in_seven_digits(column: pa.ChunkedArray) -> pa.ChunkedArray | pa.Array:
-    if not pa.types.is_float64(column.type):
-        return column
-    values = [value for chunk in column.chunks for value in python_values(chunk)]
-    return numbers(np.array([np.nan if value is None else float(f"{value:.7g}") for value in values], np.float64))
 
 
 def write(table: pa.Table, stream: IO[bytes], format: str) -> None:
@@ -129,35 +127,36 @@ def save(table: pa.Table, path: Path, format: str | None = None, spreadsheet: bo
 
 def tamed(table: pa.Table) -> pa.Table:
     """The table with text that a spreadsheet would run as a formula behind an apostrophe."""
-    arrays = [_tamed(column.combine_chunks()) for column in table.itercolumns()]
-    return pa.table(arrays, names=table.column_names)
 
+    def quoted(column: pa.Array) -> pa.Array:
+        if pa.types.is_dictionary(column.type):
+            return pa.DictionaryArray.from_arrays(column.indices, quoted(column.dictionary))
+        if not pa.types.is_string(column.type):
+            return column
+        texts = column.to_pylist()
+        return words([f"'{text}" if text and text.lstrip(" \n").startswith(FORMULA_STARTS) else text for text in texts])
 
-def _tamed(column: pa.Array) -> pa.Array:
-    if pa.types.is_dictionary(column.type):
-        return pa.DictionaryArray.from_arrays(column.indices, _tamed(column.dictionary))
-    if not pa.types.is_string(column.type):
-        return column
-    texts = column.to_pylist()
-    return words([f"'{one}" if one and one.lstrip(" \n").startswith(FORMULA_STARTS) else one for one in texts])
+    return _by_column(table, quoted)
 
 
 def _array(name: str, values: Any) -> pa.Array:
-    array = values if isinstance(values, pa.Array) else _arrow(values)
+    types = set(map(type, values)) if isinstance(values, list) else set()
+    if isinstance(values, pa.Array):
+        array = values
+    elif isinstance(values, np.ndarray) and values.ndim == 1 and values.dtype.kind in "iuf":
+        array = numbers(values)
+    elif types <= {str, type(None)} and isinstance(values, list) and any(values):
+        array = words(values)
+    elif types == {int}:
+        array = integers(values)
+    else:
+        array = flags(values) if types == {bool} else pa.array(values, from_pandas=True)
     token = pa.types.is_string(array.type) and name.endswith(("token", "role", "roles"))
     return coded(array) if token else array
 
 
-def _arrow(values: Any) -> pa.Array:
-    if isinstance(values, np.ndarray) and values.ndim == 1 and values.dtype.kind in "iuf":
-        return numbers(values)
-    if isinstance(values, list) and any(values) and all(value is None or type(value) is str for value in values):
-        return words(values)
-    if isinstance(values, list) and set(map(type, values)) == {int}:
-        return integers(values)
-    if isinstance(values, list) and set(map(type, values)) == {bool}:
-        return flags(values)
-    return pa.array(values, from_pandas=True)
+def _missing(values: Sequence[Any]) -> np.ndarray:
+    return np.array([value is None for value in values], bool)
 
 
 def _present(mask: np.ndarray | None) -> pa.Buffer | None:
@@ -276,45 +275,39 @@ def read_delimited(
 
 def as_text(table: pa.Table) -> pa.Table:
     """The table with text and truths as strings, which Arrow's csv takes: truths as the csv of a run spells them."""
-    arrays = [_as_strings(column.combine_chunks()) for column in table.itercolumns()]
-    return pa.table(arrays, names=table.column_names)
 
+    def strings(column: pa.Array) -> pa.Array:
+        dictionary, truth = pa.types.is_dictionary(column.type), pa.types.is_boolean(column.type)
+        if not (dictionary or truth):
+            return column
+        if len(column) <= FEW:
+            return words([None if value is None else str(value) for value in python_values(column)])
+        import pyarrow.compute as pc
 
-def _as_strings(column: pa.Array) -> pa.Array:
-    dictionary, truth = pa.types.is_dictionary(column.type), pa.types.is_boolean(column.type)
-    if not (dictionary or truth):
-        return column
-    if len(column) <= FEW:
-        return words([None if one is None else str(one) for one in python_values(column)])
-    import pyarrow.compute as pc
+        return column.dictionary_decode() if dictionary else pc.if_else(column, "True", "False")
 
-    return column.dictionary_decode() if dictionary else pc.if_else(column, "True", "False")
+    return _by_column(table, strings)
 
 
 def json_rows(table: pa.Table) -> pa.Array:
     """Each row as one JSON object: numbers at their shortest exact spelling, null for what is missing."""
     import pyarrow.compute as pc
 
+    def strings(column: pa.Array) -> pa.Array:
+        if pa.types.is_dictionary(column.type):
+            return strings(column.dictionary).take(column.indices)
+        if pa.types.is_string(column.type):
+            texts = column.to_pylist()
+            return words([None if text is None else json.dumps(text, ensure_ascii=False) for text in texts])
+        if pa.types.is_floating(column.type):
+            column = pc.if_else(pc.is_finite(column), column, None)
+        return column.cast(pa.string())
+
     pieces: list[Any] = []
     for place, name in enumerate(table.column_names):
-        pieces += [("{" if place == 0 else ",") + json.dumps(name) + ":", _json_cells(table[name].combine_chunks())]
+        cells = strings(table[name].combine_chunks()).fill_null("null")
+        pieces += [("{" if place == 0 else ",") + json.dumps(name) + ":", cells]
     return pc.binary_join_element_wise(*pieces, "}", "")
-
-
-def _json_cells(column: pa.Array) -> pa.Array:
-    import pyarrow.compute as pc
-
-    if pa.types.is_dictionary(column.type):
-        return _json_strings(column.dictionary).take(column.indices).fill_null("null")
-    if pa.types.is_string(column.type):
-        return _json_strings(column).fill_null("null")
-    if pa.types.is_floating(column.type):
-        column = pc.if_else(pc.is_finite(column), column, None)
-    return column.cast(pa.string()).fill_null("null")
-
-
-def _json_strings(strings: pa.Array) -> pa.Array:
-    return words([None if one is None else json.dumps(one, ensure_ascii=False) for one in strings.to_pylist()])
 
 
 def _write_jsonl(table: pa.Table, stream: IO[bytes]) -> None:
@@ -363,9 +356,8 @@ def _parquet_pieces(stream: IO[bytes], schema: pa.Schema, about: Mapping[str, st
 
 
 def _read_parquet(path: Path, columns: Sequence[str], schema: pa.Schema) -> pa.Table:
-    wanted = pa.schema([schema.field(name) for name in columns])
     with open_native(path) as source:
-        return read_columns(source, wanted)
+        return read_columns(source, pa.schema([schema.field(name) for name in columns]))
 
 
 def _write_arrow(table: pa.Table, stream: IO[bytes]) -> None:
@@ -394,7 +386,7 @@ FORMATS: Mapping[str, Format] = {
 
 
 class TableRecord(ABC):
-    """What was found, with a table.
+    """A result with a table.
 
     >>> attnscope.parity(attnscope.load("demo")).table().to_pandas()
     """
@@ -402,7 +394,7 @@ class TableRecord(ABC):
     @property
     @abstractmethod
     def line(self) -> str:
-        """What was found, in a line."""
+        """The result in a line."""
 
     @abstractmethod
     def table(self) -> pa.Table:
@@ -417,20 +409,14 @@ class TableRecord(ABC):
 
     def _repr_html_(self) -> str:
         """The first rows of the table, and what is below it."""
+
+        def cell(value: object) -> str:
+            text = f"{value:.4g}" if isinstance(value, float) else "" if value is None else str(value)
+            return text if len(text) <= LETTERS else text[: LETTERS - 1] + "…"
+
         table = self.table()
-        head = "".join(f"<th>{html.escape(name)}</th>" for name in table.column_names)
-        rows = "".join(
-            f"<tr>{''.join(f'<td>{html.escape(_cell(value))}</td>' for value in row.values())}</tr>"
-            for row in table.slice(0, SHOWN_ROWS).to_pylist()
-        )
+        rows = [map(cell, row.values()) for row in table.slice(0, SHOWN_ROWS).to_pylist()]
         left = len(table) - SHOWN_ROWS
         more = f"<p>{left} more rows in table()</p>" if left > 0 else ""
-        shown = f"<table><tr>{head}</tr>{rows}</table>{more}{self._below()}"
-        return f"<div><pre>{html.escape(repr(self))}</pre>{shown}</div>"
-
-
-def _cell(value: object) -> str:
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    said = "" if value is None else str(value)
-    return said if len(said) <= LETTERS else said[: LETTERS - 1] + "…"
+        below = f"{html_table(table.column_names, rows)}{more}{self._below()}"
+        return f"<div><pre>{html.escape(repr(self))}</pre>{below}</div>"
