@@ -1,13 +1,10 @@
-"""From q, k and v to each head's output, step by step for one head and one query.
+"""From q, k and v to each head's output, step by step for one head and one query; and what is before and after.
 
 The arithmetic is the reference's, in float64, each step on the numbers of the step before.
 Source: Vaswani et al. 2017, equation 1; order of scale, soft-cap, bias, mask, sink as in `reference.attention`.
+The steps before the scores and after the values are read from a layer's raw weights by its family's layout.
 
-How a step is made: tensors as numbers, and ours compared with what was observed.
-
-The steps before the scores and after the values, read from a layer's raw weights by its family's layout.
-
-Shapes: H query head, G kv head, T token, Q query, K key, D width of q and k, V width of v, E model width, B text, M
+Shapes: B text, H query head, G kv head, T token, Q query, K key, D width of q and k, V width of v, E model width, M
 pairs that turn.
 """
 
@@ -305,8 +302,7 @@ def after_values(given: Given, heads_HTV: Tensor, head: int, observed: Observed)
             )
         )
         heads_HTV, checks = gated_HTV, ()
-    output = _output if given.layout.out else _no_output
-    return [*steps, concatenation(heads_HTV, head, checks), output(given, stages, observed)]
+    return [*steps, concatenation(heads_HTV, head, checks), _output(given, stages, observed)]
 
 
 def observed_heads(heads: QKV, head: int) -> Step:
@@ -377,15 +373,13 @@ def _sharing(head: int, heads: int, kv_heads: int) -> str:
     if kv_heads == 1:
         return f"All {heads} query heads share one kv head (multi-query)."
     group = heads // kv_heads
+    # All kv heads where they are few, else that of the head itself.
     served = "; ".join(
-        f"kv head {kv_head} serves query heads {_list(range(kv_head * group, (kv_head + 1) * group))}"
+        f"kv head {kv_head} serves query heads {kv_head * group} {'and' if group == 2 else 'to'} "
+        f"{(kv_head + 1) * group - 1}"
         for kv_head in (range(kv_heads) if kv_heads <= 4 else (head // group,))
     )
     return f"{group} query heads share a kv head (grouped-query): {served}."
-
-
-def _list(heads: range) -> str:
-    return f"{heads[0]} and {heads[1]}" if len(heads) == 2 else f"{heads[0]} to {heads[-1]}"
 
 
 def _positions(given: Given, noted: Mapping[str, Any]) -> Step:
@@ -410,6 +404,14 @@ def _positions(given: Given, noted: Mapping[str, Any]) -> Step:
 def _output(given: Given, stages: OutputStages, observed: Observed) -> Step:
     layout, width = given.layout, stages.gated_BTHV[0, 0].numel()
     output_TE, product = stages.output_BTE[0], f"[heads] W_O{_bias(given, layout.out)}"
+    if not layout.out:
+        return Step(
+            "output projection",
+            "[heads] W_O",
+            "From the heads back to the width of the model.",
+            checks=observed.check("output of its attention module", output_TE, observed.output_QE),
+            missing="this family projects in another module; its attention gives back the heads side by side",
+        )
     why = "A last matrix mixes what the heads found, back to the width of the model: what attention adds to the token."
     shown: tuple[Numbers, ...] = (numbers("y", "token dim", output_TE),)
     if layout.residual:
@@ -425,16 +427,6 @@ def _output(given: Given, stages: OutputStages, observed: Observed) -> Step:
         why,
         shown,
         observed.check("output of the layer's attention", output_TE, observed.output_QE),
-    )
-
-
-def _no_output(given: Given, stages: OutputStages, observed: Observed) -> Step:
-    return Step(
-        "output projection",
-        "[heads] W_O",
-        "From the heads back to the width of the model.",
-        checks=observed.check("output of its attention module", stages.output_BTE[0], observed.output_QE),
-        missing="this family projects in another module; its attention gives back the heads side by side",
     )
 
 

@@ -1,11 +1,9 @@
 """What an explanation is made of: steps, their words and numbers, and whether they are the model's.
 
-The words from the scores to the weighted values are written here, once: `explain.attention` adds the numbers of a
-query, and the page those of the query that its reader chooses.
+The words from the scores to the weighted values are written here, once: `steps.attention` adds the numbers of a query,
+and the page those of the query that its reader chooses. An explanation is also JSON lines, every number of it.
 
 Plain data: who prints, draws or sends it never sees a tensor, nor torch.
-
-An explanation as JSON lines, every number of it.
 
 Shapes: Q query, K key.
 """

@@ -3,16 +3,15 @@
 Both "saw" have the same vector and there are no positions: what tells them apart here is the causal mask alone.
 Checked against torch's `scaled_dot_product_attention` and `torch.nn.MultiheadAttention`.
 
-How far q . k spreads, and what dividing by sqrt(d_k) makes of it, measured on random q and k.
-
-For independent entries with means mu and deviations sigma, each of the d products has the variance
-E[q^2] E[k^2] - (E[q] E[k])^2, and their sum
+After it: how far q . k spreads, and what dividing by sqrt(d_k) makes of it, measured on random q and k. For independent
+entries with means mu and deviations sigma, each of the d products has the variance E[q^2] E[k^2] - (E[q] E[k])^2, and
+their sum
 
     Var(q . k) = d ((sigma_q^2 + mu_q^2) (sigma_k^2 + mu_k^2) - mu_q^2 mu_k^2)
 
 which is d for standard normal entries: the reason for 1 / sqrt(d_k) in Vaswani et al. 2017, section 3.2.1, footnote 4.
 
-Shapes: H head, T token, Q query, K key, D head width, E model width.
+Shapes: H head, T token, Q query, K key, D head width, E model width, S sample.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from attnscope.reference.attention import Operands
+from attnscope.reference.attention import Operands, split_heads
 from attnscope.reference.masks import causal_mask, positions
-from attnscope.steps.attention import QKV, Attention, Observed, attention_steps, check_query, concatenation, numbers
+from attnscope.steps.attention import Attention, Observed, attention_steps, check_query, concatenation, numbers
 from attnscope.steps.records import Explanation, Step
 
 TOKENS = ("I", "saw", "a", "saw")
@@ -52,11 +51,13 @@ def explain_toy(head: int = 0, query: int = 3) -> Explanation:
     query = check_query(query, len(TOKENS))
     x_TE = torch.tensor([VECTORS[token] for token in TOKENS], dtype=torch.float64)
     matrices = {name: torch.tensor(rows, dtype=torch.float64) for name, rows in weight_matrices().items()}
-    q_HTD, k_HTD, v_HTD = (_split(x_TE @ matrices[name]) for name in PROJECTIONS)
-    mask_QK = causal_mask(*positions(len(TOKENS)))
-    attention = Attention(Operands(q_HTD, k_HTD, v_HTD, q_HTD.shape[-1] ** -0.5, mask_QK))
+    qkv_HTD = [split_heads(x_TE @ matrices[name], HEADS) for name in PROJECTIONS]
+    attention = Attention(Operands(*qkv_HTD, qkv_HTD[0].shape[-1] ** -0.5, causal_mask(*positions(len(TOKENS)))))
+    # Torch makes all of it from the same vectors and matrices, by functions of its own.
     observed = _torch(x_TE, matrices)
-    checks = observed.check("heads", attention.heads_HQV, observed.heads_HQV)
+    first = 2 * head
+    concat_TE = attention.heads_HQV.transpose(0, 1).flatten(-2)
+    output_TE = concat_TE @ matrices["W_O"]
     steps = (
         Step(
             "token vectors",
@@ -64,11 +65,37 @@ def explain_toy(head: int = 0, query: int = 3) -> Explanation:
             'Each token is a vector; both "saw" are the same one, for a vector knows its word and not its place.',
             (numbers("x", "token dim", x_TE),),
         ),
-        _projections(x_TE, matrices),
-        _heads(attention.qkv, head, observed),
+        Step(
+            "projections",
+            "q = x W_Q,  k = x W_K,  v = x W_V   each 4 → 4",
+            "Three matrices make of each token a query (what it looks for), a key (what it is found by) and a value "
+            "(what it hands over).",
+            (
+                *(numbers(name, "in out", matrices[name]) for name in PROJECTIONS),
+                *(numbers(name, "token dim", x_TE @ matrices[f"W_{name.upper()}"]) for name in "qkv"),
+            ),
+        ),
+        Step(
+            "split into heads",
+            f"head {head} takes numbers {first} and {first + 1} of q, k and v   4 → 2 heads × 2",
+            'Each head attends on its own, with its own share of the numbers. This toy has no positions: both "saw" '
+            "get the same q, k and v, and only the mask will tell them apart.",
+            tuple(numbers(name, "token dim", x_HTD[head]) for name, x_HTD in zip("qkv", qkv_HTD, strict=True)),
+            (
+                *observed.check("q", qkv_HTD[0], observed.q_HQD),
+                *observed.check("k", qkv_HTD[1], observed.k_GKD),
+                *observed.check("v", qkv_HTD[2], observed.v_GKV),
+            ),
+        ),
         *attention_steps(attention, head, query, observed),
-        concatenation(attention.heads_HQV, head, checks),
-        _output(attention.heads_HQV, x_TE, matrices),
+        concatenation(attention.heads_HQV, head, observed.check("heads", attention.heads_HQV, observed.heads_HQV)),
+        Step(
+            "output projection",
+            "y = [head 0; head 1] W_O   4 → 4",
+            "A last matrix mixes what the heads found; this is what attention adds to the token.",
+            (numbers("W_O", "in out", matrices["W_O"]), numbers("y", "token dim", output_TE)),
+            observed.check("MultiheadAttention", output_TE, observed.output_QE),
+        ),
     )
     return Explanation(f"L0H{head}", "the toy", TOKENS, TOKENS, query, steps, **attention.summary(head))
 
@@ -78,13 +105,16 @@ def weight_matrices() -> dict[str, tuple[tuple[int, ...], ...]]:
     return {"W_Q": W_Q, "W_K": W_K, "W_V": W_V, "W_O": W_O}
 
 
-def _split(x_TE: Tensor) -> Tensor:
-    return x_TE.unflatten(-1, (HEADS, -1)).transpose(0, 1)
-
-
 def _torch(x_TE: Tensor, matrices: dict[str, Tensor]) -> Observed:
-    """What torch's own functions get; its fused attention gives its weights with the identity as values."""
-    q_HTD, k_HTD, v_HTD = (_split(functional.linear(x_TE, matrices[name].T)) for name in PROJECTIONS)
+    """What torch's own functions get."""
+    q_HTD, k_HTD, v_HTD = (split_heads(functional.linear(x_TE, matrices[name].T), HEADS) for name in PROJECTIONS)
+    attention = nn.MultiheadAttention(4, HEADS, bias=False, batch_first=True, dtype=torch.float64)
+    with torch.no_grad():
+        attention.in_proj_weight.copy_(torch.cat([matrices[name].T for name in PROJECTIONS]))
+        attention.out_proj.weight.copy_(matrices["W_O"].T)
+        hidden_QK = ~causal_mask(*positions(len(TOKENS)))
+        output_TE, _ = attention(x_TE, x_TE, x_TE, attn_mask=hidden_QK)
+    # Its fused attention gives its weights where the values are the identity.
     identity_HTT = torch.eye(len(TOKENS), dtype=torch.float64).expand(HEADS, -1, -1)
     return Observed(
         "torch's",
@@ -95,49 +125,7 @@ def _torch(x_TE: Tensor, matrices: dict[str, Tensor]) -> Observed:
         scale=q_HTD.shape[-1] ** -0.5,
         weights_HQK=functional.scaled_dot_product_attention(q_HTD, k_HTD, identity_HTT, is_causal=True),
         heads_HQV=functional.scaled_dot_product_attention(q_HTD, k_HTD, v_HTD, is_causal=True),
-    )
-
-
-def _projections(x_TE: Tensor, matrices: dict[str, Tensor]) -> Step:
-    weights = tuple(numbers(name, "in out", matrices[name]) for name in PROJECTIONS)
-    products = tuple(numbers(name, "token dim", x_TE @ matrices[f"W_{name.upper()}"]) for name in "qkv")
-    return Step(
-        "projections",
-        "q = x W_Q,  k = x W_K,  v = x W_V   each 4 → 4",
-        "Three matrices make of each token a query (what it looks for), a key (what it is found by) and a value "
-        "(what it hands over).",
-        weights + products,
-    )
-
-
-def _heads(qkv: QKV, head: int, observed: Observed) -> Step:
-    first = 2 * head
-    others = (observed.q_HQD, observed.k_GKD, observed.v_GKV)
-    return Step(
-        "split into heads",
-        f"head {head} takes numbers {first} and {first + 1} of q, k and v   4 → 2 heads × 2",
-        'Each head attends on its own, with its own share of the numbers. This toy has no positions: both "saw" get '
-        "the same q, k and v, and only the mask will tell them apart.",
-        tuple(numbers(name, "token dim", x_HTD[head]) for name, x_HTD in zip("qkv", qkv, strict=True)),
-        tuple(check for name, a, b in zip("qkv", qkv, others, strict=True) for check in observed.check(name, a, b)),
-    )
-
-
-def _output(heads_HQV: Tensor, x_TE: Tensor, matrices: dict[str, Tensor]) -> Step:
-    concat_TE = heads_HQV.transpose(0, 1).flatten(-2)
-    output_TE = concat_TE @ matrices["W_O"]
-    attention = nn.MultiheadAttention(4, HEADS, bias=False, batch_first=True, dtype=torch.float64)
-    with torch.no_grad():
-        attention.in_proj_weight.copy_(torch.cat([matrices[name].T for name in PROJECTIONS]))
-        attention.out_proj.weight.copy_(matrices["W_O"].T)
-        hidden_QK = ~causal_mask(*positions(len(TOKENS)))
-        expected_TE, _ = attention(x_TE, x_TE, x_TE, attn_mask=hidden_QK)
-    return Step(
-        "output projection",
-        "y = [head 0; head 1] W_O   4 → 4",
-        "A last matrix mixes what the heads found; this is what attention adds to the token.",
-        (numbers("W_O", "in out", matrices["W_O"]), numbers("y", "token dim", output_TE)),
-        Observed("torch's", TOLERANCE).check("MultiheadAttention", output_TE, expected_TE),
+        output_QE=output_TE,
     )
 
 
@@ -206,10 +194,8 @@ def measure_scaling(
     spreads = []
     for entries in cases:
         for width in widths:
-            q_SD, k_SD = (
-                draw(entries.mean_q, entries.std_q, width),
-                draw(entries.mean_k, entries.std_k, width),
-            )
+            q_SD = draw(entries.mean_q, entries.std_q, width)
+            k_SD = draw(entries.mean_k, entries.std_k, width)
             measured = float((q_SD * k_SD).sum(-1, dtype=torch.float64).std())
             spreads.append(Spread(entries, width, measured, entries.product_std(width)))
     return spreads

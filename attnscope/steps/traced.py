@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -25,7 +25,7 @@ from attnscope.model.quantised import is_quantised
 from attnscope.model.selection import DECODER, ENCODER
 from attnscope.reference.attention import Operands
 from attnscope.reference.layouts import layout_of
-from attnscope.reference.projections import Given, UnreadableError
+from attnscope.reference.projections import UnreadableError
 from attnscope.steps.attention import (
     Attention,
     Observed,
@@ -79,7 +79,13 @@ def explain_head(loaded: LoadedModel, prompt: Prompt, layer: int, head: int, que
         )
     ran = run_layer(loaded, prompt.ids, layer)
     try:
-        given, observed = _given(loaded, ran.run, shape), observed_of(ran)
+        config = loaded.model.config.get_text_config(decoder=True)
+        layout = layout_of(config)
+        if layout is None:
+            raise UnreadableError(f"no layout of {config.model_type}'s weights is known")
+        if is_quantised(loaded.model):
+            raise UnreadableError("the weights are quantised")
+        given, observed = given_of(ran.run, layout, config, shape, "cpu"), observed_of(ran)
         before, attention = before_scores(given, ran.run.module, head, observed)
         steps = attention_steps(attention, head, query, observed.with_scale(attention.operands.scale))
         steps = [*before, *steps, *after_values(given, attention.heads_HQV, head, observed)]
@@ -97,9 +103,19 @@ def run_layer(loaded: LoadedModel, ids: Sequence[int], layer: int) -> LayerRun:
     runs: list[LayerRun] = []
 
     def keep(run: ModuleRun, recorder: ModuleRecorder) -> None:
-        places = [place for place, call in enumerate(run.calls) if call.layer == layer]
-        if places and not runs:
-            runs.append(_trusted(loaded, run, places[0], recorder))
+        place = next((place for place, call in enumerate(run.calls) if call.layer == layer), None)
+        if place is None or runs:
+            return
+        # As it ran; in half precision as a float32 copy of its module runs it, where its weights can be copied.
+        call = run.calls[place]
+        if call.weights_BHQK is None or call.weights_BHQK.dtype not in HALF:
+            runs.append(LayerRun(run, call))
+        elif is_quantised(loaded.model):
+            runs.append(LayerRun(run, call, HALF_TOLERANCE, " (quantised: compared as rounded)"))
+        else:
+            exact, dtype = recorder.in_float32(run), str(call.weights_BHQK.dtype).removeprefix("torch.")
+            note = f" ({dtype}; compared with its layer copied to float32, on the same hidden states)"
+            runs.append(LayerRun(exact, exact.calls[place], note=note))
 
     with ModuleRecorder(loaded.model, keep) as recorder:
         listen(
@@ -112,18 +128,6 @@ def run_layer(loaded: LoadedModel, ids: Sequence[int], layer: int) -> LayerRun:
     if not runs:
         raise ModelError(f"layer {layer} made no attention call", "choose another layer")
     return runs[0]
-
-
-def _trusted(loaded: LoadedModel, run: ModuleRun, place: int, recorder: ModuleRecorder) -> LayerRun:
-    """The call as it ran, or in half precision as a float32 copy of its module runs it."""
-    weights = run.calls[place].weights_BHQK
-    if weights is None or weights.dtype not in HALF:
-        return LayerRun(run, run.calls[place])
-    if is_quantised(loaded.model):
-        return LayerRun(run, run.calls[place], HALF_TOLERANCE, " (quantised: compared as rounded)")
-    exact, dtype = recorder.in_float32(run), str(weights.dtype).removeprefix("torch.")
-    note = f" ({dtype}; compared with its layer copied to float32, on the same hidden states)"
-    return LayerRun(exact, exact.calls[place], note=note)
 
 
 def observed_of(ran: LayerRun) -> Observed:
@@ -168,16 +172,6 @@ def attention_of(call: AttentionCall) -> Attention:
         sinks=None if sinks is None else precise(sinks[0, :, 0], "cpu"),
     )
     return Attention(operands, sinks_in_weights=not spec.sinks_scale_output)
-
-
-def _given(loaded: LoadedModel, run: ModuleRun, shape: Any) -> Given:
-    config = loaded.model.config.get_text_config(decoder=True)
-    layout = layout_of(config)
-    if layout is None:
-        raise UnreadableError(f"no layout of {config.model_type}'s weights is known")
-    if is_quantised(loaded.model):
-        raise UnreadableError("the weights are quantised")
-    return given_of(run, layout, config, shape, "cpu")
 
 
 def _from_call(ran: LayerRun, head: int, query: int, why: str) -> tuple[list[Step], Attention]:
