@@ -51,8 +51,9 @@ def explain_toy(head: int = 0, query: int = 3) -> Explanation:
     query = check_query(query, len(TOKENS))
     x_TE = torch.tensor([VECTORS[token] for token in TOKENS], dtype=torch.float64)
     matrices = {name: torch.tensor(rows, dtype=torch.float64) for name, rows in weight_matrices().items()}
-    qkv_HTD = [split_heads(x_TE @ matrices[name], HEADS) for name in PROJECTIONS]
-    attention = Attention(Operands(*qkv_HTD, qkv_HTD[0].shape[-1] ** -0.5, causal_mask(*positions(len(TOKENS)))))
+    q_HTD, k_HTD, v_HTD = (split_heads(x_TE @ matrices[name], HEADS) for name in PROJECTIONS)
+    mask_QK = causal_mask(*positions(len(TOKENS)))
+    attention = Attention(Operands(q_HTD, k_HTD, v_HTD, q_HTD.shape[-1] ** -0.5, mask_QK))
     # Torch makes all of it from the same vectors and matrices, by functions of its own.
     observed = _torch(x_TE, matrices)
     first = 2 * head
@@ -80,11 +81,11 @@ def explain_toy(head: int = 0, query: int = 3) -> Explanation:
             f"head {head} takes numbers {first} and {first + 1} of q, k and v   4 → 2 heads × 2",
             'Each head attends on its own, with its own share of the numbers. This toy has no positions: both "saw" '
             "get the same q, k and v, and only the mask will tell them apart.",
-            tuple(numbers(name, "token dim", x_HTD[head]) for name, x_HTD in zip("qkv", qkv_HTD, strict=True)),
+            tuple(numbers(name, "token dim", x_HTD[head]) for name, x_HTD in zip("qkv", attention.qkv, strict=True)),
             (
-                *observed.check("q", qkv_HTD[0], observed.q_HQD),
-                *observed.check("k", qkv_HTD[1], observed.k_GKD),
-                *observed.check("v", qkv_HTD[2], observed.v_GKV),
+                *observed.check("q", q_HTD, observed.q_HQD),
+                *observed.check("k", k_HTD, observed.k_GKD),
+                *observed.check("v", v_HTD, observed.v_GKV),
             ),
         ),
         *attention_steps(attention, head, query, observed),
