@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -44,10 +43,10 @@ def save_metrics(
     title: str = "",
     note: str = "",
 ) -> Path:
-    """Write one layer x head panel per metric, each on its own fixed scale, with uniform attention marked beside it.
+    """Write one layer x head panel per metric, each on its own fixed scale, with a mark for uniform attention.
 
     NaN cells are hatched grey, layers with too few rows for a role are hatched over their colours; metrics that are
-    the same for every head are named in a line. title, note: what stands above the panels instead. Raises ValueError
+    the same for every head are named in a line. title, note: what is above the panels instead. Raises ValueError
     when a metric's shape differs from the labels or its neighbours', UsageError for an unknown colour map or a folder
     that cannot be written.
 
@@ -71,12 +70,14 @@ def metrics_figure(
 
 
 def _sheet(
-    panels: Sequence[Panel], style: Style, labels: Sequence[str], said: tuple[str, str], *, in_turn: bool
+    panels: Sequence[Panel], style: Style, labels: Sequence[str], words: tuple[str, str], *, in_turn: bool
 ) -> Sheet:
-    """In the width that the style asks for. said: title and note, empty for those of metrics."""
+    """In the width that the style asks for. words: title and note, empty for those of metrics."""
 
     def build(room: float) -> Sheet:
-        return Sheet(panels, style, labels, room, in_turn=in_turn).say(panels, said)
+        sheet = Sheet(panels, style, labels, room, in_turn=in_turn)
+        sheet.place(panels, words)
+        return sheet
 
     return layout.fitted(build, ALL_COLUMNS_PX, style, lambda sheet: sheet.figure)
 
@@ -107,16 +108,38 @@ class Sheet:
         self.bars = [self._fill(*pair, panel) for pair, panel in zip(self.pairs, self.shown, strict=False)]
 
     def _fill(self, ax: Axes, bar_ax: Axes, panel: Panel, bar: Colorbar | None = None) -> Colorbar:
-        bar = _draw_bar(bar_ax, _draw(ax, panel, self.style), panel, bar)
-        _head(ax, panel)
+        """A panel in a pair of axes; bar: the one that is there already, on which only the change is drawn."""
+        image, scale = _draw(ax, panel, self.style), Limits(panel.low, panel.high)
+        if bar is None:
+            bar = self.figure.colorbar(image, cax=bar_ax)
+            bar_ax.tick_params(labelsize=MARK_SIZE)
+            label_colourbar(bar, scale, Style(), "")
+        elif (bar.mappable.get_clim(), bar.mappable.get_cmap()) != (image.get_clim(), image.get_cmap()):
+            bar.update_normal(image)
+            label_colourbar(bar, scale, Style(), "")
+        for value in panel.uniform:
+            pointer = bar_ax.text(-0.05, value, "▸", fontsize=TITLE_SIZE, ha="right", va="center_baseline")
+            pointer.set_transform(bar_ax.get_yaxis_transform())
+        # Name, unit, and in a third line what uniform attention scores and how many rows there are.
+        uniform = " / ".join(f"{value:.2f}" for value in panel.uniform)
+        third = ", ".join(filter(None, (f"uniform {uniform}" if uniform else "", panel.support)))
+        small = ((panel.unit, MARK_SIZE, 20, layout.NOTE_COLOUR), (third, MARK_SIZE, 5, layout.NOTE_COLOUR))
+        layout.say_above(ax, ((panel.name, TITLE_SIZE, 36, DARK_INK), *small))
         _name_rows(ax, panel, self.step[1])
-        _mark(ax, panel)
-        if panel.values_printed and self.step[0] >= LEAST_PRINTED:
-            _print_values(ax, panel, self.style)
+        # Frames of the first heads and numbers are light on dark colours and dark on light ones.
+        for row, column in panel.first:
+            box = (column - INSET, row - INSET), 2 * INSET, 2 * INSET
+            frame = {"edgecolor": _ink(image, panel.values_LH[row, column]), "linewidth": px(2)}
+            ax.add_patch(Rectangle(*box, fill=False, clip_on=False, **frame))
+        for (row, column), value in np.ndenumerate(panel.values_LH):
+            if panel.values_printed and self.step[0] >= LEAST_PRINTED and np.isfinite(value):
+                text = cell_number(value, self.style, 2 if abs(value) < 10 else 1)
+                number = ax.text(column, row, text, fontsize=VALUE_SIZE, ha="center", va="center_baseline")
+                number.set(color=_ink(image, value), label=layout.NUMBER)
         layout.in_print(self.figure, self.style)
         return bar
 
-    def say(self, panels: Sequence[Panel], said: tuple[str, str]) -> Sheet:
+    def place(self, panels: Sequence[Panel], words: tuple[str, str]) -> None:
         """Title, notes and foot, and everything in its place."""
         (layers, _), (wide, high) = panels[0].values_LH.shape, self.size
         plan = layout.Frame(
@@ -130,14 +153,26 @@ class Sheet:
             columns=self.columns,
             pitch=(NAME_ROOM + wide + BAR_GAP + BAR_PX + BAR_ROOM, TITLE_ROOM + high + MARK_ROOM),
         )
-        there = int(np.isfinite([panel.values_LH for panel in panels]).any(0).sum())
+        measured = int(np.isfinite([panel.values_LH for panel in panels]).any(0).sum())
         layers -= len([name for name in panels[0].without_L if name])
-        title = self.style.headed(said[0] or f"Metrics of {count(there, 'head')} in {count(layers, 'layer')}")
-        note = said[1] or _note(panels, self.shown)
-        words = layout.Words(self.figure, (title, note, _foot(self.shown, self.style)), HEADING_SIZE, self.style)
-        pairs = self.pairs * (len(self.shown) // len(self.pairs))  # of one pair, the last place holds
-        self.plan = layout.frame(self.figure, pairs, plan, words, plan.left)
-        return self
+        title = self.style.headed(words[0] or f"Metrics of {count(measured, 'head')} in {count(layers, 'layer')}")
+        # The foot explains the signs that some panel has.
+        shown = self.shown
+        no_value = any(
+            np.isnan(values_H).any() and not name
+            for panel in shown
+            for values_H, name in zip(panel.values_LH, panel.without_L or [""] * len(panel.values_LH), strict=True)
+        )
+        signs = [
+            ("▸ next to a colour bar: uniform attention", any(panel.uniform for panel in shown)),
+            ("hatched colours: too few rows for a role", any(any(panel.few_L) for panel in shown)),
+            ("hatched grey: no value", no_value),
+            ("grey rows: layers without attention", any(any(panel.without_L) for panel in shown)),
+        ]
+        foot = [self.style.about.line, "; ".join(text for text, needed in signs if needed)]
+        around = layout.Words(self.figure, (title, words[1] or _note(panels, shown), foot), HEADING_SIZE, self.style)
+        pairs = self.pairs * (len(shown) // len(self.pairs))  # of one pair, the last place holds
+        self.plan = layout.frame(self.figure, pairs, plan, around, plan.left)
 
     def pixels(self) -> np.ndarray:
         """The picture of panels in turn, height x width x 3."""
@@ -148,26 +183,18 @@ class Sheet:
         marks = reused.changed(ax.xaxis, ax.yaxis)
         for axis in (ax.xaxis, ax.yaxis):
             axis.set_visible(False)
+        scale, (left_0, top_0) = self.style.dpi / DPI, self.plan.corner(0)
         for index, panel in enumerate(self.shown):
             layout.place_panel(self.figure, (ax, bar_ax), self.plan, index)
-            marks.press(reused.buffer, *self._moved(index))
+            left, top = self.plan.corner(index)
+            marks.press(reused.buffer, round((top - top_0) * scale), round((left - left_0) * scale))
+            # The pair of axes holds the first panel already; it is emptied for each of the others.
             if index:
-                self._refill(panel)
+                for artist in [*ax.images, *ax.patches, *ax.texts, *bar_ax.texts]:
+                    artist.remove()
+                self._fill(ax, bar_ax, panel, self.bars[0])
             reused.draw()
         return drawn_pixels(self.figure)
-
-    def _moved(self, index: int) -> tuple[int, int]:
-        """How far a panel is from the first one: pixels down, pixels right."""
-        (left, top), (left_0, top_0) = self.plan.corner(index), self.plan.corner(0)
-        scale = self.style.dpi / DPI
-        return round((top - top_0) * scale), round((left - left_0) * scale)
-
-    def _refill(self, panel: Panel) -> None:
-        """Another panel in the only pair of axes."""
-        ((ax, bar_ax),) = self.pairs
-        for artist in [*ax.images, *ax.patches, *ax.texts, *bar_ax.texts]:
-            artist.remove()
-        self._fill(ax, bar_ax, panel, self.bars[0])
 
 
 def _varies(panel: Panel) -> bool:
@@ -178,26 +205,11 @@ def _varies(panel: Panel) -> bool:
 
 def _note(panels: Sequence[Panel], shown: Sequence[Panel]) -> str:
     """The metrics that are not drawn, and why."""
-    left = [panel for panel in panels if not any(panel is one for one in shown)]
+    left = [panel for panel in panels if not any(panel is other for other in shown)]
     empty = [panel.name for panel in left if np.isnan(panel.values_LH).all()]
     same = [f"{panel.name} {np.nanmean(panel.values_LH):.3g}" for panel in left if panel.name not in empty]
     lines = (("the same for every head: ", same), ("no value in this text: ", empty))
-    return "\n".join(start + "; ".join(found) for start, found in lines if found)
-
-
-def _foot(shown: Sequence[Panel], style: Style) -> list[str]:
-    signs = [
-        ("▸ next to a colour bar: uniform attention", any(panel.uniform for panel in shown)),
-        ("hatched colours: too few rows for a role", any(any(panel.few_L) for panel in shown)),
-        ("hatched grey: no value", any(np.isnan(panel.values_LH[_with_heads(panel)]).any() for panel in shown)),
-        ("grey rows: layers without attention", any(any(panel.without_L) for panel in shown)),
-    ]
-    return [style.about.line, "; ".join(text for text, there in signs if there)]
-
-
-def _with_heads(panel: Panel) -> np.ndarray:
-    """True for the layers with attention, (L,)."""
-    return np.array([not name for name in panel.without_L or [""] * len(panel.values_LH)])
+    return "\n".join(start + "; ".join(names) for start, names in lines if names)
 
 
 def _draw(ax: Axes, panel: Panel, style: Style) -> AxesImage:
@@ -235,51 +247,9 @@ def _name_rows(ax: Axes, panel: Panel, step: float) -> None:
                 text.set(fontsize=MARK_SIZE, color=layout.NOTE_COLOUR)
 
 
-def _draw_bar(bar_ax: Axes, image: AxesImage, panel: Panel, bar: Colorbar | None) -> Colorbar:
-    """A colour bar, or on the one that there is what another image changes."""
-    if bar is None:
-        bar = cast(Figure, bar_ax.get_figure()).colorbar(image, cax=bar_ax)
-        bar_ax.tick_params(labelsize=MARK_SIZE)
-        label_colourbar(bar, Limits(panel.low, panel.high), Style(), "")
-    elif (bar.mappable.get_clim(), bar.mappable.get_cmap()) != (image.get_clim(), image.get_cmap()):
-        bar.update_normal(image)
-        label_colourbar(bar, Limits(panel.low, panel.high), Style(), "")
-    for value in panel.uniform:
-        pointer = bar_ax.text(-0.05, value, "▸", fontsize=TITLE_SIZE, ha="right", va="center_baseline")
-        pointer.set_transform(bar_ax.get_yaxis_transform())
-    return bar
-
-
-def _print_values(ax: Axes, panel: Panel, style: Style) -> None:
-    """The value in each cell, two decimals below 10."""
-    for (row, column), value in np.ndenumerate(panel.values_LH):
-        if np.isfinite(value):
-            ink = _ink(ax, value)
-            text = cell_number(value, style, 2 if abs(value) < 10 else 1)
-            number = ax.text(column, row, text, color=ink, fontsize=VALUE_SIZE, ha="center", va="center_baseline")
-            number.set_label(layout.NUMBER)
-
-
-def _mark(ax: Axes, panel: Panel) -> None:
-    """A frame around the first heads, light on dark colours and dark on light ones, within their cells."""
-    for row, column in panel.first:
-        ink = _ink(ax, panel.values_LH[row, column])
-        box = (column - INSET, row - INSET), 2 * INSET, 2 * INSET
-        ax.add_patch(Rectangle(*box, fill=False, edgecolor=ink, linewidth=px(2), clip_on=False))
-
-
-def _ink(ax: Axes, value: float) -> str:
+def _ink(image: AxesImage, value: float) -> str:
     """What is read best on the colour of a value."""
-    image = ax.images[0]
     return str(ink_on(np.asarray(image.cmap(image.norm(np.asarray(value))))))
-
-
-def _head(ax: Axes, panel: Panel) -> None:
-    """Name, unit, and in a third line what uniform attention scores and how many rows there are."""
-    uniform = " / ".join(f"{value:.2f}" for value in panel.uniform)
-    third = ", ".join(filter(None, (f"uniform {uniform}" if uniform else "", panel.support)))
-    small = ((panel.unit, MARK_SIZE, 20, layout.NOTE_COLOUR), (third, MARK_SIZE, 5, layout.NOTE_COLOUR))
-    layout.say_above(ax, ((panel.name, TITLE_SIZE, 36, DARK_INK), *small))
 
 
 def _ticks(ax: Axes, labels: Sequence[str], heads: int, cell: tuple[float, float], style: Style) -> None:

@@ -1,10 +1,6 @@
-"""All heads of all layers in one picture.
+"""All heads of all layers in one picture, and all heads of a layer in one picture.
 
 H head, L layer, R tile row, C tile column, Q query, K key.
-
-All heads of a layer in one picture.
-
-H head, R tile row, C tile column, Q query, K key.
 """
 
 from __future__ import annotations
@@ -13,6 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -82,10 +79,7 @@ def save_overview(path: Path, layers: Sequence[Maps], style: Style, *, subtitle:
 
 def overview_figure(layers: Sequence[Maps], style: Style, subtitle: str = "") -> Figure:
     """The picture of all layers; to be called within `writer.drawing`."""
-
-    def build(room: float) -> Figure:
-        return _overview_figure(layers, style, subtitle, room)
-
+    build = partial(_overview_figure, layers, style, subtitle)
     return layout.fitted(build, OVERVIEW_PX, style, lambda figure: figure)
 
 
@@ -97,6 +91,7 @@ def _overview_figure(layers: Sequence[Maps], style: Style, subtitle: str, room: 
     style = style.of_overview(drawn[0].tokens, quantity)
     first = alone(drawn, style)
     limits = find_limits([rest.values_HQK for rest, _ in split], style, quantity, alone=first)
+    # A map larger than a thumbnail is made smaller, a small one has cells of several pixels.
     numbers = sorted({head for maps in layers for head in maps.heads})
     least = LEAST_THUMB_PX if room == OVERVIEW_PX else 1
     thumb = max(least, min(LARGEST_THUMB_PX, int(room // len(numbers))))
@@ -107,73 +102,61 @@ def _overview_figure(layers: Sequence[Maps], style: Style, subtitle: str, room: 
     if style.in_print:
         cell = room / (len(numbers) * (keys + 1))
     mosaic = make_mosaic(queries, keys, (GAP_PX, GAP_PX), cell, strip=removed)
+    grid = len(layers), len(numbers)
+
+    def in_rows(tiles: Sequence[np.ndarray]) -> np.ndarray:
+        array = np.full((len(layers), *tiles[0].shape), np.nan)
+        array[rows] = tiles
+        return array
 
     figure = layout.new_figure()
     ax, bar_ax = layout.new_panel(figure)
-    image = draw_mosaic(ax, mosaic, _rows(tiles, rows, len(layers)), limits, style, quantity)
+    image = draw_mosaic(ax, mosaic, in_rows(tiles), limits, style, quantity)
     if removed:
-        strips = [_strips(rest, sink, numbers, pool[0]) for rest, sink in split]
-        draw_strips(ax, mosaic, _rows(strips, rows, len(layers)), quantity)
-    grid = len(layers), len(numbers)
-    _name_rows(ax, mosaic, layers, len(numbers))
+        draw_strips(ax, mosaic, in_rows([_strips(rest, sink, numbers, pool[0]) for rest, sink in split]), quantity)
+    # A layer without heads is a grey row with what it is, so that the others keep their place.
+    right = mosaic.size(1, len(numbers))[1]
+    for top, maps in ((mosaic.corner(row, 0)[0], maps) for row, maps in enumerate(layers) if not maps.heads):
+        ax.add_patch(Rectangle((0, top), right, mosaic.shape[0], facecolor=BLANK, linewidth=0))
+        middle = right / 2, top + mosaic.shape[0] / 2
+        ax.text(*middle, maps.name, color=layout.NOTE_COLOUR, fontsize=HEAD_SIZE, ha="center", va="center")
     if pool == (1, 1):
         draw_gaps(ax, mosaic, grid, split[0][0], cell)
-    roles = _frames(ax, mosaic, layers, numbers, cell)
-    _number_ticks(ax, mosaic, layers, numbers, cell, style)
-    squares = f"each cell the greatest of {pool[0]} x {pool[1]}" if max(pool) > 1 else ""
-    without = "grey rows: layers without attention" * (len(drawn) < len(layers))
-    framed = f"frames: roles by {drawn[0].roles_by}" * bool(roles and drawn[0].roles_by)
-    said = (subtitle, bin_note(drawn[0]), squares, _removed_note(split, drawn[0]), without, framed)
-    notes = "; ".join(filter(None, said))
-    bar = add_bar(bar_ax, image, limits, style, quantity)
-    shown = count(len(numbers), "kv head" if drawn[0].by_kv else "head")
-    title = f"{drawn[0].stack.capitalize()}{count(len(drawn), 'layer')} × {shown}"
-    below = foot(replace(drawn[0], kv_heads=(), sinks=drawn[0].sinks if max(pool) == 1 else ()), style, tokens=False)
-    words = layout.Words(figure, (style.headed(title), notes, below), TITLE_SIZE, style, roles)
-    place_mosaic(figure, ax, bar, mosaic.pixels(*grid, cell), words)
-    return figure
-
-
-def _pool(queries: int, keys: int, thumb: int) -> tuple[int, int]:
-    """How many queries and keys a cell of a thumbnail stands for: of one number, unless one side is far longer."""
-    if max(queries, keys) <= 2 * min(queries, keys):
-        queries = keys = max(queries, keys)
-    return -(-queries // thumb), -(-keys // thumb)
-
-
-def _rows(tiles: Sequence[np.ndarray], rows: Sequence[int], count: int) -> np.ndarray:
-    """The tiles of some rows among so many, NaN in the others."""
-    found = np.full((count, *tiles[0].shape), np.nan)
-    found[list(rows)] = tiles
-    return found
-
-
-def _name_rows(ax: Axes, mosaic: Mosaic, layers: Sequence[Maps], columns: int) -> None:
-    """Each layer without heads as a grey row with what it is."""
-    high, right = mosaic.shape[0], mosaic.size(1, columns)[1]
-    for row, maps in enumerate(layers):
-        if not maps.heads:
-            top, _ = mosaic.corner(row, 0)
-            ax.add_patch(Rectangle((0, top), right, high, facecolor=BLANK, linewidth=0))
-            middle = right / 2, top + high / 2
-            ax.text(*middle, maps.name, color=layout.NOTE_COLOUR, fontsize=HEAD_SIZE, ha="center", va="center")
-
-
-def _frames(
-    ax: Axes, mosaic: Mosaic, layers: Sequence[Maps], numbers: Sequence[int], cell: float
-) -> list[tuple[str, str]]:
-    """A frame around every head that has a role; the roles that there are, and their colours."""
-    found = [
+    # A frame around every head that has a role, in the role's colour.
+    framed = [
         (role, mosaic.frame(row, numbers.index(head), FRAME_PX / cell))
         for row, maps in enumerate(layers)
         for head, role in zip(maps.heads, maps.roles, strict=False)
         if role in ROLE_COLOURS
     ]
-    if found:
-        colours = [ROLE_COLOURS[role] for role, sides in found for _ in sides]
-        Boxes(ax, np.concatenate([sides for _, sides in found]), colours)
-    there = {role for role, _ in found}
-    return [(role, colour) for role, colour in ROLE_COLOURS.items() if role in there]
+    if framed:
+        colours = [ROLE_COLOURS[role] for role, sides in framed for _ in sides]
+        Boxes(ax, np.concatenate([sides for _, sides in framed]), colours)
+    roles = [(role, colour) for role, colour in ROLE_COLOURS.items() if role in {role for role, _ in framed}]
+    _number_ticks(ax, mosaic, layers, numbers, cell, style)
+    # What was made of the maps is said above them, what signs mean below.
+    notes = (
+        subtitle,
+        bin_note(drawn[0]),
+        f"each cell the greatest of {pool[0]} x {pool[1]}" if max(pool) > 1 else "",
+        _removed_note(split, drawn[0]),
+        "grey rows: layers without attention" * (len(drawn) < len(layers)),
+        f"frames: roles by {drawn[0].roles_by}" * bool(roles and drawn[0].roles_by),
+    )
+    bar = add_bar(bar_ax, image, limits, style, quantity)
+    heads = count(len(numbers), "kv head" if drawn[0].by_kv else "head")
+    title = style.headed(f"{drawn[0].stack.capitalize()}{count(len(drawn), 'layer')} × {heads}")
+    below = foot(replace(drawn[0], kv_heads=(), sinks=drawn[0].sinks if max(pool) == 1 else ()), style, tokens=False)
+    words = layout.Words(figure, (title, "; ".join(filter(None, notes)), below), TITLE_SIZE, style, roles)
+    place_mosaic(figure, ax, bar, mosaic.pixels(*grid, cell), words)
+    return figure
+
+
+def _pool(queries: int, keys: int, thumb: int) -> tuple[int, int]:
+    """How many queries and keys a cell of a thumbnail has: of one number, unless one side is far longer."""
+    if max(queries, keys) <= 2 * min(queries, keys):
+        queries = keys = max(queries, keys)
+    return -(-queries // thumb), -(-keys // thumb)
 
 
 def _removed_note(split: Sequence[tuple[Maps, np.ndarray | None]], maps: Maps) -> str:
@@ -267,20 +250,17 @@ def save_layers(jobs: Sequence[tuple[Path, Maps]], style: Style) -> Iterator[Pat
 def figures_of(jobs: Sequence[tuple[Path, Maps]], style: Style) -> Iterator[tuple[Path, LayerFigure]]:
     """Each path with the figure that shows its layer until the next is asked for; within `writer.drawing`."""
     titles = [_titles(maps, style) for _, maps in jobs]
-    titled = max(map(_titled, titles), default=0)  # of all: numbers in titles would give each layer a width of its own
+    # One width for all: numbers in titles would give each layer a width of its own.
+    longest = max((len(title) for of_layer in titles for title in of_layer), default=0)
+    titled = math.ceil(longest * layout.LETTER * HEAD_SIZE / px(1)) + TITLE_GAP
     built: dict[tuple, LayerFigure] = {}
-    for (path, maps), said in zip(jobs, titles, strict=True):
-        layer = Layer.of(maps, style, said, titled)
+    for (path, maps), of_layer in zip(jobs, titles, strict=True):
+        layer = Layer.of(maps, style, of_layer, titled)
         kind = layer.kind(style)
         if kind not in built:
             built[kind] = LayerFigure.of(layer, style)
         built[kind].show(layer)
         yield path, built[kind]
-
-
-def _titled(titles: Sequence[str]) -> int:
-    """Pixels from the left of a title to the next."""
-    return math.ceil(max(map(len, titles)) * layout.LETTER * HEAD_SIZE / px(1)) + TITLE_GAP
 
 
 @dataclass(frozen=True)
@@ -309,12 +289,12 @@ class Layer:
 
     @property
     def notes(self) -> str:
-        """What stands below the title."""
+        """What is below the title."""
         sink = "" if self.sink_HQ is None else _strip_note(self.maps)
         return "; ".join(filter(None, (self.maps.window, parallel_note(self.maps), bin_note(self.maps), sink)))
 
     def foot(self, style: Style) -> tuple[str, ...]:
-        """What stands below the maps."""
+        """What is below the maps."""
         return foot(replace(self.maps, turns=()), style)
 
     def kind(self, style: Style) -> tuple:
@@ -379,10 +359,10 @@ class LayerFigure:
         self.words.set_title(self.style.headed(_picture_name(layer.maps)))
         for text, title in zip(self.titles, layer.titles, strict=True):
             text.set_text(title)
-        found = list(fills(self.mosaic, _grid(layer.values_HQK, *self.grid), layer.limits, self.style))
+        images = list(fills(self.mosaic, _grid(layer.values_HQK, *self.grid), layer.limits, self.style))
         if layer.sink_HQ is not None:
-            found.append(strip_fill(self.mosaic, _grid(layer.sink_HQ, *self.grid), quantity))
-        for image, fill in zip(self.ax.images, found, strict=True):
+            images.append(strip_fill(self.mosaic, _grid(layer.sink_HQ, *self.grid), quantity))
+        for image, fill in zip(self.ax.images, images, strict=True):
             refill(image, fill)
         if not self.style.per_head_scale and layer.limits != self.limits:
             self.limits = layer.limits
@@ -406,9 +386,9 @@ class LayerFigure:
     def _named(self, reused: Reused) -> Iterator[Changed]:
         """What each title changes; one that stays, as of a head whose title has no number, is drawn once."""
         for text in (self.words.title, *self.titles):
-            said = text.get_text()
-            if text not in self.drawn or self.drawn[text][0] != said:
-                self.drawn[text] = said, reused.changed(text)
+            title = text.get_text()
+            if text not in self.drawn or self.drawn[text][0] != title:
+                self.drawn[text] = title, reused.changed(text)
             yield self.drawn[text][1]
 
 
@@ -442,25 +422,21 @@ def _grid(values_H: np.ndarray, rows: int, columns: int) -> np.ndarray:
 
 
 def _titles(maps: Maps, style: Style) -> tuple[str, ...]:
-    split = split_sink(maps, style)
-    return tuple(_panel_title(maps, split, head, style) for head in range(len(maps.heads)))
-
-
-def _panel_title(maps: Maps, split: tuple[Maps, np.ndarray | None], head: int, style: Style) -> str:
-    """`H3 (kv 1)`, with the mean of what was taken out, and the scale where it is the head's own."""
-    rest, sink_HQ = split
-    values_QK = rest.values_HQK[head]
-    name = f"kv {maps.heads[head]}" if maps.by_kv else f"H{maps.heads[head]}"
-    if maps.titles:
-        name = maps.titles[head]
-    elif maps.kv_heads and not maps.by_kv:
-        name += f" (kv {maps.kv_heads[head]})"
-    if sink_HQ is not None and maps.column(maps.sink(head)[0]) is not None:
-        name += f" · {_named(maps, head)}{sink_mean(maps, head, sink_HQ[head], values_QK)}"
-    if style.per_head_scale:
-        limits = find_limits([values_QK], style, maps.quantity, alone=alone([maps], style))
-        name += f", max {limits.high:.2g}"
-    return name
+    """`H3 (kv 1)` of each head, with the mean of what was taken out, and the scale where it is the head's own."""
+    (rest, sink_HQ), titles = split_sink(maps, style), []
+    for head, values_QK in enumerate(rest.values_HQK):
+        name = f"kv {maps.heads[head]}" if maps.by_kv else f"H{maps.heads[head]}"
+        if maps.titles:
+            name = maps.titles[head]
+        elif maps.kv_heads and not maps.by_kv:
+            name += f" (kv {maps.kv_heads[head]})"
+        if sink_HQ is not None and maps.column(maps.sink(head)[0]) is not None:
+            name += f" · {_named(maps, head)}{sink_mean(maps, head, sink_HQ[head], values_QK)}"
+        if style.per_head_scale:
+            limits = find_limits([values_QK], style, maps.quantity, alone=alone([maps], style))
+            name += f", max {limits.high:.2g}"
+        titles.append(name)
+    return tuple(titles)
 
 
 def _picture_name(maps: Maps) -> str:
@@ -468,7 +444,7 @@ def _picture_name(maps: Maps) -> str:
 
 
 def _named(maps: Maps, head: int) -> str:
-    """`.(9) `, the sink of a head that does not rest on key 0."""
+    """`.(9) `, the sink of a head whose sink is not key 0."""
     key, _ = maps.sink(head)
     column = maps.column(key)
     if not key or column is None:
