@@ -1,10 +1,8 @@
-"""A prompt and its answer: what can be asked for, and the tokens of an answer after those of a prompt.
+"""What comes before, after or in place of a prompt's own tokens.
 
-The text of an encoder-decoder's decoder: given, or what the model makes of the source.
-
-Tokens that no text has: those that an adapter puts before it, named by their number.
-
-Keys that are not tokens, named by what they represent: summaries after a text's tokens, and patches of them.
+An answer: what can be asked for, and its tokens after those of a prompt. A target: what an encoder-decoder's decoder
+reads, given or made by the model of the source. Virtual tokens, which an adapter puts before a text, named by their
+number. Keys that are not tokens, named by what they represent: summaries after a text's tokens, and patches of them.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ from typing import Any
 
 from attnscope.errors import InputError, UsageError
 from attnscope.inputs.labels import located
-from attnscope.inputs.prompt import Medium, Prompt, Side, Span, check_length, from_ids
+from attnscope.inputs.prompt import Medium, Prompt, Side, Span, check_length, from_ids, joined, nameless
 from attnscope.model.selection import CAUSAL_LM, SEQ2SEQ
 from attnscope.utils.isolation import IsolatedCall, Where
 
@@ -146,15 +144,11 @@ def with_virtual(prompt: Prompt, ids: Sequence[int], keys_alone: bool = False) -
     if not ids or prompt.ids[:count] == tuple(ids):
         return prompt if prompt.medium == medium else replace(prompt, medium=medium)
     names = tuple(f"virtual {number}" for number in range(count))
-    return replace(
+    virtual = replace(nameless(names, ids=ids), plain=tuple(f"{name.replace(' ', '_')} " for name in names))
+    return replace(  # a word each, to align texts by
         prompt,
-        ids=(*ids, *prompt.ids),
-        tokens=(*names, *prompt.tokens),
-        labels=(*names, *prompt.labels),
-        special=(*(True,) * count, *prompt.special),
-        plain=(*(f"{name.replace(' ', '_')} " for name in names), *prompt.plain),  # a word each, to align texts by
+        **joined(virtual, prompt),
         turns=tuple(Span(turn.start + count, turn.stop + count, turn.name) for turn in prompt.turns),
-        characters=(*((0, 0),) * count, *prompt.characters),
         medium=medium,
         segments=tuple(Span(span.start + count, span.stop + count, span.name) for span in prompt.segments),
         types=(*(0,) * count, *prompt.types) if prompt.types else (),
@@ -169,15 +163,7 @@ def with_summaries(prompt: Prompt, rate: int, overlap: bool = False) -> Prompt:
     """
     starts = range(0, len(prompt) // rate * rate, rate)
     names = tuple(f"summary {max(0, start - rate * overlap)}-{start + rate - 1}" for start in starts)
-    return replace(
-        prompt,
-        ids=(*prompt.ids, *(-1,) * len(names)),
-        tokens=(*prompt.tokens, *names),
-        labels=(*prompt.labels, *names),
-        special=(*prompt.special, *(True,) * len(names)),
-        plain=(*prompt.plain, *("",) * len(names)),
-        characters=(*prompt.characters, *((0, 0),) * len(names)),
-    )
+    return replace(prompt, **joined(prompt, nameless(names, ids=(-1,) * len(names))))
 
 
 def of_patches(prompt: Prompt, patches: Sequence[Sequence[int]], parts: int = 1) -> Prompt:
@@ -189,5 +175,4 @@ def of_patches(prompt: Prompt, patches: Sequence[Sequence[int]], parts: int = 1)
     tokens = ["-".join(str(at) for at in sorted({*patch[:1], *patch[-1:]})) or "empty" for patch in patches]
     marks = [f" {part}/{parts}" for part in range(1, parts + 1)] if parts > 1 else [""]
     names = tuple(f"patch {of}{mark}" for of in tokens for mark in marks)
-    none, count = ("",) * len(names), len(names)
-    return Prompt(prompt.text, (-1,) * count, names, names, (True,) * count, none, (), characters=((0, 0),) * count)
+    return nameless(names, text=prompt.text, ids=(-1,) * len(names))

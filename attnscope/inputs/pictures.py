@@ -1,12 +1,9 @@
-"""A file -> a picture, as it is shown and as it is hashed.
+"""A file -> a picture, as it is shown and as it is hashed; a text and pictures, or a picture alone -> a Prompt.
 
-picture = open_picture("cat.png")
-picture.image.size, picture.sha256
+    with reading_with_pictures(loaded) as read:
+        prompt = read("What is this?", all_opened("cat.png"), False, False)
 
-A text and pictures -> a Prompt: the checkpoint's processor makes ids and pixels, and its image tokens get names.
-
-with reading_with_pictures(loaded) as read:
-    prompt = read("What is this?", all_opened("cat.png"), False, False)
+The checkpoint's processor makes ids and pixels, and its image tokens get names.
 """
 
 from __future__ import annotations
@@ -40,7 +37,7 @@ from attnscope.inputs.processor import (
     windows,
     with_places,
 )
-from attnscope.inputs.prompt import Medium, Patch, Prompt, from_ids, place, turn_spans
+from attnscope.inputs.prompt import Medium, Patch, Prompt, from_ids, nameless, place, turn_spans
 from attnscope.model.geometry import window_side
 from attnscope.utils.isolation import IsolatedCall
 
@@ -51,6 +48,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 MOST_PICTURES, MOST_BYTES = 16, 2**28
+LEFT_OUT = ("input_ids", "attention_mask", "labels")  # of what a processor makes: the model makes its own mask
+BEFORE_PATCHES = {"class_embedding": "[CLS]", "cls_token": "[CLS]", "register_tokens": "[REG]"}  # in a tower's weights
+REST = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 PictureSource = Any  # a file's name or path, or a picture of Pillow
 
 
@@ -76,46 +76,42 @@ def open_picture(source: PictureSource) -> Picture:
     Raises InputError for a file that cannot be read, is no picture, or is larger than Pillow opens.
     """
     if hasattr(source, "convert"):
-        image: Image = _shown(source, "the picture")
+        image = _in_rgb(source, "the picture")
         return Picture(image, hashlib.sha256(repr(image.size).encode() + image.tobytes()).hexdigest())
-    data = _bytes(Path(source))
-    return Picture(_decoded(data, str(source)), hashlib.sha256(data).hexdigest())
-
-
-def _bytes(path: Path) -> bytes:
+    # Its bytes, as they are hashed.
+    path = Path(source)
     try:
         if not path.is_file():
             problem = "is a folder" if path.is_dir() else "is not a file" if path.exists() else "does not exist"
             raise InputError(f"{path} {problem}", "name the file of a picture with {picture=FILE}")
         if path.stat().st_size > MOST_BYTES:
             raise InputError(f"{path} has more than {MOST_BYTES // 2**20} MiB", "make the picture smaller")
-        return path.read_bytes()
+        data = path.read_bytes()
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
         raise InputError(f"{path} cannot be read: {why}", "check the path") from None
 
-
-def _decoded(data: bytes, name: str) -> Image:
+    # Pillow only warns of a picture that is larger than it opens, up to twice that.
     from PIL import Image, UnidentifiedImageError
 
     bombs = (Image.DecompressionBombError, Image.DecompressionBombWarning)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
-            with Image.open(io.BytesIO(data)) as image:
-                image.load()
-                return _shown(image, name)
+            with Image.open(io.BytesIO(data)) as opened:
+                opened.load()
+                return Picture(_in_rgb(opened, str(source)), hashlib.sha256(data).hexdigest())
     except UnidentifiedImageError:
-        raise InputError(f"{name} is not a picture that Pillow reads", "give a PNG or JPEG file") from None
+        raise InputError(f"{source} is not a picture that Pillow reads", "give a PNG or JPEG file") from None
     except bombs:
         most = f"{(Image.MAX_IMAGE_PIXELS or 0) / 1e6:.0f} million"
-        raise InputError(f"{name} has more than {most} pixels", "make the picture smaller") from None
+        raise InputError(f"{source} has more than {most} pixels", "make the picture smaller") from None
     except Exception as error:  # any of Pillow's decoders, over any bytes
         why = str(error).partition("\n")[0][:200] or type(error).__name__
-        raise InputError(f"{name} is damaged: {why}", "give a PNG or JPEG file") from error
+        raise InputError(f"{source} is damaged: {why}", "give a PNG or JPEG file") from error
 
 
-def _shown(image: Image, name: str) -> Image:
+def _in_rgb(image: Image, name: str) -> Image:
     from PIL import Image, ImageOps
 
     if getattr(image, "n_frames", 1) > 1:
@@ -129,11 +125,6 @@ def _shown(image: Image, name: str) -> Image:
             logger.warning("%s is transparent: it is read on white", name)
         upright = Image.alpha_composite(Image.new("RGBA", over.size, "white"), over)
     return upright.convert("RGB")
-
-
-LEFT_OUT = ("input_ids", "attention_mask", "labels")  # of what a processor makes: the model makes its own mask
-BEFORE_PATCHES = {"class_embedding": "[CLS]", "cls_token": "[CLS]", "register_tokens": "[REG]"}  # in a tower's weights
-REST = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 class PictureMedium(Medium):
@@ -174,7 +165,16 @@ def reading_with_pictures(loaded: LoadedModel) -> Iterator[Callable[[str, Sequen
         images = [picture.image for picture in pictures]
         inputs = _processed(lambda: processor(images=images, text=whole, return_tensors="np", **how))
         ids = inputs.pop("input_ids")[0].tolist()
-        plain, sight = from_ids(processor.tokenizer, ids), _sight(processor, pictures, inputs)
+        plain = from_ids(processor.tokenizer, ids)
+        # Pixels in more parts than pictures are tiles; a grid is counted in patches before the model merges them.
+        images_by = processor.image_processor
+        sight, pixels = Sight(tuple(_seen(images_by, picture) for picture in pictures)), inputs.get("pixel_values")
+        if (grid := inputs.get("image_grid_thw")) is not None:
+            side = int(getattr(images_by, "merge_size", 1))
+            sight = replace(sight, grids=tuple((int(rows) // side, int(columns) // side) for _, rows, columns in grid))
+        elif pixels is not None and pixels.ndim >= 4:
+            tiled = int(np.prod(pixels.shape[:-3])) > len(pictures)
+            sight = replace(sight, shape=(pixels.shape[-2], pixels.shape[-1]), tiled=tiled)
         image = [token == loaded.model.config.image_token_id for token in ids]
         if not any(image):
             raise InputError("the processor made no tokens of the picture", "choose another model")
@@ -184,9 +184,22 @@ def reading_with_pictures(loaded: LoadedModel) -> Iterator[Callable[[str, Sequen
     with IsolatedCall(make, place(loaded.tokenizer, loaded.brought, chat=True)) as making:
 
         def read(text: str, pictures: Sequence[Picture], chat: bool, answered: bool) -> Prompt:
-            prompt, inputs, sight = making(text, pictures, chat, answered)
-            _check(loaded, prompt)
-            return _given(loaded, prompt, inputs, sight, pictures)
+            prompt, outputs, sight = making(text, pictures, chat, answered)
+            patches = prompt.medium.patches
+            # The tokens of a picture may lie after the vocabulary; the others have to be in it.
+            loaded.check_ids([token for at, token in enumerate(prompt.ids) if at not in patches])
+            most = loaded.geometry.max_positions
+            if most is not None and len(prompt) > most:
+                raise InputError(
+                    f"text and pictures have {len(prompt)} tokens, {len(patches)} of them the pictures', and the model "
+                    f"reads at most {most}",
+                    "shorten the text, or give fewer or smaller pictures",
+                )
+            # What the model is given next to its ids, and how its tower reads that.
+            inputs = _tensors({name: values for name, values in outputs.items() if name not in LEFT_OUT})
+            tower = tuple(_tower(loaded, inputs, sight, prompt))
+            hashes, images = " ".join(picture.sha256 for picture in pictures), tuple(one.image for one in pictures)
+            return replace(prompt, medium=PictureMedium(inputs, hashes, None, patches, images, tower))
 
         yield read
 
@@ -211,7 +224,7 @@ class Pixels(NamedTuple):
         names, patches = zip(*labelled, strict=True)
         of_tokens = {at: patch for at, patch in enumerate(patches) if patch is not None}
         medium = PictureMedium(self.inputs, self.picture.sha256, None, of_tokens, (self.picture.image,))
-        return _nameless(names, medium)
+        return nameless(names, medium)
 
 
 @contextmanager
@@ -252,33 +265,11 @@ def reading_pixels(loaded: LoadedModel) -> Iterator[Callable[[Picture], Pixels]]
         yield read
 
 
-def _given(
-    loaded: LoadedModel, prompt: Prompt, outputs: Mapping[str, np.ndarray], sight: Sight, pictures: Sequence[Picture]
-) -> Prompt:
-    """The prompt with what the model is given next to its ids, and how its tower reads that."""
-    inputs = _tensors({name: values for name, values in outputs.items() if name not in LEFT_OUT})
-    tower = tuple(_tower(loaded, inputs, sight, prompt))
-    media, images = " ".join(picture.sha256 for picture in pictures), tuple(picture.image for picture in pictures)
-    return replace(prompt, medium=PictureMedium(inputs, media, None, prompt.medium.patches, images, tower))
-
-
 def _tensors(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
     """What a processor made, as the model takes it."""
     import torch
 
     return {name: torch.from_numpy(np.ascontiguousarray(values)) for name, values in arrays.items()}
-
-
-def _check(loaded: LoadedModel, prompt: Prompt) -> None:
-    """Raise for tokens that the model does not know; those of a picture may lie after its vocabulary."""
-    loaded.check_ids([token for at, token in enumerate(prompt.ids) if at not in prompt.medium.patches])
-    most, count = loaded.geometry.max_positions, len(prompt.medium.patches)
-    if most is not None and len(prompt) > most:
-        raise InputError(
-            f"text and pictures have {len(prompt)} tokens, {count} of them the pictures', and the model reads at most "
-            f"{most}",
-            "shorten the text, or give fewer or smaller pictures",
-        )
 
 
 def _processed(call: Callable[[], Any]) -> dict[str, np.ndarray]:
@@ -289,19 +280,6 @@ def _processed(call: Callable[[], Any]) -> dict[str, np.ndarray]:
         raise InputError(
             f"the model's processor refuses the picture: {first_line(error)}", "give another picture"
         ) from error
-
-
-def _sight(processor: Any, pictures: Sequence[Picture], outputs: Mapping[str, np.ndarray]) -> Sight:
-    """What the processor made of the pictures."""
-    images, boxes = processor.image_processor, tuple(_seen(processor.image_processor, picture) for picture in pictures)
-    grid, pixels = outputs.get("image_grid_thw"), outputs.get("pixel_values")
-    if grid is not None:
-        side = int(getattr(images, "merge_size", 1))
-        return Sight(boxes, tuple((int(rows) // side, int(columns) // side) for _, rows, columns in grid))
-    if pixels is None or pixels.ndim < 4:
-        return Sight(boxes)
-    parts = int(np.prod(pixels.shape[:-3]))
-    return Sight(boxes, shape=(pixels.shape[-2], pixels.shape[-1]), tiled=parts > len(pictures))
 
 
 def _seen(images: Any, picture: Picture) -> Box:
@@ -369,18 +347,16 @@ def _tower(loaded: LoadedModel, inputs: Mapping[str, Any], sight: Sight, prompt:
         labelled, window = cells(0, (rows, columns), sight.boxes[0], merge=merge), window_side(vision)
         yield _of_patches(labelled, [], windows((rows, columns), merge, window) if window else ())
     elif pixels is not None and pixels.ndim >= 4 and isinstance(side, int):
-        grid, before = (pixels.shape[-2] // side, pixels.shape[-1] // side), list(_before(loaded.model))
+        # The tokens of a tower before its patches, by the weights that it has for them.
+        before: list[str] = []
+        for name, weight in loaded.model.named_parameters():
+            mark = BEFORE_PATCHES.get(name.rpartition(".")[2])
+            if mark is not None:
+                count = weight.shape[-2] if weight.ndim > 1 else 1
+                before += [mark] if count == 1 else [f"{mark[:-1]}{at}]" for at in range(count)]
+        grid = pixels.shape[-2] // side, pixels.shape[-1] // side
         for picture, box in _parts(sight, prompt, pixels.shape[:-3].numel()):
             yield _of_patches(cells(picture, grid, box), before)
-
-
-def _before(model: Any) -> Iterator[str]:
-    """The tokens of a tower before its patches, by the weights that it has for them."""
-    for name, weight in model.named_parameters():
-        mark = BEFORE_PATCHES.get(name.rpartition(".")[2])
-        if mark is not None:
-            count = weight.shape[-2] if weight.ndim > 1 else 1
-            yield from ([mark] if count == 1 else (f"{mark[:-1]}{at}]" for at in range(count)))
 
 
 def _parts(sight: Sight, prompt: Prompt, count: int) -> Iterator[tuple[int, Box]]:
@@ -405,10 +381,4 @@ def _of_patches(
     labelled = list(cells_of_grid)
     names = (*before, *(label for label, _ in labelled))
     patches = {len(before) + at: patch for at, (_, patch) in enumerate(labelled)}
-    return _nameless(names, PictureMedium(patches=patches, windows=in_windows))
-
-
-def _nameless(names: Sequence[str], medium: Medium) -> Prompt:
-    """Tokens that are of no text."""
-    count, names = len(names), tuple(names)
-    return Prompt("", tuple(range(count)), names, names, (True,) * count, ("",) * count, (), medium=medium)
+    return nameless(names, PictureMedium(patches=patches, windows=in_windows))

@@ -163,6 +163,24 @@ def picture_name(number: int) -> str:
     return f"img{number + 1}" if number else "img"
 
 
+def nameless(names: Sequence[str], medium: Medium = Medium(), text: str = "", ids: Sequence[int] = ()) -> Prompt:
+    """Tokens that no text has, as special ones; their ids are their numbers, unless given.
+
+    >>> nameless(["patch 0", "patch 1"]).ids
+    (0, 1)
+    """
+    names, none = tuple(names), ("",) * len(names)
+    places = ((0, 0),) * len(names)
+    numbers = tuple(ids) or tuple(range(len(names)))
+    return Prompt(text, numbers, names, names, (True,) * len(names), none, (), characters=places, medium=medium)
+
+
+def joined(first: Prompt, second: Prompt) -> dict[str, Any]:
+    """The fields of a prompt that say something of every token, of two prompts one after the other."""
+    fields = ("ids", "tokens", "labels", "special", "plain", "characters")
+    return {name: (*getattr(first, name), *getattr(second, name)) for name in fields}
+
+
 Side = Literal["left", "right"]
 LONGEST_TEXT = 2**23  # characters of a text that is tokenised
 LONGEST_TOKEN = 100  # characters of a text per token that the model reads

@@ -1,7 +1,7 @@
 """Words and sentences over tokens, by short rules on what the tokens say; then which tokens of two texts go together.
 
-What finds words and sentences takes the texts of the tokens (a character that is split over tokens is in its first, the others are
-empty) and which tokens are special. It returns half-open token ranges that cover every token once, in order.
+What finds words and sentences takes the texts of the tokens (a character that is split over tokens is in its first, the
+others are empty) and which tokens are special. It returns half-open token ranges that cover every token once, in order.
 Special tokens are ranges of their own; white space alone belongs to what follows it, at the end to what precedes it.
 
 Tokens of two texts belong together at the same position, or where they cover the same characters.
