@@ -19,7 +19,7 @@ from functools import cached_property
 from importlib.util import find_spec
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -99,21 +99,30 @@ def read_sound(file: str) -> Sound:
     """
     with opened(file, "name a sound with {audio}", MOST_BYTES) as stream:
         try:
-            return _wav(stream)
+            with wave.open(stream) as recording:
+                channels, width, rate, count, *_ = recording.getparams()
+                if width > 4:
+                    raise wave.Error(f"expected samples of 1 to 4 bytes, got {width}")
+                data = recording.readframes(min(count, MOST_SECONDS * rate))
+            data = data[: len(data) // (width * channels) * width * channels]  # a recording that was cut off
+            samples = _numbers(data, width).reshape(-1, channels)
+            return Sound(_mono(samples), rate, count if count > MOST_SECONDS * rate else 0)
         except (wave.Error, EOFError, RuntimeError):  # of another format, or cut off in its header
             stream.seek(0)
-        return _other(stream, "standard input" if file == "-" else file)
 
+        # libsndfile reads flac, ogg, mp3, and WAV that is no plain PCM.
+        name = "standard input" if file == "-" else file
+        if find_spec("soundfile") is None:
+            raise UsageError(f"{name} is not PCM WAV, and other files of sound need soundfile", EXTRA)
+        import soundfile
 
-def _wav(stream: BinaryIO) -> Sound:
-    with wave.open(stream) as recording:
-        channels, width, rate, count, *_ = recording.getparams()
-        if width > 4:
-            raise wave.Error(f"expected samples of 1 to 4 bytes, got {width}")
-        data = recording.readframes(min(count, MOST_SECONDS * rate))
-    data = data[: len(data) // (width * channels) * width * channels]  # a recording that was cut off
-    samples = _numbers(data, width).reshape(-1, channels)
-    return Sound(_mono(samples), rate, count if count > MOST_SECONDS * rate else 0)
+        try:  # where libmpg123 warns, and callbacks of ours fail
+            with without_stderr(), soundfile.SoundFile(stream) as recording:
+                samples = recording.read(MOST_SECONDS * recording.samplerate, dtype="float32", always_2d=True)
+                whole = recording.frames if recording.frames > len(samples) else 0
+                return Sound(_mono(samples), recording.samplerate, whole)
+        except (soundfile.SoundFileError, TypeError, ValueError) as error:
+            raise InputError(f"{name} is not a file of sound that can be read", "give wav, flac, ogg or mp3") from error
 
 
 def _numbers(data: bytes, width: int) -> np.ndarray:
@@ -125,20 +134,6 @@ def _numbers(data: bytes, width: int) -> np.ndarray:
         wide[:, 1:] = np.frombuffer(data, np.uint8).reshape(-1, 3)
         return wide.view("<i4")[:, 0]
     return np.frombuffer(data, f"<i{width}")
-
-
-def _other(stream: BinaryIO, name: str) -> Sound:
-    """What libsndfile reads: flac, ogg, mp3, and WAV that is no plain PCM."""
-    if find_spec("soundfile") is None:
-        raise UsageError(f"{name} is not PCM WAV, and other files of sound need soundfile", EXTRA)
-    import soundfile
-
-    try:
-        with without_stderr(), soundfile.SoundFile(stream) as file:  # where libmpg123 warns, and callbacks of ours fail
-            samples = file.read(MOST_SECONDS * file.samplerate, dtype="float32", always_2d=True)
-            return Sound(_mono(samples), file.samplerate, file.frames if file.frames > len(samples) else 0)
-    except (soundfile.SoundFileError, TypeError, ValueError) as error:
-        raise InputError(f"{name} is not a file of sound that can be read", "give wav, flac, ogg or mp3") from error
 
 
 def _mono(samples: np.ndarray) -> np.ndarray:
@@ -164,7 +159,7 @@ def heard(loaded: LoadedModel, sound: Sound, truncate: Side | None = None) -> Pr
     """
     extractor = extractor_of(loaded)
     frames = _Frames(loaded, extractor)
-    samples, removed = _cut(_resampled(sound, frames.rate), sound, frames, truncate)
+    samples, removed = _samples_read(sound, frames, truncate)
     try:
         features = extractor(samples, sampling_rate=extractor.sampling_rate, return_tensors="pt")
         values = features[loaded.model.main_input_name]
@@ -284,22 +279,19 @@ def extractor_of(loaded: LoadedModel) -> Any:
         ) from error
 
 
-def _resampled(sound: Sound, rate: int) -> np.ndarray:
-    if sound.rate == rate:
-        return sound.samples
-    if find_spec("soxr") is None:
-        raise UsageError(
-            f"the sound has {sound.rate} samples per second, the model reads {rate}, and resampling needs soxr",
-            f"{EXTRA}, or resample it, for example with ffmpeg -i IN -ar {rate} OUT.wav",
-        )
-    import soxr
+def _samples_read(sound: Sound, frames: _Frames, truncate: Side | None) -> tuple[np.ndarray, int]:
+    """The samples at the model's rate, at most so many as it reads, and how many positions were cut off."""
+    samples = sound.samples
+    if sound.rate != frames.rate:
+        if find_spec("soxr") is None:
+            raise UsageError(
+                f"the sound has {sound.rate} samples per second, the model reads {frames.rate}, "
+                "and resampling needs soxr",
+                f"{EXTRA}, or resample it, for example with ffmpeg -i IN -ar {frames.rate} OUT.wav",
+            )
+        import soxr
 
-    samples: np.ndarray = soxr.resample(sound.samples, sound.rate, rate)
-    return samples
-
-
-def _cut(samples: np.ndarray, sound: Sound, frames: _Frames, truncate: Side | None) -> tuple[np.ndarray, int]:
-    """At most so many samples as the model reads, and how many positions were cut off."""
+        samples = soxr.resample(samples, sound.rate, frames.rate)
     whole = max(len(samples), round(sound.seconds * frames.rate))
     if whole <= frames.most:
         return samples, 0

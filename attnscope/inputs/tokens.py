@@ -1,7 +1,4 @@
-"""The grammar in which tokens are named: what an expression is made of, before any text is known.
-
-Which tokens are meant: an expression (`expressions`) and a Prompt -> positions.
-"""
+"""Expressions that name tokens: the grammar, before any text is known, then an expression and a Prompt -> positions."""
 
 from __future__ import annotations
 
@@ -21,6 +18,7 @@ from attnscope.inputs.prompt import Prompt
 from attnscope.inputs.spans import ends_between
 from attnscope.model.selection import OF_TWO_TEXTS, sides
 
+__all__ = ["TokenMatch", "TokenSelection", "check_expression", "choose", "defined", "described", "find"]
 Kind = Literal["number", "slice", "range", "name", "text", "pattern"]
 # What may be written, and the tokens that it names: `attnscope tokens --help` shows it, docs/asking.md explains it.
 GRAMMAR = (
@@ -61,6 +59,13 @@ _SHAPES: dict[Kind, re.Pattern[str]] = {
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", '"': '"', "\\": "\\"}
 _GROUP = re.compile(r"[^\W\d]\w*")
 KEYWORDS = ("first", "last", "special")
+TokenPlace = tuple[int, ...]
+SECONDS = 2.0  # for all matches of one regular expression
+SPACES = {"\n": "↵", "\t": "⇥", "\r": "⇤"}
+MOST, LONG = 8, 32  # places in a header, characters of each
+ROOM = 360  # characters of a message for tokens with their numbers
+MOST_COMPARED = 2000  # words of a text
+ROLES = ("system", "user", "assistant", "tool")
 DEEPEST = 64  # groups that are made of groups
 LONGEST, MOST_REPEATS = 1000, 10_000  # of a pattern: `regex` unrolls what is repeated a counted number of times
 
@@ -83,13 +88,36 @@ def parse(expression: str) -> tuple[Part, ...]:
     >>> [part.kind for part in parse('3:7,^"#2",bank#2')]
     ['slice', 'text', 'name']
     """
+
+    def check_not_empty(value: str, written: str) -> None:
+        if not value:
+            problem = f"{written!r} names no text" if written else f"a part of {expression!r} is empty"
+            raise UsageError(problem, 'write bank, 3 or last; in quotes, "#2", what looks like grammar')
+
     parts: list[Part] = []
     at, more = 0, True
     while more:
         match = _PART.match(expression, at)
-        assert match is not None  # the plain word takes whatever stands there
-        parts.append(_part(match, expression))
+        assert match is not None  # the plain word takes whatever is there
         at, more = match.end(), match["more"] == ","
+        written, number = match[0].rstrip(",").strip(), match["place"] and int(match["place"])
+        if number == 0:
+            raise UsageError(f"{written!r} asks for place 0", "the first place is #1, the last #-1")
+        kind: Kind = "name"
+        if match["pattern"] is not None:
+            kind, value = "pattern", match["pattern"]
+        elif match["text"] is not None:
+            kind = "text"
+            value = re.sub(r"\\(.)", lambda sign: _ESCAPES.get(sign[1], sign[0]), match["text"], flags=re.DOTALL)
+            check_not_empty(value, written)
+        else:
+            value = match["name"].strip()
+            check_not_empty(value, written)
+            # A word that begins as a text or pattern is one whose end was forgotten.
+            if value[0] == '"' or (value[0] == "/" and value.count("/") == 1):
+                raise UsageError(f"{value!r} is not closed", f"end it with {value[0]}, or write it in quotes")
+            kind = next((kind for kind, shape in _SHAPES.items() if shape.fullmatch(value)), "name")
+        parts.append(Part(written, kind, value, number, bool(match["away"])))
     return tuple(parts)
 
 
@@ -171,41 +199,6 @@ def compiled(pattern: str) -> Any:
         return regex.compile(pattern)
     except (regex.error, RecursionError, MemoryError, OverflowError, ValueError) as error:
         raise UsageError(f"/{pattern}/ is not a regular expression: {error}", "write a text in quotes") from None
-
-
-def _part(match: re.Match[str], expression: str) -> Part:
-    written, place, away = match[0].rstrip(",").strip(), match["place"], bool(match["away"])
-    number = None if place is None else int(place)
-    if number == 0:
-        raise UsageError(f"{written!r} asks for place 0", "the first place is #1, the last #-1")
-    if match["pattern"] is not None:
-        return Part(written, "pattern", match["pattern"], number, away)
-    if match["text"] is not None:
-        value = re.sub(r"\\(.)", lambda sign: _ESCAPES.get(sign[1], sign[0]), match["text"], flags=re.DOTALL)
-        return Part(written, "text", _not_empty(value, written, expression), number, away)
-    word = _not_empty(match["name"].strip(), written, expression)
-    if word[0] == '"' or (word[0] == "/" and word.count("/") == 1):
-        raise UsageError(f"{word!r} is not closed", f"end it with {word[0]}, or write it in quotes")
-    kind = next((kind for kind, shape in _SHAPES.items() if shape.fullmatch(word)), None)
-    return Part(written, kind or "name", word, number, away)
-
-
-def _not_empty(value: str, written: str, expression: str) -> str:
-    if not value:
-        problem = f"{written!r} names no text" if written else f"a part of {expression!r} is empty"
-        raise UsageError(problem, 'write bank, 3 or last; in quotes, "#2", what looks like grammar')
-    return value
-
-
-__all__ = ["TokenMatch", "TokenSelection", "check_expression", "choose", "defined", "described", "find"]
-
-TokenPlace = tuple[int, ...]
-SECONDS = 2.0  # for all matches of one regular expression
-SPACES = {"\n": "↵", "\t": "⇥", "\r": "⇤"}
-MOST, LONG = 8, 32  # places in a header, characters of each
-ROOM = 360  # characters of a message for tokens with their numbers
-MOST_COMPARED = 2000  # words of a text
-ROLES = ("system", "user", "assistant", "tool")
 
 
 @dataclass(frozen=True)
@@ -478,11 +471,24 @@ class _Search:
         if part.kind != "pattern" and self.prompt.removed and part.value in self.prompt.text:
             return self.nothing(f"{shown.brief(part.value)} occurs only in what was cut off")
         name = f"/{part.value}/" if part.kind == "pattern" else shown.brief(part.value)
-        return self.nothing(f"{name} is not in the text", _near(self.prompt, part.value))
+        # The tokens around the word that is most like it are listed; the first where none is.
+        words: dict[str, int] = {}
+        for word in self.prompt.words:
+            words.setdefault(word.name.casefold()[:LONG], word.start)
+        like = nearest(part.value.casefold()[:LONG], list(words)[:MOST_COMPARED])
+        return self.nothing(f"{name} is not in the text", words[like] if like else 0)
 
     def nothing(self, message: str, near: int = 0) -> NotThereError:
-        """The error that shows the tokens with their numbers, of a long text those around one."""
-        return NotThereError(f"{message}; the tokens are {_listed(self.prompt, near)}")  # no hint: those name options
+        """The error that shows the tokens with their numbers: as many as fit a message, from before one of them."""
+        entries, start = [f"{at} {_short(label)}" for at, label in enumerate(self.prompt.labels)], near
+        while start and sum(map(len, entries[start - 1 : near])) < ROOM // 3:
+            start -= 1
+        stop, room = start, ROOM
+        while stop < len(entries) and (room := room - len(entries[stop]) - 2) > 0:
+            stop += 1
+        part = f"{'… ' * (start > 0)}{', '.join(entries[start:stop])}{' …' * (stop < len(entries))}"
+        # Without a hint: hints name options.
+        return NotThereError(f"{message}; the tokens are {part} ({len(entries)} tokens)")
 
     @staticmethod
     def _each(positions: Iterable[int]) -> list[TokenPlace]:
@@ -526,24 +532,3 @@ def _run(prompt: Prompt, first: int, last: int) -> str:
 
 def _short(text: str) -> str:
     return text if len(text) <= LONG else f"{text[: LONG - 9]}…{text[-8:]}"
-
-
-def _near(prompt: Prompt, name: str) -> int:
-    """The token of the word that is most like what was wanted; the first where none is."""
-    words: dict[str, int] = {}
-    for word in prompt.words:
-        words.setdefault(word.name.casefold()[:LONG], word.start)
-    like = nearest(name.casefold()[:LONG], list(words)[:MOST_COMPARED])
-    return words[like] if like else 0
-
-
-def _listed(prompt: Prompt, near: int) -> str:
-    """The tokens with their numbers, as many as fit a message, from a few before the one that matters."""
-    entries, start = [f"{at} {_short(label)}" for at, label in enumerate(prompt.labels)], near
-    while start and sum(map(len, entries[start - 1 : near])) < ROOM // 3:
-        start -= 1
-    stop, room = start, ROOM
-    while stop < len(entries) and (room := room - len(entries[stop]) - 2) > 0:
-        stop += 1
-    listed = ", ".join(entries[start:stop])
-    return f"{'… ' * (start > 0)}{listed}{' …' * (stop < len(entries))} ({len(entries)} tokens)"
