@@ -1,13 +1,12 @@
-"""Which part of which picture a token represents, found by where it is and by what the processor made.
+"""The processor of a checkpoint, and which part of which picture each of its tokens represents.
 
-A processor gives every picture a run of equal tokens, row by row. Some put a token between rows; some cut a picture
-into tiles, each with its run after `<row_1_col_2>`, and end with a run for the whole picture in small. Tokens that
-are arranged in another way are counted, and have no place in the picture.
+It makes ids and pixels of a text and pictures. It is put together of its parts, because transformers loads all of them
+or none: a processor that knows videos too is had without what reads videos, which needs another package.
 
-The processor of a checkpoint: what makes ids and pixels of a text and pictures, and where a picture is in it.
-
-It is put together of its parts, because transformers loads all of them or none: a processor that knows videos too is
-had without what reads videos, which needs another package.
+A token's part is found by where the token is and by what the processor made. A processor gives every picture a run of
+equal tokens, row by row. Some put a token between rows; some cut a picture into tiles, each with its run after
+`<row_1_col_2>`, and end with a run for the whole picture in small. Tokens that are arranged in another way are counted,
+and have no place in the picture.
 """
 
 from __future__ import annotations
@@ -36,6 +35,9 @@ Box = tuple[float, float, float, float]
 Grid = tuple[int, int]  # rows, columns
 Labelled = tuple[str, Patch]
 TILE = re.compile(r"<row_(\d+)_col_(\d+)>")
+FILES = ("processor_config.json", "preprocessor_config.json")
+AUDIO = "audio_tokenizer"  # a model that transformers loads from wherever a processor's file says
+MARK = "\ue000"  # of the private-use area: no template says it
 WHOLE: Box = (0.0, 0.0, 1.0, 1.0)
 
 
@@ -120,16 +122,14 @@ def _of_runs(runs: Sequence[range], sight: Sight) -> list[tuple[Grid, Sequence[i
     each = [rows * columns for rows, columns in sight.grids] or [len(every) // pictures] * pictures
     starts = [sum(each[:picture]) for picture in range(pictures + 1)]
     places = runs if len(runs) == pictures else [every[start:stop] for start, stop in pairwise(starts)]
-    grids = sight.grids or [_grid(len(run), sight.shape) for run in places]
+    grids = list(sight.grids)
+    if not grids:  # rows and columns of so many tokens in the proportions of a shape; no cells where there are none
+        high, wide = sight.shape
+        rows_of = [(len(run), isqrt(len(run) * high // wide)) for run in places]
+        grids = [(rows, n // rows) if rows and rows * rows * wide == n * high else (0, 0) for n, rows in rows_of]
     fit = sum(map(len, places)) == len(every) and len(grids) == pictures
     fit = fit and all(rows * columns == len(run) for (rows, columns), run in zip(grids, places, strict=True))
     return list(zip(grids, places, strict=True)) if fit else None
-
-
-def _grid(count: int, shape: tuple[int, int]) -> Grid:
-    """Rows and columns of so many tokens in the proportions of a shape; no cells where there are none."""
-    rows = isqrt(count * shape[0] // shape[1])
-    return (rows, count // rows) if rows and rows * rows * shape[1] == count * shape[0] else (0, 0)
 
 
 def _of_rows(runs: Sequence[range], names: Sequence[str], sight: Sight) -> list[tuple[Grid, Sequence[int]]] | None:
@@ -164,11 +164,6 @@ def _of_tiles(runs: Sequence[range], tiles: Sequence[Grid | None], sight: Sight)
             yield from zip(run, labelled, strict=True)
 
 
-FILES = ("processor_config.json", "preprocessor_config.json")
-AUDIO = "audio_tokenizer"  # a model that transformers loads from wherever a processor's file says
-MARK = "\ue000"  # of the private-use area: no template says it
-
-
 def processor_of(loaded: LoadedModel) -> Any:
     """The processor in the model's folder, with a tokenizer of its own, which it may change.
 
@@ -186,8 +181,7 @@ def processor_of(loaded: LoadedModel) -> Any:
     made_of = PROCESSOR_MAPPING.get(type(config), None)
     if made_of is None:
         raise ModelError(f"transformers has no processor for {config.model_type}", "choose another model")
-    folder = _folder_of(loaded)
-    with _loading(loaded):
+    with _loading(loaded) as folder:
         parts = {"image_processor": AutoImageProcessor.from_pretrained(folder, **loaded.permits.given)}
         parts["tokenizer"] = copy.deepcopy(loaded.tokenizer)
         values, _ = made_of.get_processor_dict(folder, **loaded.permits.given)
@@ -204,29 +198,29 @@ def image_processor_of(loaded: LoadedModel) -> Any:
     """
     from transformers import AutoImageProcessor
 
-    folder = _folder_of(loaded)
-    with _loading(loaded):
+    with _loading(loaded) as folder:
         return AutoImageProcessor.from_pretrained(folder, **loaded.permits.given)
 
 
-def _folder_of(loaded: LoadedModel) -> Path:
-    """Where the files of a model's processor lie, checked. Raises ModelError where there are none."""
+@contextmanager
+def _loading(loaded: LoadedModel) -> Iterator[Path]:
+    """The folder with the files of a model's processor, checked. ModelError where there are none, or loading fails."""
     folder = loaded.base_folder or loaded.source_folder or Path(loaded.model.config.name_or_path or "-")
     if not any((folder / name).is_file() for name in FILES):
         raise ModelError(
             f"{loaded.name} brings no processor, and pictures need one",
             f"load the model from a folder with a {' or a '.join(FILES)}",
         )
-    check_files(folder)
-    return folder
-
-
-@contextmanager
-def _loading(loaded: LoadedModel) -> Iterator[None]:
-    """What fails while a processor is loaded is a ModelError."""
+    # A file may have transformers load another model from elsewhere.
+    wrong = next((path for path, values in read_files(folder).items() if AUDIO in path.name or AUDIO in values), None)
+    if wrong is not None:
+        raise ModelError(
+            f"{wrong} has an {AUDIO} loaded, which reads no picture",
+            f"delete that file, or its {AUDIO}" if AUDIO not in wrong.name else "delete that file",
+        )
     try:
         with loaded.permits.held(), without_stderr():
-            yield
+            yield folder
     except ImportError as error:
         raise ModelError(
             f"the processor of {loaded.name} needs a package: {first_line(error)}", "install that"
@@ -239,17 +233,6 @@ def read_files(folder: Path) -> dict[Path, dict[str, Any]]:
     """What the files of a processor say, before transformers reads them. Raises ModelError where they are no JSON."""
     paths = [folder / name for name in (*FILES, f"{AUDIO}_config.json") if (folder / name).is_file()]
     return {path: read_json(path) for path in paths}
-
-
-def check_files(folder: Path) -> None:
-    """Raise ModelError for files of a processor that are no JSON, or that have another model loaded from elsewhere."""
-    files = read_files(folder)
-    wrong = next((path for path, values in files.items() if AUDIO in path.name or AUDIO in values), None)
-    if wrong is not None:
-        raise ModelError(
-            f"{wrong} has an {AUDIO} loaded, which reads no picture",
-            f"delete that file, or its {AUDIO}" if AUDIO not in wrong.name else "delete that file",
-        )
 
 
 def with_places(processor: Any, text: str, pictures: int) -> str:

@@ -253,16 +253,13 @@ def choosing_settings(model: Any) -> tuple[str, ...]:
 
 def _set(model: Any) -> set[str]:
     """The settings that change something."""
-    values = (
-        (name, getattr(config, name, None))
-        for config in map(_own_config, _generating(model))
-        for name in _settings(config)
-    )
-    return {
-        name
-        for name, value in values
-        if not (value is None or value is False or value in ([], {}, "", WITHOUT_EFFECT.get(name)))
-    }
+    changing = set()
+    for config in map(_own_config, _generating(model)):
+        for name in _settings(config):
+            value = getattr(config, name, None)
+            if not (value is None or value is False or value in ([], {}, "", WITHOUT_EFFECT.get(name))):  # 0 may
+                changing.add(name)
+    return changing
 
 
 def stop_strings(model: Any) -> tuple[str, ...]:
@@ -291,8 +288,17 @@ def following(model: Any, most: int, start: int | None = None, settings: bool = 
     own = [(module, module.generation_config) for module in _generating(model)]
     try:
         for module, config in own:
+            followed, plain = deepcopy(config), type(config)()
+            for name in _settings(config):
+                if not (settings and name in FOLLOWED):
+                    setattr(followed, name, getattr(plain, name))
+            # A number that so few tokens cannot have is lowered, since transformers warns of it.
+            if followed.min_new_tokens is not None:  # it goes before min_length
+                followed.min_new_tokens, followed.min_length = min(followed.min_new_tokens, most), None
+            if followed.min_length is not None and start is not None:
+                followed.min_length = min(followed.min_length, start + most)
             _replaced[id(module)] = config
-            module.generation_config = _followed(config, most, start, settings)
+            module.generation_config = followed
         yield
     finally:
         for module, config in own:
@@ -303,19 +309,6 @@ def following(model: Any, most: int, start: int | None = None, settings: bool = 
 def _own_config(model: Any) -> Any:
     """The model's own generation config, also while another thread generates with it; None where it has none."""
     return _replaced.get(id(model)) or getattr(model, "generation_config", None)
-
-
-def _followed(config: Any, most: int, start: int | None, settings: bool) -> Any:
-    """The copy. A number that so few tokens cannot have is lowered, since transformers warns of it."""
-    copy, plain = deepcopy(config), type(config)()
-    for name in _settings(config):
-        if not (settings and name in FOLLOWED):
-            setattr(copy, name, getattr(plain, name))
-    if copy.min_new_tokens is not None:  # it goes before min_length
-        copy.min_new_tokens, copy.min_length = min(copy.min_new_tokens, most), None
-    if copy.min_length is not None and start is not None:
-        copy.min_length = min(copy.min_length, start + most)
-    return copy
 
 
 def _settings(config: Any) -> list[str]:

@@ -137,11 +137,9 @@ class LoadedModel:
         """Raise ModelError for a text of so many tokens of which the model's own code gives no whole matrices."""
         config = self.model.config
         own = family(config.model_type)
-        most = own.changes_nothing_up_to(config) if own.config_changes else tokens
-        if tokens <= most:
-            return
+        most = own.changes_nothing_up_to(config)
         for name, value in own.config_changes.items():
-            if any(getattr(module, name, value) != value for module in self.model.modules()):
+            if tokens > most and any(getattr(module, name, value) != value for module in self.model.modules()):
                 raise ModelError(
                     f"{self.name} ({config.model_type}) reads texts from {most + 1} tokens on in blocks, and gives no "
                     "whole matrices of them",
