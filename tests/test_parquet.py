@@ -84,7 +84,7 @@ def test_a_dataset_s_part_is_read_whole_with_long_texts(tmp_path: Path) -> None:
     texts = [f"{number} " * 3000 for number in range(40)]
     table = made(40, texts)
     with (tmp_path / "part.parquet").open("wb") as stream:
-        pieces = FORMATS["parquet"].pieces(stream, table.schema, {"attnscope.observe.run": "{}" * 9000})
+        pieces = FORMATS["parquet"].pieces(stream, table.schema, {"attnscope.run": "{}" * 9000})
         for start in range(0, 40, 8):
             pieces.write(table.slice(start, 8))
         pieces.close()

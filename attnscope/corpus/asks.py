@@ -4,10 +4,8 @@ ask = ask_for(job, item)
 with prompts(job, loaded) as read:
     read(ask).tokens
 
-Which texts run together: batches of like lengths within a token budget.
-
-Texts of different length are padded on the right, except where that changes how a model reads them
-(`model/loaded.py`): there a batch has one length.
+And which texts run together: batches of like lengths within a token budget. Texts of different length are padded on the
+right, except where that changes how a model reads them (`model/loaded.py`): there a batch has one length.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ from attnscope.inputs.prompt import Prompt
 from attnscope.inputs.sound import MODEL_OF_SOUND, Sound, extractor_of, read_sound, reads_sound
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.selection import VISION_ONLY
-from attnscope.observe.inputs import notes_of, reading, reading_targets
+from attnscope.observe.inputs import notes_of, reading
 from attnscope.observe.request import CaptureSpec
 from attnscope.utils.isolation import Where
 from attnscope.utils.memory import DTYPE_BYTES, free_memory
@@ -85,9 +83,16 @@ def ask_for(job: Job, item: Item) -> CaptureSpec:
     target = None if job.target_field is None else _said(item, job.target_field)
     answer = job.answer if job.answer_field is None else _said(item, job.answer_field)
     check_answer(None, answer, None)
-    # What a record says of the tokens to ask about stands in place of the job's own query and key.
-    fields = {"query": job.query_field, "key": job.key_field}
-    named = {name: _expression(item, field) for name, field in fields.items() if field is not None}
+    # What a record says of the tokens to ask about replaces the job's own query and key. Ranges need the text's tokens.
+    named: dict[str, str | None] = {}
+    for name, field in {"query": job.query_field, "key": job.key_field}.items():
+        if field is None:
+            continue
+        value = item.says(field)
+        named[name] = None if ranges_of(value) is not None else str(value)
+        if named[name] is not None and type(value) not in (str, int):
+            expected = 'tokens, such as "bank" or "3-7", or ranges of characters, such as [[5, 9]]'
+            raise InputError(f"field {field!r}: expected {expected}, got {brief(value)}")
     return CaptureSpec(
         text,
         replace(job.request, **named),  # type: ignore[arg-type]
@@ -106,7 +111,7 @@ def ask_for(job: Job, item: Item) -> CaptureSpec:
 @contextmanager
 def prompts(job: Job, loaded: LoadedModel) -> Iterator[Callable[[CaptureSpec], Prompt]]:
     """What makes a Prompt of the ask of an item; it raises InputError where the text is what is wrong."""
-    with reading(loaded, _where(loaded), job.max_tokens or loaded.geometry.max_positions) as read:
+    with reading(loaded, where(loaded), job.max_tokens or loaded.geometry.max_positions) as read:
         warned = set[str]()
 
         def read_prompt(ask: CaptureSpec) -> Prompt:
@@ -129,21 +134,7 @@ def prompts(job: Job, loaded: LoadedModel) -> Iterator[Callable[[CaptureSpec], P
         yield read_prompt
 
 
-@contextmanager
-def targets(loaded: LoadedModel) -> Iterator[Callable[[CaptureSpec], Prompt]]:
-    """What makes a Prompt of the target that an ask gives; it raises InputError where the target is what is wrong."""
-    with reading_targets(loaded, _where(loaded)) as read:
-
-        def target(ask: CaptureSpec) -> Prompt:
-            try:
-                return read(ask)
-            except ModelError as error:
-                raise InputError(error.message) from error
-
-        yield target
-
-
-def _where(loaded: LoadedModel) -> Where:
+def where(loaded: LoadedModel) -> Where:
     """Where many texts are read: one process for all of them costs less than a thread for each."""
     return "process" if loaded.brought else "here"
 
@@ -154,20 +145,6 @@ def _said(item: Item, field: str) -> str:
     if not isinstance(value, str):
         raise InputError(f"field {field!r}: expected text, got {type(value).__name__}")
     return value
-
-
-def _expression(item: Item, field: str) -> str | None:
-    """What a field of the item's record says of its tokens; None of ranges, which need the text's tokens.
-
-    Raises InputError where it says nothing.
-    """
-    value = item.says(field)
-    if ranges_of(value) is not None:
-        return None
-    if type(value) not in (str, int):
-        expected = 'tokens, such as "bank" or "3-7", or ranges of characters, such as [[5, 9]]'
-        raise InputError(f"field {field!r}: expected {expected}, got {brief(value)}")
-    return str(value)
 
 
 def _sound(item: Item, field: str) -> Sound:

@@ -1,8 +1,8 @@
-"""The tables of a dataset: their columns, and the version of each; written down in docs/schemas.md.
+"""The tables of a dataset: their columns, a shard's table as a file, and the summary that is made of written rows.
 
-One table of one shard as a file, written piece by piece; a Parquet file holds the name of its schema.
-
-The corpus's own table: the mean of every metric over the texts, head by head, with intervals; made of written rows.
+Columns and the version of each table are written down in docs/schemas.md. A file is written piece by piece; a Parquet
+file holds the name of its schema. The summary is the corpus's own table: the mean of every metric over the texts, head
+by head, with intervals.
 
 Shapes: S text, N head, or head and pair of spans.
 """
@@ -13,7 +13,7 @@ import csv
 import io
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,7 +36,8 @@ from attnscope.utils.tables import FORMATS, Pieces, numbers, tamed, texts_at
 
 SCHEMA_VERSIONS = {"texts": 2, "heads": 5, "relations": 2, "spans": 2, "summary": 2, "weights": 1}
 TOKEN = pa.dictionary(pa.int32(), pa.string())
-ABOUT = [("item", pa.int64()), ("id", TOKEN)]
+HEAD = [("layer", pa.int32()), ("head", pa.int32()), ("kv_head", pa.int32())]
+ABOUT = [("item", pa.int64()), ("id", TOKEN), *HEAD]
 SCHEMAS = {
     "texts": pa.schema(
         [
@@ -53,9 +54,6 @@ SCHEMAS = {
     "heads": pa.schema(
         [
             *ABOUT,
-            ("layer", pa.int32()),
-            ("head", pa.int32()),
-            ("kv_head", pa.int32()),
             ("role", TOKEN),
             ("text_role", TOKEN),
             ("atlas_roles", TOKEN),
@@ -69,9 +67,6 @@ SCHEMAS = {
     "relations": pa.schema(
         [
             *ABOUT,
-            ("layer", pa.int32()),
-            ("head", pa.int32()),
-            ("kv_head", pa.int32()),
             ("query", pa.int32()),
             ("query_token", TOKEN),
             ("key", pa.int32()),
@@ -80,22 +75,11 @@ SCHEMAS = {
         ]
     ),
     "spans": pa.schema(
-        [
-            *ABOUT,
-            ("layer", pa.int32()),
-            ("head", pa.int32()),
-            ("kv_head", pa.int32()),
-            ("query_span", TOKEN),
-            ("key_span", TOKEN),
-            ("mass", pa.float32()),
-            ("uniform", pa.float32()),
-        ]
+        [*ABOUT, ("query_span", TOKEN), ("key_span", TOKEN), ("mass", pa.float32()), ("uniform", pa.float32())]
     ),
     "summary": pa.schema(
         [
-            ("layer", pa.int32()),
-            ("head", pa.int32()),
-            ("kv_head", pa.int32()),
+            *HEAD,
             ("metric", TOKEN),
             ("query_span", TOKEN),
             ("key_span", TOKEN),
@@ -108,26 +92,26 @@ SCHEMAS = {
         ]
     ),
 }
-OF_LAYERS = ("heads", "relations", "spans")  # whose rows end with the stack of the layer
 
 
 def schema_of(name: str, output: DatasetOutput) -> pa.Schema:
-    """The columns of a table of this run: those of SCHEMAS, and after them those that its options ask for."""
+    """The columns of a table of a run but the summary: those of SCHEMAS, and after them what its options ask for."""
     more: list[tuple[str, pa.DataType]] = []
-    named = (*output.chosen, *(("positions",) if output.spans else ()))
-    if name == "texts" and named:
-        more = [(one, pa.string()) for one in (*named, "note")]
-    if name == "texts" and output.targets:
-        more += [("target", pa.string()), ("target_tokens", pa.int32())]
-    if name == "texts" and output.answers:
-        more += [("answer", pa.int32())]
-    if name == "heads":
-        metrics = (*output.metrics, *(("mass", "uniform") if "key" in output.chosen else ()))
-        more = [(one, pa.float32()) for one in metrics]
-    last = [("stack", TOKEN)] if name in OF_LAYERS else []
-    fields = [*SCHEMAS[name], *(pa.field(*one) for one in (*more, *last))]
-    entry = ENTRIES[output.entries]
-    return pa.schema([one.with_name(entry) if (name, one.name) == ("relations", "weight") else one for one in fields])
+    if name == "texts":
+        named = (*output.chosen, *(("positions",) if output.spans else ()))
+        more = [(column, pa.string()) for column in (*named, "note")] if named else []
+        more += [("target", pa.string()), ("target_tokens", pa.int32())] * output.targets
+        more += [("answer", pa.int32())] * output.answers
+    else:
+        if name == "heads":
+            metrics = (*output.metrics, *(("mass", "uniform") if "key" in output.chosen else ()))
+            more = [(metric, pa.float32()) for metric in metrics]
+        more.append(("stack", TOKEN))  # of the layer, last in each row
+    schema = pa.schema([*SCHEMAS[name], *(pa.field(*column) for column in more)])
+    if name != "relations":
+        return schema
+    place = schema.get_field_index("weight")
+    return schema.set(place, schema.field(place).with_name(ENTRIES[output.entries]))
 
 
 class _Droppable(io.RawIOBase):
@@ -156,7 +140,11 @@ class TableFile:
         self.rows += len(table)
         table = tamed(table) if self.output.spreadsheet else table
         if self._pieces is None:
-            about = metadata(self.name, self.output.about)
+            about = {  # what a Parquet file says of itself
+                "attnscope.schema": f"{self.name}/{SCHEMA_VERSIONS[self.name]}",
+                "attnscope.version": __version__,
+                "attnscope.run": json.dumps(self.output.about, sort_keys=True, default=str),
+            }
             self._pieces = FORMATS[self.output.format].pieces(cast(IO[bytes], self.stream), table.schema, about)
         self._pieces.write(table)
 
@@ -175,15 +163,6 @@ class TableFile:
             self._pieces.close()
         with suppress(OSError):  # what was buffered may have no room
             self.stream.file.close()
-
-
-def metadata(table: str, about: Mapping[str, Any]) -> dict[str, str]:
-    """What a Parquet file says of itself: the version of its schema, of attnscope, and the run's options."""
-    return {
-        "attnscope.schema": f"{table}/{SCHEMA_VERSIONS[table]}",
-        "attnscope.version": __version__,
-        "attnscope.observe.run": json.dumps(about, sort_keys=True, default=str),
-    }
 
 
 HELD = 1 << 27  # numbers that are held at a time: 512 MiB; one metric is held in any case
@@ -283,10 +262,10 @@ class WrittenRows:
         keys, place = np.unique(key, return_inverse=True)
         self._check_room(len(texts) * len(keys))
         part = {name: np.full((len(texts), len(keys)), np.nan, np.float32) for name in columns}
-        for name in columns:
+        for name, value_SN in part.items():
             value = _numpy(rows[name], np.nan)
             present = np.isfinite(value)  # a difference of heads has their numbers, and no metrics
-            part[name][text[present], place[present]] = value[present]
+            value_SN[text[present], place[present]] = value[present]
         return keys, part
 
     @property

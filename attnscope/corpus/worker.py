@@ -1,9 +1,8 @@
 """A loaded model that tokenises items and measures them; whatever is wrong with one text is that text's failure.
 
-Several batches at once on the cores of one machine: threads that share a model's weights.
-
-On a CPU the operators of a small model are too short to be split over cores, so each batch runs on one core and the
-batches run side by side. A batch's numbers do not depend on which replica runs it.
+`Replicas` run several batches at once on the cores of one machine, as threads that share a model's weights. On a CPU
+the operators of a small model are too short to be split over cores, so each batch runs on one core and the batches run
+side by side. A batch's numbers do not depend on which replica runs it.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from attnscope.corpus.asks import (
     check_fields,
     kept_bytes,
     prompts,
-    targets,
+    where,
 )
 from attnscope.corpus.folder import Failure, Job, Shard
 from attnscope.corpus.items import Item, given_spans, given_tokens
@@ -44,8 +43,9 @@ from attnscope.model.loading import load
 from attnscope.model.selection import NAMES, SEQ2SEQ, select_stacks
 from attnscope.observe.choice import FASTER_SCORES, Choice, choose, kernel_reads
 from attnscope.observe.collect import observe
+from attnscope.observe.inputs import reading_targets
 from attnscope.observe.observation import Observation
-from attnscope.observe.request import CaptureSpec, Request
+from attnscope.observe.request import Request
 from attnscope.utils.memory import is_out_of_memory, keep_freed_memory
 from attnscope.utils.signals import ProcessWide
 
@@ -72,13 +72,15 @@ class Replicas:
         """`work` on every group, results in the groups' order; None where `stop` answers so before the last began."""
         # One at a time there is nothing to share, and no copy of the model to make.
         if len(groups) < 2 or self.threads < 2:
-            done = []
-            for group in groups:
-                if stop():
-                    return None
-                done.append(work(self.loaded, group))
-            return done
-        pool = self._pool = self._pool or self._made()
+            results = [work(self.loaded, group) for group in groups if not stop()]
+            return results if len(results) == len(groups) else None
+        if self._pool is None:  # the replicas, and the threads that run them until no one holds them
+            self._free.put(self.loaded)
+            for _ in range(self.threads - 1):
+                shared = {id(weights): weights for weights in self.loaded.model.parameters()}
+                self._free.put(replace(self.loaded, model=copy.deepcopy(self.loaded.model, shared)))
+            self._pool = ThreadPoolExecutor(self.threads, "replica")
+        pool = self._pool
 
         def on_free_replica(group: G) -> T | None:
             if stop():
@@ -99,14 +101,6 @@ class Replicas:
                 wait(futures)
         left = [result for result in results if result is not None]
         return left if len(left) == len(groups) else None
-
-    def _made(self) -> ThreadPoolExecutor:
-        """The replicas, and the threads that run them until no one holds them."""
-        self._free.put(self.loaded)
-        for _ in range(self.threads - 1):
-            shared = {id(weights): weights for weights in self.loaded.model.parameters()}
-            self._free.put(replace(self.loaded, model=copy.deepcopy(self.loaded.model, shared)))
-        return ThreadPoolExecutor(self.threads, "replica")
 
 
 def _cores() -> int:
@@ -184,7 +178,14 @@ class Worker:
         self.of_two = self.loaded.geometry.task == SEQ2SEQ
         # What would fail for every text is refused before any is read.
         check_fields(job, self.loaded)
-        self._check_targets()
+        named = job.target_field is not None
+        if named and not self.of_two:
+            own = NAMES[self.loaded.geometry.task]
+            message = f"a target is for an encoder-decoder, such as T5 or BART, and {self.loaded.name} is {own}"
+            raise UsageError(message, "leave out {target_field}")
+        if self.of_two and not named:
+            check_generates(self.loaded, "give the targets with {target_field=NAME}")
+            say_ignored(self.loaded)
         if job.picture_field is not None and not _of_tokens(job):
             self.loaded = replace(self.loaded, geometry=with_tower(self.loaded.geometry, self.loaded.model.config))
         self.output = replace(job.output, targets=self.of_two)
@@ -206,16 +207,34 @@ class Worker:
         self.replicas = Replicas(self.loaded)
         self.limit = batch_limit(self.loaded) if job.batch_tokens is None else job.batch_tokens
         self._heads = sum(sum(of.values()) for of in heads.values())
-        named = job.query_field or job.key_field or job.output.metrics
+        own_tokens = job.query_field or job.key_field or job.output.metrics
         self._quick = job.engine == "auto"  # whether what eager could read is read by what is faster
-        self._kernel = self._quick and not named and kernel_reads(self.loaded, job.request)
+        self._kernel = self._quick and not own_tokens and kernel_reads(self.loaded, job.request)
 
     def windows(self, shard: Shard) -> Iterator[Window]:
         """A shard's items, tokenised, in pieces whose results fit into memory; the cut depends on the items alone."""
         window, size = Window(shard), 0.0
-        with prompts(self.job, self.loaded) as read, targets(self.loaded) as target:
+        with prompts(self.job, self.loaded) as read, reading_targets(self.loaded, where(self.loaded)) as read_target:
             for item in shard.items:
-                size += self._tokenise(item, window, read, target)
+                window.items += 1
+                window.read, window.last = item.read, item is shard.items[-1]
+                try:
+                    ask = ask_for(self.job, item)
+                    text = Text(item, ask.keep, read(ask))
+                    if ask.target is not None:
+                        try:
+                            text = text._replace(target=read_target(ask))
+                        except ModelError as error:  # the target is what is wrong
+                            raise InputError(error.message) from error
+                    if not self.of_two or text.target is not None:
+                        text = text._replace(chosen=self._chosen(text))
+                except InputError as error:
+                    window.failures.append(Failure.of(item, error.message))
+                else:
+                    window.texts.append(text)
+                    # About how many bytes its results take, and its own inputs.
+                    size += sum(values.nbytes for values in text.prompt.medium.inputs.values())
+                    size += kept_bytes(self.job, self._heads, text.longest)
                 if size >= WINDOW_BYTES or len(window.texts) >= WINDOW_TEXTS or window.last:
                     yield window
                     window, size = Window(shard), 0.0
@@ -246,26 +265,6 @@ class Worker:
             return None
         return Measured.joined([Measured(len(window.failures), [], window.failures), *parts])
 
-    def _tokenise(
-        self, item: Item, window: Window, read: Callable[[CaptureSpec], Prompt], target: Callable[[CaptureSpec], Prompt]
-    ) -> float:
-        """Put an item into the window; about how many bytes its results will take."""
-        window.items += 1
-        window.read, window.last = item.read, item is window.shard.items[-1]
-        try:
-            ask = ask_for(self.job, item)
-            text = Text(item, ask.keep, read(ask))
-            if ask.target is not None:
-                text = text._replace(target=target(ask))
-            if not self.of_two or text.target is not None:
-                text = text._replace(chosen=self._chosen(text))
-        except InputError as error:
-            window.failures.append(Failure.of(item, error.message))
-            return 0.0
-        window.texts.append(text)
-        inputs = sum(values.nbytes for values in text.prompt.medium.inputs.values())
-        return inputs + kept_bytes(self.job, self._heads, text.longest)
-
     def _translated(self, loaded: LoadedModel, text: Text) -> Text | Failure:
         """The text with the target that the model makes of it, alone: so it does not depend on the batching."""
         try:
@@ -278,17 +277,6 @@ class Worker:
             if _is_fatal(error) and not isinstance(error, ModelError):
                 raise
             return Failure.of(text.item, _reason(error))
-
-    def _check_targets(self) -> None:
-        """Raise UsageError where targets are given to a model that reads none, ModelError for one that makes none."""
-        loaded, named = self.loaded, self.job.target_field is not None
-        if named and not self.of_two:
-            own = NAMES[loaded.geometry.task]
-            message = f"a target is for an encoder-decoder, such as T5 or BART, and {loaded.name} is {own}"
-            raise UsageError(message, "leave out {target_field}")
-        if self.of_two and not named:
-            check_generates(loaded, "give the targets with {target_field=NAME}")
-            say_ignored(loaded)
 
     def _chosen(self, text: Text) -> TokenSelection:
         """The tokens of an item that are asked about. Raises InputError where what says so means none."""
