@@ -1,9 +1,7 @@
-"""Files written whole or not at all, and small files read within bounds.
+"""Files written whole or not at all, small files read within bounds, and texts of a flag, a file or standard input.
 
 A file is written under a hidden name next to its place, then moved there. What is read may be anybody's: it has to be a
 regular file of bounded size, so that no pipe is waited for and no device fills the memory.
-
-A text from a flag, a file or standard input.
 """
 
 from __future__ import annotations
@@ -292,14 +290,14 @@ def read_text(text: str | None, file: str | None, unasked: bool = False) -> str:
     if not piped and (text is None) == (file is None):
         raise UsageError("expected one text", "give {text=TEXT}, {file=FILE}, or - for standard input")
     if piped:
-        result, source = decode_utf8(piped, "standard input"), "standard input"
+        data, source = piped, "standard input"
     elif "-" in (text, file):
-        result, source = decode_utf8(_read_stdin(), "standard input"), "standard input"
+        data, source = _read("-")
     elif file is not None:
-        result, source = decode_utf8(_read_file(file), file), file
+        data, source = _read(file)
     else:
-        # Bytes of the command line that aren't UTF-8 arrive as escapes.
-        result, source = decode_utf8(os.fsencode(text or ""), "--text"), "--text"
+        data, source = os.fsencode(text or ""), "--text"  # bytes that aren't UTF-8 arrive as escapes
+    result = decode_utf8(data, source)
     if not result.strip():
         raise InputError(f"{source} is empty", "give a text with at least one word")
     return result
@@ -313,13 +311,13 @@ def read_ids(file: str) -> list[int]:
     >>> read_ids("ids.json")
     [1, 265, 903]
     """
-    source = "standard input" if file == "-" else file
     if IDS_THEMSELVES.fullmatch(file) and not os.path.exists(file):
         numbers = ", ".join(re.findall("[0-9]+", file))
         raise InputError(
             f"expected a file of token ids, got {file!r}", f"pipe the ids: echo '[{numbers}]' | attnscope ... {{ids=-}}"
         )
-    text = decode_utf8(_read_stdin() if file == "-" else _read_file(file), source, IDS).strip()
+    data, source = _read(file)
+    text = decode_utf8(data, source, IDS).strip()
     inside = re.fullmatch(r"\[(.*)\]", text, re.DOTALL)
     parts = re.split(r"\s*,\s*|\s+", (inside[1] if inside else text).strip())
     wrong = next((part for part in parts if not ID.fullmatch(part)), None)
@@ -365,7 +363,9 @@ def opened(file: str, otherwise: str = "check the path, or give {text}", most: i
     the block.
     """
     if file == "-":
-        yield BytesIO(_read_stdin(most))
+        with standard_input("pipe a text into it, or give {text}") as stream:
+            data = _bounded(stream, "standard input", most)
+        yield BytesIO(data)
         return
     try:
         with open(file, "rb") as stream:
@@ -375,8 +375,7 @@ def opened(file: str, otherwise: str = "check the path, or give {text}", most: i
     except IsADirectoryError as error:
         raise InputError(f"{file} is a folder", "name a file in it") from error
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise InputError(f"{file} can't be read: {reason}", "check the path and its permissions") from error
+        raise _unreadable(file, error, "check the path and its permissions") from error
 
 
 @contextmanager
@@ -390,15 +389,15 @@ def standard_input(otherwise: str) -> Iterator[BinaryIO]:
     try:
         yield sys.stdin.buffer
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise InputError(f"standard input can't be read: {reason}", otherwise) from error
+        raise _unreadable("standard input", error, otherwise) from error
 
 
-def _read_stdin(most: int = MOST_BYTES) -> bytes:
-    with standard_input("pipe a text into it, or give {text}") as stream:
-        return _bounded(stream, "standard input", most)
+def _unreadable(source: str, error: Exception, otherwise: str) -> InputError:
+    return InputError(f"{source} can't be read: {getattr(error, 'strerror', None) or error}", otherwise)
 
 
-def _read_file(file: str) -> bytes:
+def _read(file: str) -> tuple[bytes, str]:
+    """The bytes of a file, or of standard input where it is `-`, and what messages call it."""
+    source = "standard input" if file == "-" else file
     with opened(file) as stream:
-        return _bounded(stream, file)
+        return _bounded(stream, source), source

@@ -1,18 +1,14 @@
-"""Which paths are names of files by their suffix, and which of folders: on the command line and in Python alike.
+"""Folders of results: which names are of folders, what fills one, who writes to it, and a journal in it.
 
-What fills a folder: a JSON document in it says so, and no run resumes the files of another.
+A path is the name of a file or of a folder by its suffix, on the command line and in Python alike. A JSON document in a
+folder says what fills it, and no run resumes the files of another:
 
 before = document(folder / "compare.json", "damaged", OVER)      # None without one
 check(folder, "comparison", before, now, force=False)            # UsageError where it is another
-
-Which kind of result fills a folder, by the files that say so; no other kind is written next to it.
-
 refuse_other_kind(folder, "atlas.json", force=False)   # of a scan: refused where a run or a dataset lies
 
-A journal: a file of lines, each a JSON object with a checksum of itself, appended and synced.
-
-What was appended survives a crash of the machine. The end of a line that a crash cut off is dropped when the journal is
-read next.
+A journal is a file of lines, each a JSON object with a checksum of itself, appended and synced. What was appended
+survives a crash of the machine. The end of a line that a crash cut off is dropped when the journal is read next.
 """
 
 from __future__ import annotations
@@ -79,15 +75,20 @@ def document(
     """
     if not path.exists():
         return None
-    try:
-        content = read_json(path)
-    except (OSError, ValueError):
-        content = None
-    if isinstance(content, dict) and is_ours(content):
+    content = _object(path)
+    if content is not None and is_ours(content):
         return content
     if force:
         return None
     raise UsageError(f"{path} is {otherwise}", hint)
+
+
+def _object(path: Path) -> dict[str, Any] | None:
+    """The JSON object in a file; None where there is another thing."""
+    with suppress(OSError, ValueError):
+        content = read_json(path)
+        return content if isinstance(content, dict) else None
+    return None
 
 
 def check(folder: Path, kind: str, before: Mapping[str, Any] | None, now: Mapping[str, Any], force: bool) -> None:
@@ -132,8 +133,8 @@ def _differing(before: Mapping[str, Any], now: Mapping[str, Any], names: Sequenc
                 values |= _differing(old_record, new_record, tuple(new_record))
         else:
             label = of if name == "name" else name if PLAIN.fullmatch(name) else brief(name)
-            change = f"{label} was {_given(old)}, now {_given(new)}"
-            values[label] = f"other {label}" if any(map(_has_fields, (old, new))) else change
+            # A record, or what holds some, is not spelled out.
+            values[label] = f"other {label}" if any(map(_has_fields, (old, new))) else _change(label, old, new)
     return values or hashes
 
 
@@ -146,22 +147,20 @@ def _has_fields(value: object) -> bool:
     return isinstance(value, Mapping) or (isinstance(value, list) and any(map(_has_fields, value)))
 
 
-def _given(value: object, shown: Callable[[object], str] = brief) -> str:
-    return "not given" if value is None else shown(value)
+def _change(label: str, old: object, new: object) -> str:
+    before, now = ("not given" if value is None else brief(value) for value in (old, new))
+    return f"{label} was {before}, now {now}"
 
 
-def changes(before: Mapping[str, Any], now: Mapping[str, Any], shown: Callable[[object], str] = brief) -> list[str]:
+def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """What two records say differently, in words, in the order of the names.
 
     >>> changes({"top": 5, "query": None}, {"top": 6, "query": "last"})
     ["query was not given, now 'last'", 'top was 5, now 6']
     """
-    return [
-        f"{name if PLAIN.fullmatch(name) else shown(name)} was "
-        f"{_given(before.get(name), shown)}, now {_given(now.get(name), shown)}"
-        for name in sorted({*before, *now})
-        if before.get(name) != now.get(name)
-    ]
+    names = [name for name in sorted({*before, *now}) if before.get(name) != now.get(name)]
+    labels = [name if PLAIN.fullmatch(name) else brief(name) for name in names]
+    return [_change(label, before.get(name), now.get(name)) for label, name in zip(labels, names, strict=True)]
 
 
 @contextmanager
@@ -244,10 +243,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "a run": ("manifest.json", "unfinished.json"),
     "a dataset": ("run.json", "journal.jsonl"),
     "a scan": ("atlas.json", "checkpoints.parquet", "readings/scan.json", "texts/corpus.json"),
-    "an ablation": (
-        "ablation.json",
-        *(f"{name}/{name}.json" for name in ("ablation", "pairs", "prune", "gradient")),
-    ),
+    "an ablation": ("ablation.json", *(f"{name}/{name}.json" for name in ("ablation", "pairs", "prune", "gradient"))),
     "a knockout": ("knockout.json", "knockout/knockout.json"),
     "cache budgets": ("budgets.json", "budgets/budget.json"),
     "patches": ("patching.json", "patching/patch.json"),
@@ -276,11 +272,7 @@ def refuse_other_kind(folder: Path, name: str, force: bool) -> None:
     if not others or force:
         return
     kind, file = others[0]
-    try:
-        content = read_json(folder / file)
-    except (OSError, ValueError):
-        content = None
-    command = command_of(content) if isinstance(content, dict) else ""
+    command = command_of(_object(folder / file) or {})
     filled_by = f"of `{clipped(command)}`" if command else f"({file.rpartition('/')[2]})"
     raise UsageError(f"{folder} holds {kind} {filled_by}", OVER)
 
@@ -311,7 +303,11 @@ def read_journal(path: Path, parse: Callable[[Mapping[str, Any]], T | None], *, 
     with open_regular(path, "r+b" if cut else "rb", follow=False) as stream:
         whole, size = 0, os.fstat(stream.fileno()).st_size
         for number, line in enumerate(iter(partial(stream.readline, LINE_BYTES), b""), start=1):
-            value = _read_line(line, parse)
+            checksum, _, body = line.rstrip(b"\n").partition(b" ")
+            value = None
+            if line.endswith(b"\n") and _checksum(body).encode() == checksum:
+                with suppress(ValueError, TypeError, KeyError, RecursionError):  # whole, and not of ours
+                    value = parse(json.loads(body))
             if value is None and whole + len(line) < size:
                 raise InputError(f"{path} is damaged in line {number}", "name another folder with {out}")
             if value is None:  # the end of a line that a crash cut off
@@ -354,17 +350,6 @@ def sync(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def _read_line(line: bytes, parse: Callable[[Mapping[str, Any]], T | None]) -> T | None:
-    """What a line says; None where its checksum does not hold, and where it is none of ours."""
-    checksum, _, body = line.rstrip(b"\n").partition(b" ")
-    if not line.endswith(b"\n") or _checksum(body).encode() != checksum:
-        return None
-    try:
-        return parse(json.loads(body))
-    except (ValueError, TypeError, KeyError, RecursionError):  # whole, and not of ours
-        return None
 
 
 def _checksum(body: bytes) -> str:
