@@ -40,7 +40,7 @@ def read_texts(loaded: LoadedModel, asks: Sequence[CaptureSpec]) -> list[Observa
 
     The asks differ in their text alone. Raises as `run.read`, which reads those that need a pass of their own.
 
-        >>> read_texts(load(), [Ask("the bank"), Ask("the river bank")])
+        >>> read_texts(load(), [CaptureSpec("the bank"), CaptureSpec("the river bank")])
     """
     first = asks[0]
     alone = first.verify or first.keep.rollout or first.keep.operands or first.generate
@@ -141,10 +141,10 @@ def capture(
     on the keys; define: names for such expressions.
     audio: instead of a text, for a model of sound: a file, or (samples, rate).
 
-    how: the other fields of `attnscope.observe.request.CaptureSpec`: engine, memory, listen, verify, select, atlas,
-    chat, truncate, generate, answer, target, picture, pair. With an answer `prompt`, `answer` and `made`
-    name tokens, and each head has its `lookback`. Of a pair `text` and `pair` name the tokens of each. The tokens of a
-    picture are `img 3,7`, row and column, and `img` names them all; `beside["vision"]` has the vision tower's layers.
+    how: the other fields of `CaptureSpec`: engine, memory, listen, verify, select, atlas, chat, truncate,
+    generate, answer, target, picture, pair. With an answer `prompt`, `answer` and `made` name tokens, and each head has
+    its `lookback`. Of a pair `text` and `pair` name the tokens of each. The tokens of a picture are `img 3,7`, row and
+    column, and `img` names them all; `beside["vision"]` has the vision tower's layers.
 
     Returns a Capture, which is an Observation with its ways out: `weights[layer]` is (H, Q, K) fp32 on the CPU; `heads`
     has one entry per head; `prompt` the tokens. Raises InputError for a text that does not fit the model,

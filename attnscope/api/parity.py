@@ -30,8 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ParityOptions:
-    """What is compared, and how the text is read; the fields after `whole` are those of
-    `attnscope.observe.request.CaptureSpec`.
+    """What is compared, and how the text is read; the fields after `whole` are those of `CaptureSpec`.
 
     select: heads whose weights are compared, all without it. atlas: what `@ROLE` in select names. atol: what weights,
     and outputs relative to their norm, may differ by. whole: compare hidden states and output, too, with a second

@@ -45,7 +45,7 @@ class WhyOptions:
     `mean`, of all keys that the query sees, or another key. side: what the components wrote into: the key, the query,
     or both, in pairs. by: `tokens` splits what a head wrote by the tokens that it read. verify: replace the components
     with the largest contrasts one by one, and make the logit again. define: names for tokens. chat, truncate, target,
-    picture, generate, pair: how the text is read, as of `attnscope.observe.request.CaptureSpec`.
+    picture, generate, pair: how the text is read, as of `CaptureSpec`.
     """
 
     query: str | int = "last"

@@ -1,7 +1,7 @@
 """What is asked of a text -> its tokens. Each kind of input says which asks it takes, and opens what reads them.
 
 with reading(loaded, "here", 2048) as read:
-    read(Ask("the bank")).labels
+    read(CaptureSpec("the bank")).labels
 
 What is read with a text or after it: the target of an encoder-decoder, given or its own, and a model's answer.
 

@@ -2,9 +2,9 @@
 
 What is asked of a text, in one record: for the command line, the library, a corpus, a manifest.
 
-ask = Ask("the financial bank", keep=Request(relations=True), engine="fused")
+ask = CaptureSpec("the financial bank", keep=Request(relations=True), engine="fused")
 read(loaded, ask)
-Ask.of_json(ask.as_json()) == ask
+CaptureSpec.of_json(ask.as_json()) == ask
 """
 
 from __future__ import annotations

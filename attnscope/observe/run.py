@@ -1,12 +1,12 @@
 """A model, and what is asked of a text -> one finished Observation: the middle of the library.
 
-    seen = read(loaded, Ask("the financial bank", keep=Request(relations=True)))
+    seen = read(loaded, CaptureSpec("the financial bank", keep=Request(relations=True)))
 
 What can be refused is refused before the forward pass; no terminal is known here.
 
 One question from ask to observation, and what is printed on the way, in lines and stages.
 
-    seen = observed(loaded, Ask("the financial bank"), Talk(quiet=False))
+    seen = observed(loaded, CaptureSpec("the financial bank"), Talk(quiet=False))
 
 Who listens is a `Progress`: the terminal's, or the one at the other end of a socket.
 """
@@ -183,7 +183,7 @@ def read(loaded: LoadedModel, ask: CaptureSpec) -> Observation:
     Raises InputError for a text that does not fit the model, MemoryLimitError for one that does not fit the memory,
     UsageError for what cannot be meant.
 
-        >>> read(load(), Ask("the financial bank")).heads[0].role
+        >>> read(load(), CaptureSpec("the financial bank")).heads[0].role
     """
     run = prepare(loaded, ask, compared=ask.verify)
     return (run.verified() if ask.verify else run).observe()
