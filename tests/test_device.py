@@ -13,6 +13,7 @@ from torch import nn
 
 import attnscope
 from attnscope import Request
+from attnscope.attention import spec
 from attnscope.attention.spec import Visibility
 from attnscope.attention.tiling import TILE_BYTES
 from attnscope.certificate.check import check_parity
@@ -35,7 +36,6 @@ from attnscope.studies import ablation as tasks
 from attnscope.studies.ablation import AblationStudy, HeadSets, direct_means
 from attnscope.studies.ablation_search import screened
 from attnscope.studies.atlas import ScanStudy, plan
-from attnscope.utils import memory
 from helpers.parity_models import in_half, roused_model
 from helpers.pretend import MixedDevicesError, Pretended, Seen, devices_of, place, pretend
 
@@ -219,7 +219,7 @@ def large_blocks(demo: LoadedModel, monkeypatch: pytest.MonkeyPatch, engine: str
     smaller = int(1.9 * LONG**2)  # where a tile is sorted, places take twice the bytes
     monkeypatch.setitem(TILE_BYTES, "cuda", smaller)
     for name in ("BLOCK_BYTES", "CUDA_BLOCK_BYTES"):
-        monkeypatch.setattr(memory, name, smaller)
+        monkeypatch.setattr(spec, name, smaller)
     prompt = from_ids(demo.tokenizer, [5 + place % 90 for place in range(LONG)])
     with pretend() as seen:
         layers = {} if engine == "eager" else {"num_hidden_layers": 2}  # of which none may have one

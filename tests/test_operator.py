@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from attnscope.attention import spec
 from attnscope.attention.operator import AttentionOperator, DenseAttention, UniformAttention
 from attnscope.attention.questions import EqualLabels, Holding, TopK, Window
 from attnscope.attention.spec import Visibility
@@ -16,7 +17,6 @@ from attnscope.hooks.calls import AttentionCall
 from attnscope.hooks.engines import ENGINES
 from attnscope.hooks.listen import listen
 from attnscope.metrics.metrics import Texts
-from attnscope.utils import memory
 from helpers.families import tiny_model
 
 
@@ -32,7 +32,7 @@ def random_attention(queries: int, keys: int, causal: bool = True) -> DenseAtten
 @pytest.fixture(params=[64 * 2**20, 900, 1])
 def block_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """All rows in one block, some, one."""
-    monkeypatch.setattr(memory, "BLOCK_BYTES", request.param)
+    monkeypatch.setattr(spec, "BLOCK_BYTES", request.param)
     return int(request.param)
 
 

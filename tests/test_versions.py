@@ -19,7 +19,9 @@ from transformers.modeling_utils import AttentionInterface
 from transformers.models.auto import configuration_auto, modeling_auto
 
 from attnscope.errors import ModelError
+from attnscope.hooks import listen as listening
 from attnscope.hooks.listen import listen
+from attnscope.model import tasks
 from attnscope.model.libraries import TRIED
 from attnscope.model.loaded import LoadedModel
 from helpers.command_line import call
@@ -54,6 +56,13 @@ def imported(tree: ast.Module) -> Iterator[str]:
                 yield module.partition(".")[0]
             case ast.Call(func=ast.Name("find_spec"), args=[ast.Constant(str(module))]):
                 yield module.partition(".")[0]
+
+
+@pytest.fixture(autouse=True)
+def nothing_asked_yet() -> None:
+    """transformers is asked for its names once in a process: here as in one that has just begun."""
+    listening._interface.cache_clear()
+    tasks._names_of.cache_clear()
 
 
 @pytest.mark.parametrize(("owner", "name", "path"), NAMES, ids=[name for _, name, _ in NAMES])

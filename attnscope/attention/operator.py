@@ -129,7 +129,7 @@ class AttentionOperator(ABC):
         return self.rows(0, self.queries)
 
     def blocks(self) -> Iterator[tuple[int, int]]:
-        """Row ranges whose dense block stays within `memory.block_bytes`."""
+        """Row ranges whose dense block stays within `spec.block_bytes`."""
         return row_blocks(self.queries, self.keys * self.batch * self.heads, self.device)
 
 

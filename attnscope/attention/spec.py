@@ -11,13 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-
-from attnscope.utils.memory import block_bytes
 
 T = TypeVar("T")
 KEPT_BYTES = 4 * 2**20  # of equal-label pairs that are worth keeping from layer to layer
@@ -212,11 +210,31 @@ def hides(mask: Tensor) -> Tensor:
     return mask <= HIDDEN
 
 
+BLOCK_BYTES, CUDA_BLOCK_BYTES = 64 * 2**20, 2**30
+
+
 def row_blocks(queries: int, row_items: int, device: torch.device) -> Iterator[tuple[int, int]]:
-    """Split `queries` rows of `row_items` fp32 numbers each into ranges of at most `memory.block_bytes`."""
+    """Split `queries` rows of `row_items` fp32 numbers each into ranges of at most `block_bytes`."""
     step = max(1, block_bytes(str(device)) // max(1, 4 * row_items))
     for start in range(0, queries, step):
         yield start, min(queries, start + step)
+
+
+def block_bytes(device: str) -> int:
+    """The largest temporary that a pass over rows makes: what a CPU's caches like, on CUDA what keeps launches few.
+
+    >>> block_bytes("cpu")
+    67108864
+    """
+    if not device.startswith("cuda"):
+        return BLOCK_BYTES
+    return min(CUDA_BLOCK_BYTES, max(BLOCK_BYTES, _whole(device) // 64))
+
+
+@cache
+def _whole(device: str) -> int:
+    """All bytes of a CUDA device."""
+    return torch.cuda.mem_get_info(device)[1]
 
 
 KEYS_AT_ONCE = 2**15  # that are made float32, where single rows of a long text are wanted

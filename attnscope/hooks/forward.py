@@ -95,8 +95,12 @@ def hooks_around(model: nn.Module) -> bool:
     False
     """
     bare = bare_model(model)
-    brings = (getattr(hook, "offload", True) for hook in hooks_of(bare))
-    return backbone(model) is not bare and bool(bare._forward_pre_hooks or bare._forward_hooks or any(brings))
+    if backbone(model) is bare:
+        return False
+    if bare._forward_pre_hooks or bare._forward_hooks:
+        return True
+    # Few models have hooks of accelerate's: which they are is asked where there are some.
+    return hasattr(bare, "_hf_hook") and any(getattr(hook, "offload", True) for hook in hooks_of(bare))
 
 
 def attention_modules(model: nn.Module) -> list[nn.Module]:

@@ -16,7 +16,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import torch
@@ -237,7 +237,7 @@ def _dispatching(listener: _Listener) -> Iterator[None]:
     """While open, the listener hears the calls of this thread; the method is put back when the last one closes."""
     global _original
     thread = threading.get_ident()  # a generator may be closed in another one
-    AttentionInterface = needed("transformers.modeling_utils", "AttentionInterface", "get_interface")
+    AttentionInterface = _interface()
     with _lock:
         if not _listeners and AttentionInterface.get_interface is not _get_interface:
             _original = AttentionInterface.get_interface
@@ -252,6 +252,12 @@ def _dispatching(listener: _Listener) -> Iterator[None]:
                 del _listeners[thread]
             if not _listeners and AttentionInterface.get_interface is _get_interface:
                 AttentionInterface.get_interface = _original
+
+
+@cache
+def _interface() -> Any:
+    """The class of transformers that modules ask for what computes their attention."""
+    return needed("transformers.modeling_utils", "AttentionInterface", "get_interface")
 
 
 @contextmanager

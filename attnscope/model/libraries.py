@@ -20,7 +20,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
-from functools import wraps
+from functools import cache, wraps
 from importlib import import_module
 from typing import Any
 
@@ -180,6 +180,7 @@ def needed(module: str, name: str, *attributes: str) -> Any:
     return value
 
 
+@cache  # what is imported stays as it is
 def knows_interface(kind: type) -> bool:
     """Whether the file of transformers that a class comes from asks its attention interface.
 

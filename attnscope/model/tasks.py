@@ -12,6 +12,7 @@ import inspect
 import json
 import re
 from collections.abc import Mapping
+from functools import cache
 from inspect import signature
 from typing import TYPE_CHECKING, Any
 
@@ -104,6 +105,7 @@ def _as_configured(config: Any) -> bool | None:
     return bool(config.is_decoder) if can_be_both or family(kind).either else None
 
 
+@cache
 def _types_with(kind: str) -> Mapping[str, Any]:
     """The types that transformers has a model of one kind of, such as `CAUSAL_LM`, with the names of the classes."""
     names: Mapping[str, Any] = needed("transformers.models.auto.modeling_auto", f"MODEL_FOR_{kind}_MAPPING_NAMES")

@@ -6,14 +6,12 @@ import math
 import os
 import re
 import sys
-from functools import cache
 from pathlib import Path
 
 from attnscope.errors import MemoryLimitError, UsageError
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of <malloc.h>
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
-BLOCK_BYTES, CUDA_BLOCK_BYTES = 64 * 2**20, 2**30
 DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -26,25 +24,6 @@ def free_memory(device: str) -> int:
         free_memory("cpu")  # 24_018_821_120
     """
     return min(_free(name.strip()) for name in device.split(","))
-
-
-def block_bytes(device: str) -> int:
-    """The largest temporary that a pass over rows makes: what a CPU's caches like, on CUDA what keeps launches few.
-
-    Example:
-        block_bytes("cpu")  # 67_108_864
-    """
-    if not device.startswith("cuda"):
-        return BLOCK_BYTES
-    return min(CUDA_BLOCK_BYTES, max(BLOCK_BYTES, _whole(device) // 64))
-
-
-@cache
-def _whole(device: str) -> int:
-    """All bytes of a CUDA device."""
-    import torch
-
-    return torch.cuda.mem_get_info(device)[1]
 
 
 def second_cache() -> int:

@@ -16,12 +16,12 @@ from torch import Tensor
 
 from attnscope.attention.operator import AttentionOperator
 from attnscope.attention.questions import Key, Question
+from attnscope.attention.spec import BLOCK_BYTES
 from attnscope.metrics.binned import MAP_SIDE, Cells
 from attnscope.observe.collector import Answers, Collected, Collector, OfMasks, group_mass, group_question
 from attnscope.observe.layers import Layer, LayerKey, PerLayer, View
 from attnscope.observe.records import LayerMaps, Matrices
 from attnscope.observe.request import Request, TextInputs, nothing_named
-from attnscope.utils.memory import BLOCK_BYTES
 
 
 class KeptMap(NamedTuple):
