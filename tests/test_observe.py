@@ -25,7 +25,7 @@ from attnscope.metrics.metrics import Texts
 from attnscope.model.loading import load
 from attnscope.model.options import LoadOptions
 from attnscope.observe.collect import observe
-from attnscope.observe.collectors.maps import Maps
+from attnscope.observe.collectors.entries import Maps
 from attnscope.observe.layers import Layer, LayerKey, View
 from attnscope.observe.observation import Observation
 from attnscope.observe.request import CaptureSpec, Request

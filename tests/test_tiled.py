@@ -37,8 +37,8 @@ from attnscope.hooks.engines import ENGINES, Engine
 from attnscope.hooks.listen import listen
 from attnscope.metrics.metrics import METRICS, Texts, means, measure, questions
 from attnscope.observe.collector import collect_layer
+from attnscope.observe.collectors.entries import TopKeys
 from attnscope.observe.collectors.heads import HeadScores, TopRelation
-from attnscope.observe.collectors.relations import TopKeys
 from attnscope.observe.collectors.rollout import RolloutCollector
 from attnscope.observe.layers import Layer, LayerKey
 from helpers.dispatched import largest_tensor, thread_count

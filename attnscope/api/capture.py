@@ -21,7 +21,7 @@ from attnscope.model.options import LoadOptions
 from attnscope.model.selection import SEQ2SEQ
 from attnscope.observe.choice import FASTER_SCORES, kernel_reads
 from attnscope.observe.collect import observe
-from attnscope.observe.collectors.maps import drawn_whole
+from attnscope.observe.collectors.entries import drawn_whole
 from attnscope.observe.layers import View
 from attnscope.observe.observation import Observation
 from attnscope.observe.request import CaptureOptions, CaptureSpec, Request, TextInputs

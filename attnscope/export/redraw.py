@@ -36,9 +36,9 @@ from attnscope.errors import InputError, MemoryLimitError, UsageError, visible
 from attnscope.export.manifest import NAME, TARGET, prompt_of, read_manifest
 from attnscope.figures import About, Style
 from attnscope.hooks.report import CaptureReport
-from attnscope.metrics.binned import MAP_SIDE, Cells
 from attnscope.metrics.metrics import KNOWN
 from attnscope.metrics.roles import NONE
+from attnscope.metrics.texts import MAP_SIDE, Cells
 from attnscope.model.selection import CROSS, DECODER, ENCODER, OF_TWO_TEXTS, STACKS, is_causal, is_cross
 from attnscope.observe.atlas import columns_of
 from attnscope.observe.layers import LayerKey, PerLayer, View

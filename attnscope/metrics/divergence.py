@@ -18,7 +18,7 @@ from torch import Tensor
 from attnscope.attention.operator import AttentionOperator, DenseAttention
 from attnscope.attention.spec import row_blocks
 from attnscope.attention.tiling import TiledAttention
-from attnscope.metrics.binned import Cells
+from attnscope.metrics.texts import Cells
 
 TINY = torch.finfo(torch.float64).tiny
 COPIES = 16  # fp32 entries that a block's arithmetic takes per entry of its rows

@@ -33,7 +33,7 @@ from attnscope.attention.tiling import SmallAttention
 from attnscope.hooks.engines import full_precision
 from attnscope.inputs.prompt import Prompt, Span
 from attnscope.inputs.tokens import TokenMatch
-from attnscope.metrics.binned import MAP_SIDE
+from attnscope.metrics.texts import MAP_SIDE
 from attnscope.observe.layers import Layer, LayerKey, PerLayer, View
 from attnscope.observe.request import Request, TextInputs
 

@@ -22,9 +22,9 @@ import pyarrow as pa
 
 from attnscope.errors import UsageError
 from attnscope.inputs.prompt import Span
-from attnscope.metrics.binned import MAP_SIDE, Cells
 from attnscope.metrics.metrics import COLUMNS, MASS, order_of
 from attnscope.metrics.roles import NONE
+from attnscope.metrics.texts import MAP_SIDE, Cells
 from attnscope.model.selection import CROSS, STACKS, has_decoder_heads
 from attnscope.observe.layers import ENTRIES, LayerKey, PerLayer, View, codes
 from attnscope.utils.display import head_name

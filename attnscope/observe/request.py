@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypedDict
 
 from attnscope.errors import InputError, UsageError
 from attnscope.inputs.tokens import TokenSelection, choose, choose_of_two
-from attnscope.metrics.binned import MAP_SIDE
 from attnscope.metrics.metrics import METRICS
+from attnscope.metrics.texts import MAP_SIDE
 from attnscope.model.selection import has_summaries, is_causal, is_cross, is_over_patches, is_vision, sides
 from attnscope.observe.layers import View
 from attnscope.utils.schema import from_json, to_json

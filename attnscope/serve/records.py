@@ -38,7 +38,7 @@ RECORDS = {  # by name, where the type is; each is imported without torch
         "TokenWeights",
     ),
     "attnscope.observe.layers": ("LayerKey", "View"),
-    "attnscope.metrics.binned": ("Cells",),
+    "attnscope.metrics.texts": ("Cells",),
     "attnscope.model.geometry": ("Geometry", "LayerGeometry"),
     "attnscope.observe.observation": ("Observation",),
     "attnscope.serve.questions": ("KnockedModel", "HeadDivergence", "PageSide", "Tokenised"),

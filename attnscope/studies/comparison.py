@@ -35,9 +35,9 @@ from attnscope.hooks.listen import calls_interface, listen
 from attnscope.hooks.report import CaptureReport
 from attnscope.inputs.spans import WORDS, Align, Units, alignment, units
 from attnscope.inputs.tokens import TokenSelection
-from attnscope.metrics.binned import MAP_SIDE, Cells
 from attnscope.metrics.divergence import Divergence, DivergenceSide, diverge, readable
 from attnscope.metrics.metrics import KNOWN, METRICS, measure, metrics_for
+from attnscope.metrics.texts import MAP_SIDE, Cells
 from attnscope.model.selection import DECODER, ENCODER, NAMES, SOFTMAX, STACKS, TEXT_TASKS, prefix, sides
 from attnscope.observe.collect import texts_of
 from attnscope.observe.layers import LayerKey

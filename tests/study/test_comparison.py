@@ -22,9 +22,9 @@ from attnscope.figures import Style
 from attnscope.figures.colours import find_limits
 from attnscope.hooks.engines import ENGINES
 from attnscope.inputs.prompt import from_ids, from_text
-from attnscope.metrics.binned import Cells
 from attnscope.metrics.divergence import DivergenceSide, diverge, js_bits
 from attnscope.metrics.metrics import KNOWN
+from attnscope.metrics.texts import Cells
 from attnscope.model.loading import wrap
 from attnscope.observe.request import CaptureSpec
 from attnscope.studies import comparison

@@ -20,7 +20,7 @@ from attnscope.attention.questions import Features, Question, RowSum
 from attnscope.attention.rows import indicator
 from attnscope.errors import MemoryLimitError, ModelError
 from attnscope.inputs.prompt import Span
-from attnscope.metrics.binned import MAP_SIDE
+from attnscope.metrics.texts import MAP_SIDE
 from attnscope.observe.collector import Answers, Collected, Collector, groups_of, units_of
 from attnscope.observe.layers import Layer
 from attnscope.observe.records import Rollout
