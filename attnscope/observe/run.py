@@ -1,14 +1,10 @@
 """A model, and what is asked of a text -> one finished Observation: the middle of the library.
 
     seen = read(loaded, CaptureSpec("the financial bank", keep=Request(relations=True)))
+    seen = run_and_report(loaded, CaptureSpec("the financial bank"), Talk(quiet=False))
 
-What can be refused is refused before the forward pass; no terminal is known here.
-
-One question from ask to observation, and what is printed on the way, in lines and stages.
-
-    seen = observed(loaded, CaptureSpec("the financial bank"), Talk(quiet=False))
-
-Who listens is a `Progress`: the terminal's, or the one at the other end of a socket.
+What can be refused is refused before the forward pass. The second says on the way what it does, in lines and stages, to
+a `Progress`: the terminal's, or the one at the other end of a socket.
 """
 
 from __future__ import annotations
@@ -17,6 +13,7 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +26,7 @@ from attnscope.inputs.prompt import Prompt, place
 from attnscope.inputs.sound import MODEL_OF_SOUND, Sound, reads_sound
 from attnscope.inputs.tokens import TokenMatch, TokenSelection, chosen_lines, described
 from attnscope.model.families import family_of
-from attnscope.model.geometry import Geometry, with_tower
+from attnscope.model.geometry import with_tower
 from attnscope.model.loaded import LoadedModel, check_loaded
 from attnscope.model.selection import (
     CROSS,
@@ -64,7 +61,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from attnscope.observe.atlas import HeadNames
-    from attnscope.observe.request import Text
 
 logger = logging.getLogger(__name__)
 SURELY_FREE = 2**20  # bytes that are not asked after: to ask takes longer than to fill them
@@ -110,9 +106,8 @@ class Run:
     @property
     def asked(self) -> dict[str, TextInputs]:
         """What every stack reads, and which tokens of it are asked about."""
-        both = TextInputs(self.prompt, self.chosen, self.source)
-        geometry = self.loaded.geometry
-        return {stack: one for stack in geometry.stacks for one in both.of(stack, geometry.stack)[:1]}
+        inputs, geometry = TextInputs(self.prompt, self.chosen, self.source), self.loaded.geometry
+        return {stack: text for stack in geometry.stacks for text in inputs.of(stack, geometry.stack)[:1]}
 
     def asking(self, request: Request) -> Run:
         """The same with another request. Raises MemoryLimitError where the machine has no room for what it keeps."""
@@ -150,30 +145,27 @@ class Run:
                 directions=directions,
                 states=states.append if self.steps else None,
             )[0]
-        _check_numbers(self.loaded, seen)
-        facts = seen.facts if self.steps is None else self._with_difference(seen.facts, self.steps, states)
+        # Where a pass in float16 gave NaN there is no number to show.
+        broken = next((check for check in seen.calls if check.no_number), None)
+        if broken is not None and "float16" in (self.loaded.dtype, str(broken.dtype).removeprefix("torch.")):
+            raise ModelError(
+                f"{self.loaded.name} overflows in float16, whose largest number is 65504: NaN in {broken.name}",
+                "use {dtype=bfloat16} or {dtype=float32}; where only scores are too large {engine=fused} reads it too",
+            )
+        facts = seen.facts
+        if self.steps is not None:
+            # The rows of an answer may be others than those that made it, step by step.
+            difference = self.steps.difference(states[-1][0]) if states else None
+            notes = list(notes_of_steps(self.loaded, difference))
+            facts = {**facts, "largest_difference_to_steps": difference} | _noted(notes, facts.get("notes", ()))
         return replace(seen.named(self.named_by), facts=facts, ask=self.ask)
 
-    def _with_difference(
-        self, facts: Mapping[str, Any], steps: DecodingSteps, states: Sequence[Tensor]
-    ) -> dict[str, Any]:
-        """What the manifest says, with how far the rows of an answer are from those that made it."""
-        difference = steps.difference(states[-1][0]) if states else None
-        notes = list(notes_of_steps(self.loaded, difference))
-        for note in notes:
-            logger.warning("%s", note)
-        said = {**facts, "largest_difference_to_steps": difference}
-        return said | ({"notes": [*facts.get("notes", ()), *notes]} if notes else {})
 
-
-def _check_numbers(loaded: LoadedModel, seen: Observation) -> None:
-    """Raise ModelError where a pass in float16 gave NaN: there is no number to show."""
-    broken = next((check for check in seen.calls if check.no_number), None)
-    if broken is not None and "float16" in (loaded.dtype, str(broken.dtype).removeprefix("torch.")):
-        raise ModelError(
-            f"{loaded.name} overflows in float16, whose largest number is 65504: NaN in {broken.name}",
-            "use {dtype=bfloat16} or {dtype=float32}; where only scores are too large {engine=fused} reads it too",
-        )
+def _noted(notes: Sequence[str], before: Sequence[str] = ()) -> dict[str, Any]:
+    """Notes as the manifest has them, behind those before; each is said now, too."""
+    for note in notes:
+        logger.warning("%s", note)
+    return {"notes": [*before, *notes]} if notes else {}
 
 
 def read(loaded: LoadedModel, ask: CaptureSpec) -> Observation:
@@ -205,14 +197,23 @@ def prepare(
     _check(loaded, ask)
     # The target of an encoder-decoder is read by its decoder; any other answer that is to come follows the text itself.
     of_two, more = loaded.geometry.task == SEQ2SEQ, 0 if loaded.geometry.task == SEQ2SEQ else ask.generate or 0
-    with reading(loaded, place(loaded.tokenizer, loaded.brought, ask.chat), _room(loaded)) as tokens_of:
+    # The virtual tokens of an adapter take places of the text's.
+    most = loaded.geometry.max_positions
+    room = None if most is None else most - len(loaded.virtual)
+    with reading(loaded, place(loaded.tokenizer, loaded.brought, ask.chat), room) as tokens_of:
         prompt = tokens_of(replace(ask, answer="") if more else ask)
     if prompt.answer is not None:
         answers.check_room(prompt, ask.generate, loaded.geometry.max_positions)
     if prompt.medium.tower and not ask.keep.asks:
         loaded = replace(loaded, geometry=with_tower(loaded.geometry, loaded.model.config))
     # An atlas that is named is read now, so that a wrong one is refused before the pass; else when a name is wanted.
-    named_by = _named_by(loaded, ask)
+    folder, named_by = loaded.source_folder, None
+    if ask.atlas is not None:
+        from attnscope.observe.atlas import atlas_of  # for the few asks that name one
+
+        named_by = atlas_of(loaded, ask.atlas)
+    elif folder:
+        named_by = NamesBeside(loaded.name, loaded.revision, folder, loaded.base_folder)
     request = _selected(loaded, ask, named_by)
     longest = max([len(prompt) + more, *map(len, prompt.medium.tower)])
     choice = choose(loaded, longest, ask.engine, ask.memory, listen=ask.listen, request=request)
@@ -227,10 +228,13 @@ def prepare(
     if request.view.weights == "logit":
         request = asked_of_answer(request, prompt)
     # How the text is read otherwise than whoever gave it may think: said now, and again in the manifest.
-    notes = [*notes_of(loaded, source or prompt), *_departures(loaded), *notes_of_answer(loaded, prompt, steps)]
-    for note in notes:
-        logger.warning("%s", note)
-    facts |= {"notes": notes} if notes else {}
+    notes = [*notes_of(loaded, source or prompt)]
+    if family_of(loaded.model).bypasses_interface:
+        from attnscope.certificate.check import known_departure  # of many files: few families attend in their own way
+
+        if departure := known_departure(loaded.model.config):
+            notes.append(f"read as it is computed, and that is wrong: {departure}; attnscope parity shows by how much")
+    facts |= _noted([*notes, *notes_of_answer(loaded, prompt, steps)])
     if GLOBAL in arguments(loaded.model):
         by = type(bare_model(loaded.model)).__name__ if ask.global_tokens is None else None
         facts["global_tokens"] = {"positions": positions(source or prompt), "chosen_by_class": by}
@@ -248,47 +252,35 @@ def prepare(
     return Run(loaded, prompt, request, choice, request.chosen(prompt, source), facts, named_by, source, steps, how)
 
 
-def _departures(loaded: LoadedModel) -> Iterator[str]:
-    """Where transformers' own code for this family is known to err; what is read is what it computes."""
-    if family_of(loaded.model).bypasses_interface:
-        from attnscope.certificate.check import (
-            known_departure,  # of many files: for the few families with attention of their own
-        )
-
-        if said := known_departure(loaded.model.config):
-            yield f"read as it is computed, and that is wrong: {said}; attnscope parity shows by how much"
-
-
-def _room(loaded: LoadedModel) -> int | None:
-    """The most tokens that a text may have, behind the virtual ones of an adapter."""
-    most = loaded.geometry.max_positions
-    return None if most is None else most - len(loaded.virtual)
-
-
-def _named_by(loaded: LoadedModel, ask: CaptureSpec) -> HeadNames | NamesBeside | None:
-    """The atlas that was asked for, else what reads the one of the model's own folder. Raises as `atlas_of`."""
-    if ask.atlas is not None:
-        from attnscope.observe.atlas import atlas_of  # for the few asks that name one
-
-        return atlas_of(loaded, ask.atlas)
-    folder = loaded.source_folder
-    return NamesBeside(loaded.name, loaded.revision, folder, loaded.base_folder) if folder else None
-
-
 def _check(loaded: LoadedModel, ask: CaptureSpec) -> None:
     """Raise UsageError or ModelError for what is asked of a model of another kind, or at once."""
-    _check_reads(loaded, ask.text, ask.picture)
+    task, answer, generate = loaded.geometry.task, ask.answer, ask.generate
+    # A model reads one kind of input: text, sound or pictures.
+    if task == VISION_ONLY and ask.picture is None:
+        raise ModelError(f"{loaded.name} reads pictures", "give it one with {picture=FILE}")
+    main, is_sound = getattr(loaded.model, "main_input_name", "input_ids"), isinstance(ask.text, Sound)
+    if is_sound or main != "input_ids":
+        heard = is_sound or (isinstance(ask.text, Prompt) and main in ask.text.medium.inputs)
+        if reads_sound(loaded.model) and not heard:
+            raise ModelError(f"{loaded.name} reads sound, and this is a text", "give it a recording with {audio=FILE}")
+        if is_sound and not reads_sound(loaded.model):
+            raise ModelError(f"{loaded.name} reads text, and this is a sound", MODEL_OF_SOUND)
+    # What some things that are kept need of a model.
     if ask.keep.view.weights == "logit":
-        loaded.check_task("an effect on a logit")
-        loaded.check_logits("an effect on a logit")
-        loaded.check_bare("an effect on a logit")
+        for check in (loaded.check_task, loaded.check_logits, loaded.check_bare):
+            check("an effect on a logit")
     if ask.keep.rollout or ask.keep.operands:
         loaded.check_queries("a rollout" if ask.keep.rollout else "what keeps q and k")
-    _check_task(loaded.geometry, ask.generate, ask.answer, ask.target)
-    if ask.answer is not None or ask.generate is not None:
-        answers.check_answer(ask.generate, ask.answer, None if loaded.geometry.task == SEQ2SEQ else ask.truncate)
-        if loaded.geometry.task != SEQ2SEQ:
-            loaded.check_logits("an answer" if ask.generate is None else "a generated answer")
+    # A target is of an encoder-decoder, an answer of a decoder that can go on with the text.
+    if task != SEQ2SEQ and ask.target is not None:
+        what = f"a target is for an encoder-decoder, such as T5 or BART, and this model is {NAMES[task]}"
+        raise UsageError(what, "leave out {target}")
+    if answer is not None or (generate is not None and task in (ENCODER_ONLY, VISION_ONLY)):
+        answers.check_has_answer(task, "use {target=TEXT}", loaded.geometry.both_ways)
+    if answer is not None or generate is not None:
+        answers.check_answer(generate, answer, None if task == SEQ2SEQ else ask.truncate)
+        if task != SEQ2SEQ:
+            loaded.check_logits("an answer" if generate is None else "a generated answer")
 
 
 def _selected(loaded: LoadedModel, ask: CaptureSpec, named_by: HeadNames | NamesBeside | None) -> Request:
@@ -301,30 +293,6 @@ def _selected(loaded: LoadedModel, ask: CaptureSpec, named_by: HeadNames | Names
     atlas = named_by.read() if isinstance(named_by, NamesBeside) else named_by
     heads = select_stacks(select, geometry.heads_of_stacks, geometry.stack, atlas.by_role() if atlas else None)
     return ask.keep.selecting(heads, geometry)
-
-
-def _check_reads(loaded: LoadedModel, text: Text, picture: Any) -> None:
-    """Raise ModelError where a model of sound or of pictures is given a text, or a model of text a sound."""
-    main = getattr(loaded.model, "main_input_name", "input_ids")
-    if loaded.geometry.task == VISION_ONLY and picture is None:
-        raise ModelError(f"{loaded.name} reads pictures", "give it one with {picture=FILE}")
-    if main == "input_ids" and not isinstance(text, Sound):
-        return
-    given = isinstance(text, Sound) or (isinstance(text, Prompt) and main in text.medium.inputs)
-    if reads_sound(loaded.model) and not given:
-        raise ModelError(f"{loaded.name} reads sound, and this is a text", "give it a recording with {audio=FILE}")
-    if isinstance(text, Sound) and not reads_sound(loaded.model):
-        raise ModelError(f"{loaded.name} reads text, and this is a sound", MODEL_OF_SOUND)
-
-
-def _check_task(geometry: Geometry, generate: int | None, answer: str | Sequence[int] | None, target: Any) -> None:
-    """Raise UsageError for what is asked of a model of another task."""
-    task = geometry.task
-    if task != SEQ2SEQ and target is not None:
-        what = f"a target is for an encoder-decoder, such as T5 or BART, and this model is {NAMES[task]}"
-        raise UsageError(what, "leave out {target}")
-    if answer is not None or (generate is not None and task in (ENCODER_ONLY, VISION_ONLY)):
-        answers.check_has_answer(task, "use {target=TEXT}", geometry.both_ways)
 
 
 def _check_matrices(loaded: LoadedModel, request: Request, prompt: Prompt, source: int = 0, more: int = 0) -> None:
@@ -359,7 +327,8 @@ def run_and_report(
     """
     run = prepare_told(loaded, ask, tell)
     check(run_info(run))
-    return run_pass(run, lines_of(run), ask.verify, tell)
+    lines = chain(run_lines(run), answer_lines(run), target_lines(run), asked_lines(run))
+    return run_pass(run, lines, ask.verify, tell)
 
 
 def run_pass(run: Run, lines: Iterable[str], verify: bool, tell: Progress) -> Observation:
@@ -389,95 +358,72 @@ def prepare_told(loaded: LoadedModel, ask: CaptureSpec, tell: Progress) -> Run:
         return prepare(loaded, ask, advance)
 
 
-def lines_of(run: Run) -> Iterator[str]:
-    """What is read, its answer and its target, and which tokens are asked about."""
-    yield from run_lines(run)
-    yield from answer_lines(run)
-    yield from target_lines(run)
-    yield from asked_lines(run)
-
-
 def run_lines(run: Run) -> Iterator[str]:
     """What is being read, what is missing that would read it faster, and of a sound how much is its own."""
-    yield header(run)
+    loaded, prompt, facts = run.loaded, run.text, run.facts
+    # Model, device, dtype, layers x heads (kv heads), tokens, engine and why.
+    tokens = f"{len(prompt)} tokens" + f" ({prompt.removed} cut off)" * bool(prompt.removed)
+    tokens += f", target {len(run.prompt)}" * (run.source is not None)
+    tokens += f", {len(prompt.medium.patches)} of pictures" * bool(prompt.medium.patches)
+    engine = f"engine {run.choice.words}"
+    if run.engine.name != "eager":
+        gap = facts.get("largest_difference_to_eager")
+        far = "not compared with eager" if gap is None else f"{gap:.1g} from eager on the first tokens"
+        if gap is not None and gap != gap:
+            far = "eager gives NaN on the first tokens"
+        engine += f" (output {run.engine.output}, {far})"
+    parts = [loaded.name, loaded.device, loaded.precision, loaded.geometry.in_words, tokens, engine]
+    if stretch := facts.get("positions"):
+        parts.append(f"positions {stretch['trained']} stretched to {stretch['stretched_to']} by {stretch['by']}")
+    yield "  ".join(parts)
     if run.choice.hint:
         yield run.choice.hint
-    yield from sound_lines(run)
-    yield from global_lines(run)
-
-
-def header(run: Run) -> str:
-    """What is being read: model, device, dtype, layers x heads (kv heads), tokens, engine and why."""
-    loaded, prompt = run.loaded, run.text
-    target = f", target {len(run.prompt)}" * (run.source is not None)
-    target += f", {len(prompt.medium.patches)} of pictures" * bool(prompt.medium.patches)
-    parts = [
-        loaded.name,
-        loaded.device,
-        loaded.precision,
-        loaded.geometry.in_words,
-        f"{len(prompt)} tokens" + (f" ({prompt.removed} cut off)" * bool(prompt.removed)) + target,
-        _engine_words(run),
-    ]
-    stretch = run.facts.get("positions")
-    if stretch:
-        parts.append(f"positions {stretch['trained']} stretched to {stretch['stretched_to']} by {stretch['by']}")
-    return "  ".join(parts)
+    # Of a sound: from where on silence pads it.
+    if prompt.medium.step is not None:
+        own = len(prompt) - sum(prompt.special)
+        padded = f"; padded with silence from {prompt.labels[own]} on" if own < len(prompt) else ""
+        yield f"{prompt.text.partition(':')[0]}: {own} of {len(prompt)} frames{padded}"
+    # Of a model in which some tokens can have global attention: what chose them.
+    if chosen := facts.get("global_tokens"):
+        places, by = chosen["positions"], chosen["chosen_by_class"]
+        which = described(prompt, TokenMatch("global", tuple(places))) if places else "none"
+        yield f"global attention: {which}" + f", as {by} chooses; --set global_tokens=TOKENS names others" * bool(by)
 
 
 def asked_lines(run: Run) -> Iterator[str]:
     """Which tokens were meant; of an encoder-decoder, stack by stack."""
-    for stack in run.asked if run.source is not None else [run.loaded.geometry.stack]:
-        one = run.asked[stack]
-        yield from chosen_lines(one.prompt, one.looked_at, one.chosen, f"{stack}: " * (run.source is not None))
+    of_two = run.source is not None
+    for stack in run.asked if of_two else [run.loaded.geometry.stack]:
+        text = run.asked[stack]
+        yield from chosen_lines(text.prompt, text.looked_at, text.chosen, f"{stack}: " * of_two)
 
 
 def answer_lines(run: Run) -> Iterator[str]:
     """Which tokens are the answer; of one that was generated, what it is and why it ends."""
-    prompt, made = run.prompt, run.facts.get("generated")
+    prompt, facts = run.prompt, run.facts.get("generated")
     if prompt.answer is None:
         return
-    if made is None:
+    if facts is None:
         yield f"answer: {described(prompt, TokenMatch('answer', tuple(prompt.parts['answer'])))}"
         return
-    count, said = len(made["ids"]), "".join(prompt.plain[prompt.answer :]).strip()
+    count, text = len(facts["ids"]), "".join(prompt.plain[prompt.answer :]).strip()
     places = f"{prompt.answer}-{len(prompt) - 1}" if count > 1 else prompt.answer
-    yield f"generated {_count_words(count, made, 'the last the end token')}: {said}({places})"
-    if made["stopped_by"] == END and count < (made["asked"] or 0):
+    yield f"generated {_count_words(count, facts, 'the last the end token')}: {text}({places})"
+    if facts["stopped_by"] == END and count < (facts["asked"] or 0):
         yield f"the model ended its answer after {count} tokens; --answer TEXT reads a longer one that you give"
-
-
-def sound_lines(run: Run) -> Iterator[str]:
-    """How many of the frames are the sound itself, and from where on silence pads it."""
-    prompt = run.text
-    if prompt.medium.step is None:
-        return
-    own = len(prompt) - sum(prompt.special)
-    padded = f"; padded with silence from {prompt.labels[own]} on" if own < len(prompt) else ""
-    yield f"{prompt.text.partition(':')[0]}: {own} of {len(prompt)} frames{padded}"
-
-
-def global_lines(run: Run) -> Iterator[str]:
-    """Which tokens have global attention, of a model in which some can, and what chose them."""
-    made = run.facts.get("global_tokens")
-    if made is None:
-        return
-    places, by = made["positions"], made["chosen_by_class"]
-    which = described(run.text, TokenMatch("global", tuple(places))) if places else "none"
-    yield f"global attention: {which}" + (f", as {by} chooses; --set global_tokens=TOKENS names others" if by else "")
 
 
 def target_lines(run: Run) -> Iterator[str]:
     """What an encoder-decoder's decoder reads, where the model made it."""
-    made = run.facts.get("target")
-    if made is not None and made["generated"]:
-        said, count = "".join(run.prompt.plain).strip(), _count_words(made["made"], made, "then the end token")
-        yield f"target, generated greedily: {said} ({count}); --target TEXT gives another"
+    facts = run.facts.get("target")
+    if facts is not None and facts["generated"]:
+        text, count = "".join(run.prompt.plain).strip(), _count_words(facts["made"], facts, "then the end token")
+        yield f"target, generated greedily: {text} ({count}); --target TEXT gives another"
 
 
-def _count_words(count: int, made: Mapping[str, Any], end: str) -> str:
+def _count_words(count: int, facts: Mapping[str, Any], end: str) -> str:
     """How many tokens were generated, of how many that were asked for, and what ended them; end: of an end token."""
-    asked, why = made["asked"], made["stopped_by"]
+    asked, why = facts["asked"], facts["stopped_by"]
     of = f" of {asked}" if asked and why != NUMBER else ""
     words = {
         END: end,
@@ -487,14 +433,3 @@ def _count_words(count: int, made: Mapping[str, Any], end: str) -> str:
         OWN: "where its own code stops",
     }
     return f"{count}{of} token{'s' * ((asked if of else count) != 1)}" + (f", {words[why]}" if why in words else "")
-
-
-def _engine_words(run: Run) -> str:
-    words = f"engine {run.choice.words}"
-    if run.engine.name == "eager":
-        return words
-    gap = run.facts.get("largest_difference_to_eager")
-    far = "not compared with eager" if gap is None else f"{gap:.1g} from eager on the first tokens"
-    if gap is not None and gap != gap:
-        far = "eager gives NaN on the first tokens"
-    return f"{words} (output {run.engine.output}, {far})"
