@@ -5,14 +5,10 @@
     >>> [seen] = observe(loaded, [prompt], Request())
     >>> seen.heads[0].score["entropy"]
 
-One stack in one forward pass: its layers are asked as they are read, and what is kept is cut into texts.
+What reads one stack in a pass asks its layers as they are read, and cuts what is kept into texts. Which stack a call
+belongs to, and what a family has besides plain stacks, is chosen before the pass.
 
-Which reading of a pass a call belongs to. What a family has beside plain stacks is chosen here, before the pass.
-
-What metrics must know of the texts of one pass.
-
-Shapes: B text, N heads of all layers, H heads of a layer, Q query, T token, k kept keys, E hidden size, K key, T
-token.
+Shapes: B text, N heads of all layers, H heads of a layer, Q query, K key, T token, k kept keys, E hidden size.
 """
 
 from __future__ import annotations
@@ -24,7 +20,6 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from attnscope.errors import InputError
 from attnscope.hooks.calls import AttentionCall
@@ -76,15 +71,11 @@ def texts_of(asked: Sequence[TextInputs], device: str, stack: str) -> Texts:
     query_BT = marked([one.chosen.query for one in asked], longest, default=True)
     most_keys = max(len(one.looked_at) for one in asked)
     key_BT = marked([one.chosen.key for one in asked], most_keys, default=False)
-    answers = _answers(prompts) if is_causal(stack) else None
-    return Texts(ids_BT, lengths, query_BT, key_BT, answers, stack, prompts[0].medium.unasked).to(torch.device(device))
-
-
-def _answers(prompts: Sequence[Prompt]) -> torch.Tensor | None:
-    """Where each text's answer begins, its length where it has none, (B,); None where none has one."""
-    if all(prompt.answer is None for prompt in prompts):
-        return None
-    return torch.tensor([len(prompt) if prompt.answer is None else prompt.answer for prompt in prompts])
+    answer_B = None
+    if is_causal(stack) and any(prompt.answer is not None for prompt in prompts):  # of others where it would begin
+        answer_B = torch.tensor([len(prompt) if prompt.answer is None else prompt.answer for prompt in prompts])
+    texts = Texts(ids_BT, lengths, query_BT, key_BT, answer_B, stack, prompts[0].medium.unasked)
+    return texts.to(torch.device(device))
 
 
 def side_by_side(ids: Sequence[Sequence[int]]) -> torch.Tensor:
@@ -145,29 +136,22 @@ class StackCollector:
         known = self.layers.get(key.layer)
         kv_heads = call.spec.kv_heads if call.spec else known.kv_heads if known else call.P.heads
         self.kv_of[key] = call.P.heads, kv_heads
-        layer = Layer(key, call.P, kv_heads, self._texts_for(call), written=self._written(call))
+        # The metrics of the stack that the call was heard as.
+        stack = heard_as(self.stack, call.visible.once("ahead", lambda: float(call.visible.ahead)))
+        if stack not in self._texts:
+            self._texts[stack] = replace(self.texts, stack=stack, asked={})
+        texts = self._texts[stack].to(call.P.device)
+        # What a whole weight on a key adds to a logit, where logits are asked about.
+        written = None if self.directions is None else partial(self.directions.written, call)
+        layer = Layer(key, call.P, kv_heads, texts, written=written)
         if self.out is None:
             self._ask(layer)
         else:
             self.out.when_known(call, lambda norms: self._ask(replace(layer, value_norms=norms)))
 
-    def _texts_for(self, call: AttentionCall) -> Texts:
-        """The texts for the metrics of the stack that a call was heard as, on its device."""
-        visible = call.visible
-        stack = heard_as(self.stack, visible.once("ahead", lambda: float(visible.ahead)))
-        if stack not in self._texts:
-            self._texts[stack] = replace(self.texts, stack=stack, asked={})
-        return self._texts[stack].to(call.P.device)
-
     def _ask(self, layer: Layer) -> None:
         self._keep(self._pending.add(layer.P.device, self._batcher.add(layer)))
         self.advance(1)
-
-    def _written(self, call: AttentionCall) -> Callable[[int, int], Tensor] | None:
-        """What gives what a whole weight on a key adds to a logit, where logits are asked about."""
-        if self.directions is None:
-            return None
-        return partial(self.directions.written, call)
 
     def _keep(self, ready: Mapping[LayerKey, Mapping[str, Any]]) -> None:
         for key, of_layer in ready.items():
@@ -200,6 +184,7 @@ class StackCollector:
         heads, rollout = kept.pop("heads"), kept.get("rollout")
         if rollout is not None:
             facts = {**facts, "rollout": rollout.facts([layer.index for layer in self.every])}
+        without = (layer for layer in self.every if not layer.attention)
         return Observation(
             queries=self.prompts[row],
             keys=self.keys[row],
@@ -214,21 +199,15 @@ class StackCollector:
             facts=facts,
             kept=kept,
             chosen=self.chosen[row],
-            without={one.index: one.type for one in self.every if not (one.attention or self._was_read(one.index))},
+            without={layer.index: layer.type for layer in without if (layer.index, self.stack) not in self.kv_of},
             within={layer.index: layer.parallel for layer in self.every if layer.attention and layer.parallel},
         )
 
-    def _was_read(self, layer: int) -> bool:
-        return LayerKey(layer, self.stack) in self.kv_of
-
     def _visible(self, key: LayerKey) -> str:
-        known = self.layers.get(key.layer)
-        if known is None:  # such as one that attends although its config calls it something else
-            known = next((replace(one, of_unknown_type=True) for one in self.every if one.index == key.layer), None)
-        return known.in_words if known else "full"
-
-
-Made = Callable[[str, Sequence[TextInputs]], StackCollector]  # a stack and its texts -> what reads it
+        layer = self.layers.get(key.layer)
+        if layer is None:  # such as one that attends although its config calls it something else
+            layer = next((replace(one, of_unknown_type=True) for one in self.every if one.index == key.layer), None)
+        return layer.in_words if layer else "full"
 
 
 class StackRouter:
@@ -253,22 +232,21 @@ class StackRouter:
 
     def first_read(self, report: CaptureReport) -> str:
         """The first of the stacks of which a layer was read. Raises InputError where none was; report: of the pass."""
-        found = next((stack for stack in self.stacks if self.readings[stack].kv_of), None)
-        if found is None:
-            raise self._unread(self.readings[self.stacks[0]], report.calls)
-        return found
-
-    def _unread(self, reading: StackCollector, calls: Sequence[CallCheck]) -> InputError:
+        for stack in self.stacks:
+            if self.readings[stack].kv_of:
+                return stack
+        # None was read: what its layers attend from and to instead says why.
+        reading = self.readings[self.stacks[0]]
         tokens = len(reading.prompts[0])
-        sizes = {(call.queries, call.keys) for call in calls if call.stack == reading.stack}
+        sizes = {(call.queries, call.keys) for call in report.calls if call.stack == reading.stack}
         heard = " or ".join(f"{queries} queries and {keys} keys" for queries, keys in sorted(sizes))
         message = (
             f"no layer of {reading.model_type} attends from the {tokens} tokens of this text to the same {tokens}, "
             f"but with {heard}"
         )
         if all(queries == tokens for queries, _ in sizes):
-            return InputError(f"{message}: from some length on a key represents several tokens", "take a shorter text")
-        return InputError(f"{message}: its code adds tokens to this text", "choose another")
+            raise InputError(f"{message}: from some length on a key represents several tokens", "take a shorter text")
+        raise InputError(f"{message}: its code adds tokens to this text", "choose another")
 
 
 class OverSummaries(StackRouter):
@@ -298,25 +276,25 @@ class OverPatches(StackRouter):
     """Stacks over tokens and over patches of them: the first call that pools says where the patches are."""
 
     def __init__(
-        self, readings: dict[str, StackCollector], stacks: Sequence[str], made: Made, prompt: Prompt, parts: int
+        self,
+        readings: dict[str, StackCollector],
+        stacks: Sequence[str],
+        collector: Callable[[str, Sequence[TextInputs]], StackCollector],
+        prompt: Prompt,
+        parts: int,
     ) -> None:
         super().__init__(readings, stacks)
-        self.made, self.prompt, self.parts = made, prompt, parts
+        self.collector, self.prompt, self.parts = collector, prompt, parts
 
     def on_call(self, call: AttentionCall) -> None:
         if call.stack == POOLING and not self.readings.keys() & OVER_PATCHES:
-            self.readings.update(self._over_patches(call))
+            seen_QK = call.visible.rows(0, call.P.queries)[0, 0]
+            patches = [seen_K.nonzero()[:, 0].tolist() for seen_K in seen_QK[:: self.parts]]
+            whole, apart = of_patches(self.prompt, patches), of_patches(self.prompt, patches, self.parts)
+            texts = {POOLING: (apart, self.prompt), GLOBAL: (whole, None), UNPOOLING: (self.prompt, apart)}
+            for stack, (queries, keys) in texts.items():
+                self.readings[stack] = self.collector(stack, [TextInputs(queries, TokenSelection(), keys=keys)])
         super().on_call(call)
-
-    def _over_patches(self, call: AttentionCall) -> dict[str, StackCollector]:
-        seen_QK = call.visible.rows(0, call.P.queries)[0, 0]
-        patches = [one.nonzero()[:, 0].tolist() for one in seen_QK[:: self.parts]]
-        whole, apart = of_patches(self.prompt, patches), of_patches(self.prompt, patches, self.parts)
-        texts = {POOLING: (apart, self.prompt), GLOBAL: (whole, None), UNPOOLING: (self.prompt, apart)}
-        return {
-            stack: self.made(stack, [TextInputs(queries, TokenSelection(), keys=keys)])
-            for stack, (queries, keys) in texts.items()
-        }
 
 
 def stacks_of(
@@ -328,23 +306,35 @@ def stacks_of(
     out: Projections | None = None,
     directions: Directions | None = None,
 ) -> StackRouter:
-    """What reads the stacks of some texts; check, advance, out, directions: see `Reading`."""
+    """What reads the stacks of some texts; check, advance, out, directions: see `StackCollector`."""
     geometry = loaded.geometry
 
-    def made(stack: str, texts: Sequence[TextInputs]) -> StackCollector:
+    def collector(stack: str, texts: Sequence[TextInputs]) -> StackCollector:
         return StackCollector(loaded, texts, request.of(stack, geometry.stack), check, advance, stack, out, directions)
 
-    of_stacks = {stack: [text for one in asked for text in one.of(stack, geometry.stack)] for stack in geometry.stacks}
-    of_views = {stack: _view_of(stack, asked, request, geometry.rates.get(stack)) for stack in geometry.views}
-    views = {stack: made(stack, texts) for stack, texts in of_views.items() if texts}
-    readings = {stack: made(stack, texts) for stack, texts in of_stacks.items() if texts} | views
+    of_stacks = {
+        stack: [part for text in asked for part in text.of(stack, geometry.stack)] for stack in geometry.stacks
+    }
+    # Keys that are not tokens have no answer to what is asked of tokens: then maps of their own are not read.
+    of_tokens = any((request.group, request.rollout, request.per_token, request.spans, request.operands))
+    of_tokens = of_tokens or any(text.chosen != TokenSelection() for text in asked)
+    of_views: dict[str, list[TextInputs]] = {}
+    for stack in () if of_tokens else geometry.views:
+        rate = geometry.rates.get(stack)
+        if rate is not None:
+            summarised = [with_summaries(text.prompt, rate, overlap=stack == CSA) for text in asked]
+            of_views[stack] = [text._replace(keys=keys) for text, keys in zip(asked, summarised, strict=True)]
+        elif request.view.weights == "softmax":  # a difference has no logits and no values
+            of_views[stack] = list(asked)
+    views = {stack: collector(stack, texts) for stack, texts in of_views.items() if texts}
+    readings = {stack: collector(stack, texts) for stack, texts in of_stacks.items() if texts} | views
     stacks = geometry.stack, *views
     if DIFFERENCE in views:
         return Differential(readings, stacks)
     if views:
         return OverSummaries(readings, stacks, views)
-    if geometry.over_patches and not _of_tokens_alone(request, asked):
-        return OverPatches(readings, stacks, made, asked[0].prompt, geometry.rates[POOLING])
+    if geometry.over_patches and not of_tokens:
+        return OverPatches(readings, stacks, collector, asked[0].prompt, geometry.rates[POOLING])
     return StackRouter(readings, stacks)
 
 
@@ -355,21 +345,6 @@ def projections_of(loaded: LoadedModel, asked: TextInputs) -> Projections:
     plain, gated = plain_and_gated(loaded, beginning, modules, **more)
     every = plain | gated
     return Projections(every, norms_behind(loaded, every, beginning, **more), ProjectionInputs(gated))
-
-
-def _view_of(stack: str, asked: Sequence[TextInputs], request: Request, rate: int | None) -> list[TextInputs]:
-    """What is read of layers with maps of their own; nothing where something is asked of tokens alone."""
-    if _of_tokens_alone(request, asked):
-        return []
-    if rate is None:  # a difference has no logits and no values
-        return list(asked) if request.view.weights == "softmax" else []
-    return [one._replace(keys=with_summaries(one.prompt, rate, overlap=stack == CSA)) for one in asked]
-
-
-def _of_tokens_alone(request: Request, asked: Sequence[TextInputs]) -> bool:
-    """Whether something is asked that keys which are not tokens have no answer to."""
-    of_tokens = (request.group, request.rollout, request.per_token, request.spans, request.operands)
-    return any(of_tokens) or any(one.chosen != TokenSelection() for one in asked)
 
 
 def observe(
@@ -402,21 +377,23 @@ def observe(
     chosen = [request.chosen(*pair) for pair in texts] if chosen is None else chosen
     asked = [TextInputs(prompt, tokens, source) for (prompt, source), tokens in zip(texts, chosen, strict=True)]
 
+    # Texts are read side by side where that leaves each as it would be alone.
     def one_pass(texts: Sequence[TextInputs]) -> list[Observation]:
         return _observed(loaded, texts, request, engine, facts or {}, advance, directions, states)
 
-    alone = any((one.source or one.prompt).medium.inputs or one.prompt.medium.unasked for one in asked)
+    # Those whose numbers of parts differ are not.
+    alone = any((text.source or text.prompt).medium.inputs or text.prompt.medium.unasked for text in asked)
     if loaded.geometry.over_patches or alone:
-        # whose numbers of parts differ
-        return [one_pass([one])[0] for one in asked]
-    lengths = {one.lengths for one in asked}
+        return [one_pass([text])[0] for text in asked]
+    lengths = {text.lengths for text in asked}
     if len(lengths) == 1 or padding.pads(loaded.model):
         try:
             return one_pass(asked)
         except PaddingError:
             padding.found(loaded.model, max(lengths)[0], exact=False)
-    of_length = {length: iter(one_pass([one for one in asked if one.lengths == length])) for length in lengths}
-    return [next(of_length[one.lengths]) for one in asked]
+    # Where a pass has shown that padding is not exact, each length has one of its own.
+    of_length = {length: iter(one_pass([text for text in asked if text.lengths == length])) for length in lengths}
+    return [next(of_length[text.lengths]) for text in asked]
 
 
 def _observed(
@@ -430,13 +407,25 @@ def _observed(
     states: Callable[[torch.Tensor], object] | None,
 ) -> list[Observation]:
     """One pass. Raises PaddingError where prompts of different length are not to be read side by side."""
-    prompts = [one.prompt for one in asked]
+    prompts = [text.prompt for text in asked]
+    # Whether padding is exact is found in the pass itself, where the family does not say it.
     mixed = len({len(prompt) for prompt in prompts}) > 1
     check = mixed and padding.to_be_found(loaded.model)
     out = projections_of(loaded, asked[0]) if request.view.weights == "value" else None
     stacks = stacks_of(loaded, asked, request, check, advance, out, directions)
-    reads, inputs = _fed(loaded, asked, stacks.readings)
-    of_tower = stacks.readings.get(VISION)
+    readings, plain = stacks.readings, loaded.geometry.stack
+    # What the model's forward is given: of an encoder-decoder the source first.
+    ids_BT = readings[plain].texts.ids_BT
+    if prompts[0].medium.patches:  # whose tokens are told apart there
+        ids_BT = side_by_side([prompt.ids for prompt in prompts]).to(loaded.device)
+    if plain == ENCODER or ENCODER not in readings:
+        reads, inputs = given(loaded, prompts, ids_BT)
+    else:
+        sources = [text.source or text.prompt for text in asked]
+        reads, inputs = given(loaded, sources, readings[ENCODER].texts.ids_BT)
+        inputs = inputs | {"decoder_input_ids": ids_BT}
+    # The pass may end with the last call, unless somebody wants what follows it.
+    of_tower = readings.get(VISION)
     gated = out.gated if out and out.gated.out else None
     whole = bool(gated) or bool(states) or (mixed and padding.to_be_tried(loaded.model, reads.shape[1]))
     with (
@@ -457,11 +446,20 @@ def _observed(
             computed=request.view.weights != "softmax",
             **inputs,
         )
-    for check_of in report.calls:
-        check_of.stack = stacks.stack_of(check_of)
-    readings, plain = stacks.readings, stacks.first_read(report)
+    for call in report.calls:
+        call.stack = stacks.stack_of(call)
+    plain = stacks.first_read(report)
+    # The shortest prompt alone must have the hidden states that it has beside the longest.
     if mixed and padding.to_be_tried(loaded.model, report.tokens):
-        _try_alone(loaded, prompts, engine, report)
+        row = min(range(len(prompts)), key=lambda place: len(prompts[place]))
+        ids_BT, inputs = given_of(loaded, prompts[row])
+        report_alone = listen(loaded.model, ids_BT, lambda call: None, engine=engine, computed=False, **inputs)
+        alone_TE = report_alone.output[0][0].float()
+        beside_TE = report.output[0][row, : len(alone_TE)].float()
+        difference_T = (beside_TE - alone_TE).norm(dim=-1) / alone_TE.norm(dim=-1)
+        if (difference_T > tolerance(loaded.model.dtype, "bfloat16")[1]).any():
+            raise PaddingError
+        padding.found(loaded.model, report.tokens, exact=True)
     report = replace(report, output=None)  # hidden states that nobody asked for
     facts = {**model_facts(loaded, engine, report), **stacks.facts, **facts}
 
@@ -470,52 +468,21 @@ def _observed(
         own = report if len(readings) == 1 and not prompts[0].medium.patches else report.of(stack)
         return readings[stack].observation(row, replace(own, tokens=readings[stack].key_count), facts)
 
+    # Stacks that called, and of which nothing could be kept, are named in the manifest.
     others = [stack for stack in readings if stack != plain and readings[stack].kv_of]
-    unread = [f"{stack}: its layers attend over something else than tokens" for stack in _heard_alone(report, readings)]
+    unread = [
+        f"{stack}: its layers attend over something else than tokens"
+        for stack in OF_TWO_TEXTS
+        if stack in readings and not readings[stack].kv_of and any(call.stack == stack for call in report.calls)
+    ]
     if prompts[0].medium.tower and VISION not in others and not request.asks:
         unread.append("the vision tower: it attends in windows, or its config does not say its layers")
     if unread:
         facts |= {"unread": unread}
     return [
         replace(seen(plain, row), other_stacks={stack: seen(stack, row) for stack in others})
-        if others
-        else seen(plain, row)
         for row in range(len(prompts))
     ]
-
-
-def _heard_alone(report: CaptureReport, readings: Mapping[str, StackCollector]) -> list[str]:
-    """The stacks of two texts whose layers called, and of which nothing could be kept."""
-    called = {call.stack for call in report.calls}
-    return [stack for stack in OF_TWO_TEXTS if stack in called & readings.keys() and not readings[stack].kv_of]
-
-
-def _fed(
-    loaded: LoadedModel, asked: Sequence[TextInputs], readings: Mapping[str, StackCollector]
-) -> tuple[torch.Tensor, dict[str, Any]]:
-    """What the model's forward is given: its first argument, and the others by name."""
-    prompts, plain = [one.prompt for one in asked], loaded.geometry.stack
-    ids_BT = readings[plain].texts.ids_BT
-    if prompts[0].medium.patches:  # whose tokens are told apart there
-        ids_BT = side_by_side([prompt.ids for prompt in prompts]).to(loaded.device)
-    if plain == ENCODER or ENCODER not in readings:
-        return given(loaded, prompts, ids_BT)
-    reads, inputs = given(loaded, [one.source or one.prompt for one in asked], readings[ENCODER].texts.ids_BT)
-    return reads, inputs | {"decoder_input_ids": ids_BT}
-
-
-def _try_alone(loaded: LoadedModel, prompts: Sequence[Prompt], engine: Engine, report: CaptureReport) -> None:
-    """Read the shortest prompt alone: its hidden states must be those that it has beside the longest."""
-    row = min(range(len(prompts)), key=lambda place: len(prompts[place]))
-    ids_BT, inputs = given_of(loaded, prompts[row])
-    report_alone = listen(loaded.model, ids_BT, lambda call: None, engine=engine, computed=False, **inputs)
-    alone_TE = report_alone.output[0][0].float()
-    beside_TE = report.output[0][row, : len(alone_TE)].float()
-    difference_T = (beside_TE - alone_TE).norm(dim=-1) / alone_TE.norm(dim=-1)
-    _, allowed = tolerance(loaded.model.dtype, "bfloat16")
-    if (difference_T > allowed).any():
-        raise PaddingError
-    padding.found(loaded.model, report.tokens, exact=True)
 
 
 def model_facts(loaded: LoadedModel, engine: Engine, report: CaptureReport) -> dict[str, Any]:
