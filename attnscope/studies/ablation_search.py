@@ -42,7 +42,7 @@ import numpy as np
 from attnscope.errors import InputError, UsageError
 from attnscope.interventions.base import LOSS, Intervention, Measure
 from attnscope.interventions.passes import Advance, Passes, prepared
-from attnscope.interventions.patching import BACKWARD, FirstOrder, first_order
+from attnscope.interventions.patching import BACKWARD, first_order
 from attnscope.interventions.replacement import Replacement
 from attnscope.interventions.spec import HeadSet, Task
 from attnscope.model.geometry import Geometry
@@ -479,16 +479,16 @@ class ScreenStudy(HeadStudy[Screen]):
 
 def screened(passes: Passes, advance: Advance = lambda token_layers: None) -> Screen:
     """Screen all heads, and ablate the few that say how far the screen can be trusted."""
-    found = first_order(passes, advance)
-    tried = tried_of(found)
-    effect_SK = passes.effects(passes.measured(tried, advance))
-    ablated_N = np.full(len(found.heads), np.nan)
-    ablated_N[[found.heads.index(one.heads[0]) for one in tried]] = effect_SK.mean(0)
-    return Screen(found.heads, found.signed_SN.mean(0), found.size_SN.mean(0), ablated_N)
+    screen = first_order(passes, advance)
+    signed_N, tried = screen.signed_SN.mean(0), tried_of(screen.signed_SN.mean(0))
+    sets = [HeadSet(head_name(*screen.heads[place]), (screen.heads[place],)) for place in tried]
+    ablated_N = np.full(len(screen.heads), np.nan)
+    ablated_N[tried] = passes.effects(passes.measured(sets, advance)).mean(0)
+    return Screen(screen.heads, signed_N, screen.size_SN.mean(0), ablated_N)
 
 
-def tried_of(found: FirstOrder) -> list[HeadSet]:
-    """TRIED heads from the largest to the smallest signed effect, equally far apart in that order."""
-    order = np.argsort(-found.signed_SN.mean(0), kind="stable")
-    places = np.unique(np.linspace(0, len(order) - 1, TRIED).round().astype(int))
-    return [HeadSet(head_name(*head), (head,)) for head in (found.heads[place] for place in order[places])]
+def tried_of(values_N: np.ndarray) -> list[int]:
+    """The places of TRIED numbers from the largest to the smallest, equally far apart in that order."""
+    order = np.argsort(-values_N, kind="stable")
+    places: list[int] = order[np.unique(np.linspace(0, len(order) - 1, TRIED).round().astype(int))].tolist()
+    return places

@@ -22,7 +22,7 @@ Shapes: S text, N budget of a set of heads, K of those the ones of chosen heads,
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
@@ -41,13 +41,12 @@ from attnscope.interventions.base import LOSS, AnswerLoss, LogitDifference, Meas
 from attnscope.interventions.cache import CacheBudget, HeadBudget, KeptShares
 from attnscope.interventions.passes import Advance, Passes
 from attnscope.interventions.spec import AskedText, Task, check_below, written_budgets
-from attnscope.model.geometry import Geometry
 from attnscope.model.selection import written_heads
 from attnscope.studies.ablation_search import head_set, heads_by_layer, portions
-from attnscope.studies.knockout import CaseReader, naming, text_of_ids
+from attnscope.studies.knockout import CaseReader, read_cases, text_of_ids
 from attnscope.studies.parts import Parts, StudyRecord
 from attnscope.studies.statistics import FEWEST, effect_columns, largest_of
-from attnscope.studies.study import Cost, SetEffects, SetStudy, effects_by_set
+from attnscope.studies.study import Cost, SetEffects, SetStudy, cost_of_passes, effects_by_set
 from attnscope.utils.display import number_of, shortened
 from attnscope.utils.tables import as_table, integers, numbers, words
 
@@ -110,55 +109,38 @@ def budget_cases(loaded: LoadedModel, questions: Sequence[AskedCache], keep: str
     once = [name for name, one in written_budgets(keep).items() if one.once]
     if any(one.generate for one in questions):
         say_ignored(loaded)
-    with CaseReader(loaded, any(one.chat for one in questions)) as read:
-        found = []
-        for one in questions:
-            with naming(one.where):
-                found.append(_case(loaded, one, read))
-                for name in once:
-                    _check_follows(found[-1], name)
-        return found
 
-
-def _case(loaded: LoadedModel, question: AskedCache, read: CaseReader) -> CacheCase:
-    prompt = read.prompt(question)
-    last = len(prompt) - 1
-    end = 1 + (last if question.at is None else max(find(prompt, question.at, question.define).positions))
-    check_answer(question.generate, question.answer, question.truncate)
-    answer = _answer(loaded, question, read, prompt)
-    start = last if answer else 0 if question.at is None else end
-    foil = None
-    if question.foil is not None:
-        foil = read.answer(question, prompt, question.foil)[0]
-        if not answer:
+    def case_of(question: AskedCache, read: CaseReader) -> CacheCase:
+        prompt = read.prompt(question)
+        last = len(prompt) - 1
+        end = 1 + (last if question.at is None else max(find(prompt, question.at, question.define).positions))
+        check_answer(question.generate, question.answer, question.truncate)
+        # The answer is what the question names, or what the model itself puts after the text.
+        answer: tuple[int, ...] = ()
+        if question.answer is not None:
+            answer = read.answer(question, prompt, question.answer)
+        elif question.generate is not None:
+            check_room(replace(prompt, answer=len(prompt)), question.generate, loaded.geometry.max_positions)
+            answer = tuple(continuation(loaded, prompt.ids, question.generate, UNCHECKED).ids)
+        start = last if answer else 0 if question.at is None else end
+        # A foil only says by how much its answer is the likelier.
+        if question.foil is not None and not answer:
+            read.answer(question, prompt, question.foil)
             raise UsageError(
                 "a foil is compared with an answer, and there is none", "give {answer}, or leave out {foil}"
             )
-        if foil == answer[0]:
-            raise InputError("the answer and its foil begin with the same token", "choose another foil")
-    case = CacheCase(prompt, end, start, answer, text_of_ids(loaded, answer), foil)
-    if not case.rows:
-        said = f"no token follows token {start}" if start else "the text is one token, and no token follows it"
-        raise InputError(said, "give a longer text")
-    return case if foil is None else replace(case, foil_text=text_of_ids(loaded, (foil,)))
+        foil, foil_text = read.foil(question, prompt, answer)
+        case = CacheCase(prompt, end, start, answer, text_of_ids(loaded, answer), foil, foil_text)
+        if not case.rows:
+            why = f"no token follows token {start}" if start else "the text is one token, and no token follows it"
+            raise InputError(why, "give a longer text")
+        # A budget that chooses at the end of the prompt changes only the rows after it, and those that depend on them.
+        if once and (case.rows[0] if foil is not None else case.rows[-1]) < end:
+            why = "its one token is made by the prompt's last row" if answer else "the prompt is the whole text"
+            raise UsageError(f"{once[0]} cuts rows after the prompt, and none counts: {why}", FOLLOW)
+        return case
 
-
-def _answer(loaded: LoadedModel, question: AskedCache, read: CaseReader, prompt: Prompt) -> tuple[int, ...]:
-    """The ids of the answer: as it is given, or what the model itself puts after the text; empty for none."""
-    if question.answer is not None:
-        return read.answer(question, prompt, question.answer)
-    if question.generate is None:
-        return ()
-    check_room(replace(prompt, answer=len(prompt)), question.generate, loaded.geometry.max_positions)
-    return tuple(continuation(loaded, prompt.ids, question.generate, UNCHECKED).ids)
-
-
-def _check_follows(case: CacheCase, name: str) -> None:
-    """Raise UsageError where no row that is measured, or that one depends on, is after the prompt."""
-    last = case.rows[0] if case.foil is not None else case.rows[-1]
-    if last < case.end:
-        how = "its one token is made by the prompt's last row" if case.answer else "the prompt is the whole text"
-        raise UsageError(f"{name} cuts rows after the prompt, and none counts: {how}", FOLLOW)
+    return read_cases(loaded, questions, case_of)
 
 
 def budget_task(cases: Sequence[CacheCase]) -> tuple[Task, Measure]:
@@ -193,22 +175,8 @@ class AskedBudget:
     head: int | None = None
 
 
-def budgets_over(
-    over: str, selection: Mapping[int, Sequence[int]], geometry: Geometry, kinds: Iterable[str], name: str
-) -> list[AskedBudget]:
-    """Of each kind of budget all chosen heads together, and what goes alone; selection: the heads, by layer. name: of
-    all of them together."""
-    whole, asked = head_set(name, selection), []
-    alone = [] if over == "none" else portions(over, whole, geometry)
-    for kind in kinds:
-        asked.append(AskedBudget(HeadBudget(name, whole.heads, kind)))
-        asked += [AskedBudget(HeadBudget(one.name, one.heads, kind), "alone", one.layer, one.head) for one in alone]
-    return asked
-
-
 CONDITIONS = ("together", "bearable", "alone")  # in the order of the table
 COPY = HeadBudget("intact copy", ())  # in half precision: what it differs by is noise
-Shares = Mapping[tuple[str, int, int], np.ndarray]  # of a budget, a text and a layer: what each head keeps, (P,)
 
 
 @dataclass(frozen=True)
@@ -338,8 +306,13 @@ class BudgetStudy(SetStudy[BudgetCosts]):
 
     @cached_property
     def asked(self) -> list[AskedBudget]:
-        """The budgets that are asked for."""
-        return budgets_over(self.plan.over, self.selection, self.model.geometry, self.plan.kinds, self.plan.name)
+        """The budgets that are asked for: of each kind all chosen heads together, and what goes alone."""
+        over, asked, whole = self.plan.over, list[AskedBudget](), head_set(self.plan.name, self.selection)
+        alone = [] if over == "none" else portions(over, whole, self.model.geometry)
+        for kind in self.plan.kinds:
+            asked.append(AskedBudget(HeadBudget(whole.name, whole.heads, kind)))
+            asked += [AskedBudget(HeadBudget(one.name, one.heads, kind), "alone", one.layer, one.head) for one in alone]
+        return asked
 
     @property
     def sets(self) -> list[HeadBudget]:
@@ -349,9 +322,28 @@ class BudgetStudy(SetStudy[BudgetCosts]):
     def task(self) -> tuple[Task, Measure]:
         return budget_task(self.cases)
 
-    @property
+    @cached_property
     def intervention(self) -> CacheBudget:
-        return CacheBudget(*_ends(self.cases), heads_by_layer(self.sets))
+        ends, stops = zip(*((case.end, case.stop) for case in self.cases), strict=True)
+        return CacheBudget(ends, stops, heads_by_layer(self.sets))
+
+    @cached_property
+    def shares(self) -> Mapping[tuple[str, int, int], np.ndarray]:
+        """What every budget keeps of each text and layer, a share of each head, (P,); in one pass over each text."""
+        shares: dict[tuple[str, int, int], np.ndarray] = {}
+
+        def note(kind: str, text: int, layer: int, share_P: Tensor) -> None:
+            shares[kind, text, layer] = share_P.numpy()
+
+        reading = replace(self.passes, intervention=KeptShares(self.intervention, self.plan.kinds, note), layers=None)
+        for batch in reading.batches(0):
+            reading.run(batch, [])
+        return shares
+
+    def kept(self, budget: HeadBudget, text: int) -> np.ndarray:
+        """The share of the keys that each head of a budget keeps in a text, mean over rows; 1 where it loses none."""
+        heads, shares = self.intervention.heads, self.shares
+        return np.array([shares[budget.keep, text, layer][heads[layer].index(head)] for layer, head in budget.heads])
 
     @property
     def lines(self) -> Iterator[str]:
@@ -380,8 +372,8 @@ class BudgetStudy(SetStudy[BudgetCosts]):
             for case in self.cases
         ]
         how = {"keep": self.plan.kinds, "over": self.plan.over}
-        heads = self.heads_facts({head for one in self.sets for head in one.heads})
-        return self.task_facts | how | heads | {"texts": texts}
+        # The first set is of all heads that any other has.
+        return self.task_facts | how | self.heads_facts(self.sets[:1]) | {"texts": texts}
 
     @property
     def choosing(self) -> int:
@@ -395,53 +387,52 @@ class BudgetStudy(SetStudy[BudgetCosts]):
         shares = self.passes.token_layers([])
         held = self.passes.token_layers(together) // 2 if self.choosing else 0
         what = f"{len(self.sets)} budgets of heads, on {number_of(len(self.cases), 'text')}"
-        return self.cost_of_passes(what, self.sets, before=shares + held)
+        return cost_of_passes(f"{what}: at most", self.passes, self.sets, before=shares + held)
 
     def measure(self, facts: dict[str, Any], parts: Parts, advance: Advance) -> BudgetCosts:
         asked, first, widths = self.asked, self.choosing, self.model.geometry.heads_by_layer
-        shares = read_shares(self.passes, self.plan.kinds)
-        run = _measured(self.passes, asked, shares, parts, advance)
-        effect_SN = np.stack([run.by_set[one.identity] for one in self.sets], 1)
-        # Heads that the first texts chose are measured together on the others, unless that set was measured already.
-        chosen = _chosen(asked, effect_SN[:first], self.plan, widths) if first else []
+        run = self.effects(self.passes, self.sets, parts, advance)
+        effect_SN = np.stack([run.by_set[budget.identity] for budget in self.sets], 1)
+        # Of each kind of budget the heads that can bear it by the effects on the first texts are chosen together.
+        chosen: list[AskedBudget] = []
+        high_N = effect_columns(effect_SN[:first])["high_all"] if first else np.empty(0)
+        for kind in self.plan.kinds if first else ():
+            heads = tuple(_bearing(asked, effect_SN[:first], high_N, kind, self.plan.below))
+            if heads:
+                chosen.append(AskedBudget(HeadBudget(written_heads(heads, widths), heads, kind), "bearable"))
+        # They are measured on the other texts, unless the same set was measured already.
         known = {name: effect_S[first:] for name, effect_S in run.by_set.items()}
-        if new := [one for one in chosen if one.budget.identity not in known]:
-            rest = _passes_over(run.passes, self.cases[first:])
-            known |= _measured(rest, new, shares, parts, advance, first).by_set
+        if new := [one.budget for one in chosen if one.budget.identity not in known]:
+            others = replace(self, cases=self.cases[first:])
+            task, measure = others.task
+            cache = replace(self.intervention, ends=others.intervention.ends, stops=others.intervention.stops)
+            passes = replace(run.passes, task=task, measure=measure, intervention=cache)
+            known |= self.effects(passes, new, parts, advance, first).by_set
         chosen_SK = np.full((len(self.cases), len(chosen)), np.nan)
         for place, one in enumerate(chosen):
             chosen_SK[first:, place] = known[one.budget.identity]
         asked, effect_SN = [*asked, *chosen], np.hstack([effect_SN, chosen_SK])
-        kept_N = np.array([np.mean(_kept(shares, run.passes, one, first)) for one in asked])
+        # A budget keeps its share of the keys in the texts that it was measured on.
+        texts = {"bearable": range(first, len(self.cases))}
+        every = [texts.get(one.condition, range(len(self.cases))) for one in asked]
+        kept_N = np.array(
+            [np.mean([self.kept(one.budget, text).mean() for text in of]) for one, of in zip(asked, every, strict=True)]
+        )
         measured = {"intact": float(run.intact_S.mean()), **run.facts, "below": self.plan.below}
         facts |= {**measured, "choosing_texts": first, **run.unshared}
         return BudgetCosts(tuple(self.cases), tuple(asked), effect_SN, kept_N, run.intact_S, widths, facts)
 
-
-def _ends(cases: Sequence[CacheCase]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Where the prompt of each text ends, and the rows that anything depends on."""
-    return tuple(one.end for one in cases), tuple(one.stop for one in cases)
-
-
-def read_shares(passes: Passes, kinds: Sequence[str]) -> Shares:
-    """What every budget keeps of each text, layer and head, in one pass over each text."""
-    cache, shares = passes.intervention, dict[tuple[str, int, int], np.ndarray]()
-    assert isinstance(cache, CacheBudget)
-
-    def note(kind: str, text: int, layer: int, share_P: Tensor) -> None:
-        shares[kind, text, layer] = share_P.numpy()
-
-    reading = replace(passes, intervention=KeptShares(cache, kinds, note), layers=None)
-    for batch in reading.batches(0):
-        reading.run(batch, [])
-    return shares
-
-
-def shares_of(shares: Shares, passes: Passes, one: HeadBudget, text: int) -> np.ndarray:
-    """The share of the keys that each head of a budget keeps in a text, mean over rows; 1 where it loses none."""
-    cache = passes.intervention
-    assert isinstance(cache, CacheBudget)
-    return np.array([shares[one.keep, text, layer][cache.heads[layer].index(head)] for layer, head in one.heads])
+    def effects(
+        self, passes: Passes, budgets: Sequence[HeadBudget], parts: Parts, advance: Advance, first: int = 0
+    ) -> SetEffects:
+        """What budgets cost; those that lose no key of any text are not run. first: the text of the study that is the
+        first of the passes."""
+        every = {budget.identity: budget for budget in budgets}
+        texts = range(first, first + len(passes.task))
+        lost = {name: [self.kept(budget, text).min() < 1 for text in texts] for name, budget in every.items()}
+        sets = [budget for name, budget in every.items() if any(lost[name])]
+        run = effects_by_set(passes, sets, parts, advance, COPY)
+        return replace(run, by_set={name: np.where(lost[name], run.by_set.get(name, 0.0), 0.0) for name in every})
 
 
 def _bearing(
@@ -453,44 +444,3 @@ def _bearing(
         one.budget for one, worst in zip(asked, worst_N, strict=True) if one.condition == "alone" and worst < below
     ]
     return sorted(head for one in alone if one.keep == kind for head in one.heads)
-
-
-def _chosen(
-    asked: Sequence[AskedBudget], effect_SN: np.ndarray, plan: BudgetPlan, widths: Mapping[int, int]
-) -> list[AskedBudget]:
-    """Of each kind of budget the heads that can bear it by the effects on some texts, where there are any."""
-    high_N = effect_columns(effect_SN)["high_all"]
-    heads = {kind: tuple(_bearing(asked, effect_SN, high_N, kind, plan.below)) for kind in plan.kinds}
-    return [
-        AskedBudget(HeadBudget(written_heads(some, widths), some, kind), "bearable")
-        for kind, some in heads.items()
-        if some
-    ]
-
-
-def _passes_over(passes: Passes, cases: Sequence[CacheCase]) -> Passes:
-    """The passes over some of the cases."""
-    task, measure = budget_task(cases)
-    ends, stops = _ends(cases)
-    assert isinstance(passes.intervention, CacheBudget)
-    cache = replace(passes.intervention, ends=ends, stops=stops)
-    return replace(passes, task=task, measure=measure, intervention=cache)
-
-
-def _kept(shares: Shares, passes: Passes, one: AskedBudget, first: int) -> list[float]:
-    """The share of the keys that a budget keeps, for each text that it is measured on."""
-    texts = range(first if one.condition == "bearable" else 0, len(passes.task))
-    return [float(shares_of(shares, passes, one.budget, text).mean()) for text in texts]
-
-
-def _measured(
-    passes: Passes, asked: Sequence[AskedBudget], shares: Shares, parts: Parts, advance: Advance, first: int = 0
-) -> SetEffects:
-    """What budgets cost; those that lose no key of any text are not run. first: the text in `shares` that is the first
-    of the passes."""
-    every = {one.budget.identity: one.budget for one in asked}
-    texts = range(first, first + len(passes.task))
-    lost = {name: [shares_of(shares, passes, one, text).min() < 1 for text in texts] for name, one in every.items()}
-    sets = [one for name, one in every.items() if any(lost[name])]
-    run = effects_by_set(passes, sets, parts, advance, COPY)
-    return replace(run, by_set={name: np.where(lost[name], run.by_set.get(name, 0.0), 0.0) for name in every})

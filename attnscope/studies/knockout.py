@@ -28,11 +28,10 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -49,7 +48,7 @@ from attnscope.inputs.prompt import Prompt, from_ids, place, reading
 from attnscope.inputs.tokens import find
 from attnscope.interventions.base import AnswerLoss, LogitDifference, Measure
 from attnscope.interventions.knockout import Knockout
-from attnscope.interventions.passes import AGREES, Advance, Passes
+from attnscope.interventions.passes import AGREES, Advance
 from attnscope.interventions.spec import DRAWS, AskedText, Cut, CutPlan, HeadSet, Selection, Task
 from attnscope.metrics.roles import SINK_MASS
 from attnscope.model.geometry import Geometry
@@ -69,67 +68,58 @@ from attnscope.studies.knockout_records import (
     window_of,
 )
 from attnscope.studies.parts import Parts
-from attnscope.studies.study import HALF, Cost, SetEffects, SetStudy, effects_by_set
+from attnscope.studies.study import HALF, Cost, SetEffects, SetStudy, cost_of_passes, effects_by_set
 from attnscope.utils.display import head_name, number_of, shortened
 
 if TYPE_CHECKING:
     from attnscope.model.loaded import LoadedModel
 
-DIVIDE = "end the text without a space, and begin the answer with one"
+Question = TypeVar("Question", bound=AskedText)
+Read = TypeVar("Read")  # what a question is of, as it is read
 
 
 def cases_of(loaded: LoadedModel, questions: Sequence[AskedText]) -> list[Case]:
     """The cases of some questions. Raises InputError for what cannot be one, with the line where there are several."""
     check_causal(loaded, "a knockout")
     loaded.check_logits("a knockout")
-    with CaseReader(loaded, any(one.chat for one in questions)) as read:
-        found = []
-        for one in questions:
-            with naming(one.where):
-                found.append(case_of(loaded, one, read))
-        return found
+    return read_cases(loaded, questions, case_of)
 
 
-@contextmanager
-def naming(where: str) -> Iterator[None]:
-    """An error in the block says where the question was written."""
-    try:
-        yield
-    except (InputError, UsageError) as error:
-        if not where:
-            raise
-        raise InputError(f"{where}: {error.message}", error.hint) from error
+def read_cases(
+    loaded: LoadedModel, questions: Sequence[Question], case_of: Callable[[Question, CaseReader], Read]
+) -> list[Read]:
+    """What each question is of, in their order; an error names the place of its question, of several."""
+    chat, cases = any(question.chat for question in questions), []
+    with reading(loaded.tokenizer, place(loaded.tokenizer, loaded.brought, chat)) as tokenised:
+        reader = CaseReader(loaded, tokenised)
+        for question in questions:
+            try:
+                cases.append(case_of(question, reader))
+            except (InputError, UsageError) as error:
+                if not question.where:
+                    raise
+                raise InputError(f"{question.where}: {error.message}", error.hint) from error
+    return cases
 
 
+@dataclass(frozen=True)
 class CaseReader:
     """Texts and ids -> prompts, whose `answer` says where an answer begins."""
 
-    def __init__(self, loaded: LoadedModel, chat: bool) -> None:
-        self.loaded = loaded
-        self.apart = reading(loaded.tokenizer, place(loaded.tokenizer, loaded.brought, chat))
-
-    def __enter__(self) -> CaseReader:
-        self.tokenised = self.apart.__enter__()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.apart.__exit__(*error)
-
-    @property
-    def _room(self) -> int | None:
-        return self.loaded.geometry.max_positions
+    loaded: LoadedModel
+    tokenised: Callable[..., Prompt]
 
     def prompt(self, question: AskedText) -> Prompt:
         """The text alone."""
-        text = question.text
+        text, room = question.text, self.loaded.geometry.max_positions
         if isinstance(text, str):
             if not text.strip():
                 raise InputError("the text is empty", "give a text with at least one word")
-            found = self.tokenised(text, question.chat, self._room, question.truncate, "")
+            prompt = self.tokenised(text, question.chat, room, question.truncate, "")
         else:
-            found = from_ids(self.loaded.tokenizer, text, max_tokens=self._room, truncate=question.truncate)
-        self.loaded.check_ids(found.ids)
-        return found
+            prompt = from_ids(self.loaded.tokenizer, text, max_tokens=room, truncate=question.truncate)
+        self.loaded.check_ids(prompt.ids)
+        return prompt
 
     def answer(self, question: AskedText, prompt: Prompt, answer: str | Sequence[int]) -> tuple[int, ...]:
         """The ids of an answer behind the text, which is tokenised with it."""
@@ -145,20 +135,35 @@ class CaseReader:
         assert whole.answer is not None
         check_room(whole, None, self.loaded.geometry.max_positions)
         if whole.ids[: whole.answer] != prompt.ids:
-            raise InputError("the text is tokenised otherwise with its answer after it", DIVIDE)
+            raise InputError(
+                "the text is tokenised otherwise with its answer after it",
+                "end the text without a space, and begin the answer with one",
+            )
         return whole.ids[whole.answer :]
 
-
-def case_of(loaded: LoadedModel, question: AskedText, read: CaseReader) -> Case:
-    """The case of one question."""
-    prompt = read.prompt(question)
-    answer = question.answer
-    ids = own_next(loaded, prompt.ids) if answer is None else read.answer(question, prompt, answer)
-    foil = None
-    if question.foil is not None:
-        foil = read.answer(question, prompt, question.foil)[0]
-        if foil == ids[0]:
+    def foil(self, question: AskedText, prompt: Prompt, answer: Sequence[int]) -> tuple[int | None, str]:
+        """The first token of the foil, and its text; none without one. Raises InputError where an answer begins so."""
+        if question.foil is None:
+            return None, ""
+        foil = self.answer(question, prompt, question.foil)[0]
+        if foil == answer[0]:
             raise InputError("the answer and its foil begin with the same token", "choose another foil")
+        return foil, text_of_ids(self.loaded, (foil,))
+
+
+def case_of(question: AskedText, reader: CaseReader) -> Case:
+    """The case of one question."""
+    prompt, answer, loaded = reader.prompt(question), question.answer, reader.loaded
+    if answer is None:
+        # The token that the model itself puts after the text.
+        ids_BT = torch.tensor([list(prompt.ids)], device=loaded.device)
+        report = listen(loaded.model, ids_BT, lambda call: None, engine=UNCHECKED, logits_at=[-1])
+        assert report.logits is not None
+        ids: tuple[int, ...] = (int(report.logits[0, -1].argmax()),)
+    else:
+        ids = reader.answer(question, prompt, answer)
+    foil, foil_text = reader.foil(question, prompt, ids)
+    # Expressions may name the rows that make the answer, which are of no token of the text.
     last = len(prompt) - 1
     parts = {"made": range(last, last + len(ids))}
     queries = find(prompt, question.query, question.define, parts).positions
@@ -170,21 +175,12 @@ def case_of(loaded: LoadedModel, question: AskedText, read: CaseReader) -> Case:
             f"no query sees the key {question.key}: its first token is {keys[0]}, and the last query {max(queries)}",
             "name keys that come before a query",
         )
-    said, foil_text = (text_of_ids(loaded, one) for one in (ids, () if foil is None else (foil,)))
-    return Case(prompt, queries, keys, ids, said, foil, foil_text, own=answer is None)
+    return Case(prompt, queries, keys, ids, text_of_ids(loaded, ids), foil, foil_text, own=answer is None)
 
 
 def text_of_ids(loaded: LoadedModel, ids: Sequence[int]) -> str:
     """Some ids as text, with blanks that are seen."""
     return visible_blanks("".join(from_ids(loaded.tokenizer, ids).plain)) if ids else ""
-
-
-def own_next(loaded: LoadedModel, ids: Sequence[int]) -> tuple[int, ...]:
-    """The token that the model itself puts behind some ids."""
-    ids_BT = torch.tensor([list(ids)], device=loaded.device)
-    report = listen(loaded.model, ids_BT, lambda call: None, engine=UNCHECKED, logits_at=[-1])
-    assert report.logits is not None
-    return (int(report.logits[0, -1].argmax()),)
 
 
 def task_of(cases: Sequence[Case]) -> tuple[Task, Measure]:
@@ -221,18 +217,14 @@ def cuts_over(over: str, selection: Selection, geometry: Geometry, cases: Sequen
         if len(cases) > 1:
             raise UsageError("keys of several texts are not the same tokens", "give one text, or another {over}")
         return [AskedCut(Cut(key_name(cases[0], key), whole.heads, ((key,),))) for key in cases[0].keys]
-    return _layers(selection, keys, window_of(over))
-
-
-def _layers(selection: Selection, keys: tuple[tuple[int, ...], ...], width: int) -> list[AskedCut]:
-    """A cut per layer, of so many layers around it; at both ends of fewer (Geva et al. 2023, figure 2)."""
-    layers, found = sorted(selection), []
+    # A cut per layer, of so many layers around it; at both ends of fewer (Geva et al. 2023, figure 2).
+    layers, width, cuts = sorted(selection), window_of(over), []
     for middle, layer in enumerate(layers):
         near = layers[max(0, middle - (width - 1) // 2) : middle + width // 2 + 1]
-        heads = tuple((one, head) for one in near for head in selection[one])
+        heads = tuple((number, head) for number in near for head in selection[number])
         name = f"L{near[0]}" + f"-{near[-1]}" * (len(near) > 1)
-        found.append(AskedCut(Cut(name, heads, keys), layer))
-    return found
+        cuts.append(AskedCut(Cut(name, heads, keys), layer))
+    return cuts
 
 
 class MassReader:
@@ -252,7 +244,14 @@ class MassReader:
         seen_BPrK = seen.expand(weights_BPrK.shape) & asked_B1r1
         mass_BPK = weights_BPrK.sum(2).double().cpu().numpy()
         seen_BPK = seen_BPrK.sum(2).cpu().numpy()
-        rests_BP = self._rests(call, texts, heads) if block.start == 0 else None
+        rests_BP = np.full((batch, len(heads)), -1)
+        if self.rests and block.start == 0:
+            # Each head rests on its sink: the key with the largest mean weight over all queries, if above SINK_MASS.
+            share_BQ = torch.zeros(call.P.batch, call.P.queries, device=call.P.device)
+            for number, text in enumerate(texts):
+                share_BQ[number, : self.masses.lengths[text]] = 1 / self.masses.lengths[text]
+            largest = call.P.received(share_BQ)[:batch, list(heads)].max(-1)
+            rests_BP = torch.where(largest.values > SINK_MASS, largest.indices, -1).cpu().numpy()
         for number, text in enumerate(texts):
             of, length = (text, call.layer), self.masses.lengths[text]
             rows = int((block.query_Nr[number] >= 0).sum())
@@ -262,7 +261,7 @@ class MassReader:
             other[..., list(self.masses.keys[text])] = False
             alone_PrK = seen_BPrK[number] & (seen_BPrK[number].sum(-1, keepdim=True) == 1)
             emptied_P = (seen_BPrK[number].any(-1) & ~other.any(-1)).any(1).cpu().numpy()
-            if rests_BP is not None:
+            if block.start == 0:
                 self.masses.mass[of] = np.zeros((len(heads), length))
                 self.masses.seen[of] = np.zeros((len(heads), length), np.int64)
                 self.masses.alone[of] = np.zeros((len(heads), length), bool)
@@ -273,33 +272,11 @@ class MassReader:
             self.masses.alone[of] |= alone_PrK.any(1).cpu().numpy()[:, :length]
             self.masses.emptied[of] |= emptied_P
 
-    def _rests(self, call: AttentionCall, texts: Sequence[int], heads: Sequence[int]) -> np.ndarray:
-        """Each head's sink, (B, P): the key with the largest mean weight over all queries, if above RESTS."""
-        if not self.rests:
-            return np.full((len(texts), len(heads)), -1)
-        share_BQ = torch.zeros(call.P.batch, call.P.queries, device=call.P.device)
-        for number, text in enumerate(texts):
-            length = self.masses.lengths[text]
-            share_BQ[number, :length] = 1 / length
-        largest = call.P.received(share_BQ)[: len(texts), list(heads)].max(-1)
-        return torch.where(largest.values > SINK_MASS, largest.indices, -1).cpu().numpy()
-
     def done(self, rows: Sequence[int]) -> Masses:
         """The means; rows: how many are asked of each text."""
         for (text, _), mass_PK in self.masses.mass.items():
             mass_PK /= rows[text]
         return self.masses
-
-
-def read_masses(passes: Passes, keys: Sequence[Sequence[int]], rests: bool) -> Masses:
-    """The masses of every text, in one pass over each."""
-    knockout = passes.intervention
-    assert isinstance(knockout, Knockout)
-    reader = MassReader(Masses(knockout.heads, keys, passes.task.lengths), rests)
-    reading = replace(passes, intervention=replace(knockout, read=reader), layers=None)
-    for batch in reading.batches(0):
-        reading.run(batch, [])
-    return reader.done([len(one) for one in knockout.queries])
 
 
 FEWEST = 10  # keys to exchange with, or other heads
@@ -386,11 +363,6 @@ def heads_null(
     return Null(tuple(draw for _, draw in alike[:most]), tuple(range(len(cut.keys))))
 
 
-def edges_alone(cuts: Sequence[Cut]) -> bool:
-    """Whether any of some cuts is of one key in one head."""
-    return any(len(one.heads) == 1 and all(len(keys) == 1 for keys in one.keys) for one in cuts)
-
-
 def _pool(cut: Cut, text: int, queries: Sequence[int], masses: Masses) -> tuple[list[int], str]:
     """The keys that all asked rows see in all heads of a cut, without key 0 and the heads' sinks; why it has none.
 
@@ -431,9 +403,9 @@ def _moves(own: Sequence[int], first: Sequence[int], other: Sequence[int]) -> Mo
     ()
     """
     value = {key: key for key in (*own, *first, *other)}  # whose value each weight has
-    for moves in (reversed(list(zip(own, first, strict=True))), zip(own, other, strict=True)):
-        for one, two in moves:
-            value[one], value[two] = value[two], value[one]
+    for exchanges in (reversed(list(zip(own, first, strict=True))), zip(own, other, strict=True)):
+        for key, onto in exchanges:
+            value[key], value[onto] = value[onto], value[key]
     return tuple(sorted((key, onto) for key, onto in value.items() if key != onto))
 
 
@@ -506,7 +478,7 @@ class KnockoutStudy(SetStudy[KnockoutResult]):
 
     @property
     def facts(self) -> dict[str, Any]:
-        plan, heads = self.plan, [head for one in self.sets for head in one.heads]
+        plan = self.plan
         texts = [
             {
                 "sha256": case.prompt.sha256,
@@ -518,36 +490,66 @@ class KnockoutStudy(SetStudy[KnockoutResult]):
             }
             for case in self.cases
         ]
-        how = {"how": plan.how, "over": plan.over, **self.heads_facts(heads)}
+        how = {"how": plan.how, "over": plan.over, **self.heads_facts(self.sets)}
         return self.task_facts | how | {"random": plan.random, "seed": plan.seed, "texts": texts}
 
     def cost(self) -> Cost:
         times, cuts = 1 + 2 * self.plan.random, self.sets
         heads = self.compared_heads
         total = len(cuts) * times + len(heads)
-        what = f"{len(cuts)} cuts, at most {total} with others, on {number_of(len(self.cases), 'text')}"
-        return self.cost_of_passes(what, cuts, times=times, before=self.passes.token_layers(heads))
+        what = f"{len(cuts)} cuts, at most {total} with others, on {number_of(len(self.cases), 'text')}: at most"
+        return cost_of_passes(what, self.passes, cuts, times=times, before=self.passes.token_layers(heads))
 
     @property
     def compared_heads(self) -> list[HeadSet]:
-        """Each head of the model alone, where any cut is compared with the looks of other heads."""
-        if not self.plan.random or not edges_alone(self.sets):
+        """Each head of the model alone, where any cut, of one key in one head, is compared with other heads' looks."""
+        edges = (cut for cut in self.sets if len(cut.heads) == 1 and all(len(keys) == 1 for keys in cut.keys))
+        if not self.plan.random or not any(edges):
             return []
         return [HeadSet(head_name(*head), (head,)) for head in pairs(everything(self.model.geometry.heads_by_layer))]
 
     def measure(self, facts: dict[str, Any], parts: Parts, advance: Advance) -> KnockoutResult:
-        # One cut without draws is read and run in the same passes; else what is drawn depends on what the rows give.
-        if len(self.sets) == 1 and not self.plan.random:
-            masses, run = self._at_once(self.sets[0], advance)
-            nulls: dict[NullKind, tuple[Null, ...]] = {kind: (Null(),) for kind in KINDS}
+        sets, plan, knockout, passes = self.sets, self.plan, self.intervention, self.passes
+        copy, texts, lengths = Cut(COPY, (), ((),) * len(self.cases)), range(len(self.cases)), passes.task.lengths
+        rows, every = [len(queries) for queries in knockout.queries], {cut.identity: cut for cut in sets}
+        nulls: dict[NullKind, tuple[Null, ...]] = {kind: (Null(),) for kind in KINDS}
+        if len(sets) == 1 and not plan.random:
+            # One cut without draws is read in the pass that runs it: two passes' rows in all.
+            reader = MassReader(Masses(knockout.heads, sets[0].keys, lengths), rests=False)
+            copies = [copy] * (self.model.dtype in HALF)
+            value_SK = replace(passes, intervention=replace(knockout, read=reader)).measured([*sets, *copies], advance)
+            masses, effect_SK = reader.done(rows), passes.effects(value_SK)
+            spread = float(np.abs(effect_SK[:, 1]).max()) if copies else None
+            run = SetEffects(passes, value_SK[:, 0], {sets[0].identity: effect_SK[:, 0]}, spread)
         else:
-            masses, nulls = self._compared()
-            draws = [cut for kind in KINDS for null in nulls[kind] for cut in null.cuts]
-            run = self._measured(draws, masses, parts, advance)
-        if all(np.isnan(run.by_set[one.identity]).all() for one in self.sets):
+            # Else the rows are read first: what is drawn depends on the weight that they give to each key.
+            heads = self.compared_heads
+            wide = replace(knockout, heads=heads_by_layer([*heads, *sets]))
+            reader = MassReader(Masses(wide.heads, [case.keys for case in self.cases], lengths), rests=plan.random > 0)
+            reading = replace(passes, intervention=replace(wide, read=reader), layers=None)
+            for batch in reading.batches(0):
+                reading.run(batch, [])
+            masses, queries = reader.done(rows), knockout.queries
+            own = [text for text, case in enumerate(self.cases) if case.own]
+            nulls = {
+                "permuted": tuple(permuted_null(cut, queries, masses, plan.random, plan.seed, own) for cut in sets),
+                "heads": tuple(heads_null(cut, heads, queries, masses, plan.random) for cut in sets),
+            }
+            # Cuts and draws that take no weight from any text are not run.
+            every |= {cut.identity: cut for kind in KINDS for null in nulls[kind] for cut in null.cuts}
+            taken = [cut for cut in every.values() if cut.moves or any(masses.of(cut, text) > 0 for text in texts)]
+            passes = replace(passes, intervention=replace(knockout, heads=heads_by_layer(taken)))
+            run = effects_by_set(passes, taken, parts, advance, copy)
+        # A text has no effect where no row sees a key, and exactly none where their weight is exactly 0.
+        effects = {name: run.by_set.get(name, np.zeros(len(texts))) for name in every}
+        for name, cut in every.items():
+            if cut.heads and not cut.moves:
+                mass_S = np.array([masses.of(cut, text) for text in texts])
+                effects[name] = np.where(np.isnan(mass_S), np.nan, np.where(mass_S == 0, 0.0, effects[name]))
+        if all(np.isnan(effects[cut.identity]).all() for cut in sets):
             why = "no query sees any of the keys in the heads that were chosen"
             raise InputError(why, "choose other keys or heads")
-        emptied = sorted({head for one in self.sets for head in masses.left_empty(one)})
+        emptied = sorted({head for cut in sets for head in masses.left_empty(cut)})
         measured = {
             "intact": float(run.intact_S.mean()),
             **run.facts,
@@ -557,51 +559,4 @@ class KnockoutStudy(SetStudy[KnockoutResult]):
             **run.unshared,
         }
         asked = tuple(self.asked)
-        return KnockoutResult(tuple(self.cases), asked, nulls, masses, run.by_set, run.intact_S, facts | measured)
-
-    def _compared(self) -> tuple[Masses, dict[NullKind, tuple[Null, ...]]]:
-        """What the rows give to each key, and what each cut is compared with."""
-        cuts, plan, heads = self.sets, self.plan, self.compared_heads
-        knockout = self.intervention
-        reading = replace(self.passes, intervention=replace(knockout, heads=heads_by_layer([*heads, *cuts])))
-        masses = read_masses(reading, [one.keys for one in self.cases], rests=plan.random > 0)
-        queries, own = knockout.queries, [text for text, case in enumerate(self.cases) if case.own]
-        return masses, {
-            "permuted": tuple(permuted_null(cut, queries, masses, plan.random, plan.seed, own) for cut in cuts),
-            "heads": tuple(heads_null(cut, heads, queries, masses, plan.random) for cut in cuts),
-        }
-
-    @property
-    def _copy(self) -> Cut:
-        return Cut(COPY, (), ((),) * len(self.cases))
-
-    def _at_once(self, cut: Cut, advance: Advance) -> tuple[Masses, SetEffects]:
-        """One cut whose intact rows are read in the pass that runs it: two passes' rows in all."""
-        passes, knockout = self.passes, self.intervention
-        reader = MassReader(Masses(knockout.heads, cut.keys, passes.task.lengths), rests=False)
-        sets = [cut, *[self._copy] * (self.model.dtype in HALF)]
-        value_SK = replace(passes, intervention=replace(knockout, read=reader)).measured(sets, advance)
-        masses = reader.done([len(one) for one in knockout.queries])
-        effect_SK = passes.effects(value_SK)
-        by_set = {one.identity: _known(one, masses, effect_SK[:, place]) for place, one in enumerate(sets)}
-        spread = float(np.abs(effect_SK[:, 1]).max()) if len(sets) > 1 else None
-        return masses, SetEffects(passes, value_SK[:, 0], by_set, spread)
-
-    def _measured(self, draws: Sequence[Cut], masses: Masses, parts: Parts, advance: Advance) -> SetEffects:
-        """What cuts and draws cost; those that take no weight from any text are not run."""
-        every = {one.identity: one for one in [*self.sets, *draws]}
-        texts = range(len(self.cases))
-        taken = [one for one in every.values() if one.moves or any(masses.of(one, text) > 0 for text in texts)]
-        passes = replace(self.passes, intervention=replace(self.intervention, heads=heads_by_layer(taken)))
-        run = effects_by_set(passes, taken, parts, advance, self._copy)
-        nothing = np.zeros(len(texts))
-        by_set = {name: _known(one, masses, run.by_set.get(name, nothing)) for name, one in every.items()}
-        return replace(run, by_set=by_set)
-
-
-def _known(cut: Cut, masses: Masses, effect_S: np.ndarray) -> np.ndarray:
-    """The effect in each text: NaN where no row sees a key, exactly 0 where their weight is exactly 0."""
-    if not cut.heads or cut.moves:
-        return effect_S
-    mass_S = np.array([masses.of(cut, text) for text in range(len(effect_S))])
-    return np.where(np.isnan(mass_S), np.nan, np.where(mass_S == 0, 0.0, effect_S))
+        return KnockoutResult(tuple(self.cases), asked, nulls, masses, effects, run.intact_S, facts | measured)

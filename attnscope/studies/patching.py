@@ -32,8 +32,8 @@ from attnscope.interventions.patching import Patch, Patching, estimated
 from attnscope.interventions.spec import SHARED, AskedText, HeadSet, Method, Over, PatchTarget, Selection, Task
 from attnscope.model.geometry import Geometry
 from attnscope.model.selection import DECODER
-from attnscope.studies.ablation_search import CONTROLS, TRIED, controls_of, head_set, portions, whole_groups
-from attnscope.studies.knockout import COPY, CaseReader, case_of, naming, task_of
+from attnscope.studies.ablation_search import CONTROLS, controls_of, head_set, portions, tried_of, whole_groups
+from attnscope.studies.knockout import COPY, CaseReader, case_of, read_cases, task_of
 from attnscope.studies.knockout_records import Case, key_name
 from attnscope.studies.parts import Parts, StudyRecord
 from attnscope.studies.statistics import (
@@ -46,7 +46,7 @@ from attnscope.studies.statistics import (
     rank_correlation,
     ratios,
 )
-from attnscope.studies.study import Cost, SetStudy, effects_by_set
+from attnscope.studies.study import Cost, SetStudy, cost_of_passes, effects_by_set
 from attnscope.utils import display as cells
 from attnscope.utils.display import number_of, shortened
 from attnscope.utils.tables import as_table, integers, numbers, words
@@ -96,45 +96,50 @@ def pairs_of(loaded: LoadedModel, questions: Sequence[AskedPair], what: PatchTar
     """The pairs of some questions. Raises InputError for what cannot be one, with the line where there are several."""
     check_causal(loaded, "patching")
     loaded.check_logits("patching")
-    with CaseReader(loaded, any(one.chat for one in questions)) as read:
-        found = []
-        for one in questions:
-            with naming(one.where):
-                found.append(_pair(loaded, one, what, read))
-        return found
 
+    def pair_of(question: AskedPair, reader: CaseReader) -> TextPair:
+        clean, other = case_of(question, reader), replace(question, text=question.corrupted)
+        # The corrupted text has the answer of the clean one behind it, in the same tokens.
+        prompt = reader.prompt(other)
+        if isinstance(question.answer, str) and reader.answer(other, prompt, question.answer) != clean.answer:
+            raise InputError(
+                "the answer is tokenised otherwise after the corrupted text", "end both texts with the same word"
+            )
+        tokens, room = len(prompt) + len(clean.answer), loaded.geometry.max_positions
+        if room is not None and tokens > room:
+            raise InputError(
+                f"the corrupted text has {tokens} tokens with its answer, the model reads {room}", "cut it"
+            )
+        corrupted = replace(clean, prompt=prompt, queries=(len(prompt) - 1,), keys=tuple(range(len(prompt))))
+        # Only a token with a partner can be patched: what else would it be given?
+        partner = partners(clean, corrupted)
+        if question.at is None:
+            at = tuple(sorted(partner))
+            if not at:
+                raise InputError("the two texts have no token in common", "name texts that differ in some words alone")
+        else:
+            at = find(clean.prompt, question.at, question.define).positions
+            alone = next((place for place in at if place not in partner), None)
+            if alone is not None:
+                raise InputError(
+                    f"{key_name(clean, alone)} has no partner in the corrupted text", "choose other tokens"
+                )
+        pair = TextPair(clean, corrupted, at, tuple(partner[place] for place in at), len(clean.prompt) - len(partner))
+        # Patterns are over all keys, and keys carry their position: neither moves to another place.
+        if what == "pattern" and len(clean.prompt) != len(prompt):
+            raise InputError(
+                f"patterns are patched between texts of equal length, got {len(clean.prompt)} and {len(prompt)} tokens",
+                f"{AS_MANY}, or {{what=output}}",
+            )
+        moved = next((both for both in zip(at, pair.partners, strict=True) if both[0] != both[1]), None)
+        if what == "key" and moved is not None:
+            raise InputError(
+                f"keys are patched at equal positions: {key_name(clean, moved[0])} is token {moved[1]} there",
+                f"{AS_MANY}, or {{what=value}}",
+            )
+        return pair
 
-def _pair(loaded: LoadedModel, question: AskedPair, what: PatchTarget, read: CaseReader) -> TextPair:
-    clean = case_of(loaded, question, read)
-    corrupted = _corrupted(question, clean, read)
-    partner = partners(clean, corrupted)
-    if question.at is None:
-        at = tuple(sorted(partner))
-        if not at:
-            raise InputError("the two texts have no token in common", "name texts that differ in some words alone")
-    else:
-        at = find(clean.prompt, question.at, question.define).positions
-        alone = next((place for place in at if place not in partner), None)
-        if alone is not None:
-            raise InputError(f"{key_name(clean, alone)} has no partner in the corrupted text", "choose other tokens")
-    pair = TextPair(clean, corrupted, at, tuple(partner[place] for place in at), len(clean.prompt) - len(partner))
-    _check_places(pair, what)
-    return pair
-
-
-def _corrupted(question: AskedPair, clean: Case, read: CaseReader) -> Case:
-    """The corrupted text with the answer of the clean one behind it."""
-    asked = replace(question, text=question.corrupted)
-    prompt = read.prompt(asked)
-    if isinstance(question.answer, str) and read.answer(asked, prompt, question.answer) != clean.answer:
-        raise InputError(
-            "the answer is tokenised otherwise after the corrupted text", "end both texts with the same word"
-        )
-    tokens, room = len(prompt) + len(clean.answer), read.loaded.geometry.max_positions
-    if room is not None and tokens > room:
-        raise InputError(f"the corrupted text has {tokens} tokens with its answer, the model reads {room}", "cut it")
-    last = len(prompt) - 1
-    return replace(clean, prompt=prompt, queries=(last,), keys=tuple(range(len(prompt))))
+    return read_cases(loaded, questions, pair_of)
 
 
 def partners(clean: Case, corrupted: Case) -> dict[int, int]:
@@ -143,28 +148,6 @@ def partners(clean: Case, corrupted: Case) -> dict[int, int]:
     of_clean, of_corrupted = units(a, b, alignment(a, b)).members
     both = zip(of_clean, of_corrupted, strict=True)
     return {one[0]: other[0] for one, other in both if len(one) == len(other) == 1}
-
-
-def _check_places(pair: TextPair, what: PatchTarget) -> None:
-    """Raise InputError where what is patched cannot be moved to another position."""
-    lengths = len(pair.clean.prompt), len(pair.corrupted.prompt)
-    if what == "pattern" and lengths[0] != lengths[1]:
-        raise InputError(
-            f"patterns are patched between texts of equal length, got {lengths[0]} and {lengths[1]} tokens",
-            f"{AS_MANY}, or {{what=output}}",
-        )
-    moved = next((both for both in zip(pair.at, pair.partners, strict=True) if both[0] != both[1]), None)
-    if what == "key" and moved is not None:
-        raise InputError(
-            f"keys are patched at equal positions: {key_name(pair.clean, moved[0])} is token {moved[1]} there",
-            f"{AS_MANY}, or {{what=value}}",
-        )
-
-
-def pairs_task(pairs: Sequence[TextPair]) -> tuple[Task, Measure]:
-    """The passes' task, clean and corrupted texts in turn, and what the answer is measured by."""
-    task, measure = task_of([case for pair in pairs for case in (pair.clean, pair.corrupted)])
-    return replace(task, name="pairs", facts={}, together=2), measure
 
 
 @dataclass(frozen=True)
@@ -226,12 +209,6 @@ def _at(pairs: Sequence[TextPair], place: int | None = None) -> tuple[tuple[int,
 def _name(pairs: Sequence[TextPair], place: int) -> str:
     """An asked token as a table names it: `bank(8)` of one pair, of several `token 3`, counted among those asked."""
     return key_name(pairs[0].clean, pairs[0].at[place]) if len(pairs) == 1 else f"token {place}"
-
-
-def random_patches(asked: AskedPatch, geometry: Geometry, what: PatchTarget, count: int, seed: int) -> list[Patch]:
-    """Patches of as many other heads in each layer, at the same tokens."""
-    drawn = controls_of(asked.patch, [asked.patch], geometry, by_kv=what in SHARED, seed=seed, count=count)
-    return [Patch(one.name, one.heads, asked.patch.at) for one in drawn]
 
 
 ORDERED = ("layers", "positions", "layers,positions")  # that keep the model's or the text's order
@@ -415,15 +392,17 @@ class PatchStudy(SetStudy[PatchedPairs]):
 
     @cached_property
     def random(self) -> list[Patch]:
-        """Those of other heads, which are measured where all chosen heads go together."""
-        plan = self.plan
+        """Those of as many other heads in each layer, at the same tokens; where all chosen heads go together."""
+        plan, own = self.plan, self.asked[0].patch
         if plan.over != "none" or plan.method != "measure" or not plan.random:
             return []
-        return random_patches(self.asked[0], self.model.geometry, plan.what, plan.random, plan.seed)
+        how: dict[str, Any] = {"by_kv": plan.what in SHARED, "seed": plan.seed, "count": plan.random}
+        return [Patch(one.name, one.heads, own.at) for one in controls_of(own, [own], self.model.geometry, **how)]
 
     @property
     def task(self) -> tuple[Task, Measure]:
-        return pairs_task(self.pairs)
+        task, measure = task_of([case for pair in self.pairs for case in (pair.clean, pair.corrupted)])
+        return replace(task, name="pairs", facts={}, together=2), measure
 
     @property
     def intervention(self) -> Patching:
@@ -464,18 +443,19 @@ class PatchStudy(SetStudy[PatchedPairs]):
             for pair in self.pairs
         ]
         how = {"what": plan.what, "over": plan.over, "method": plan.method}
-        heads = self.heads_facts([head for one in self.sets for head in one.heads])
-        return self.task_facts | how | heads | {"random": plan.random, "seed": plan.seed, "pairs": pairs}
+        drawn = {"random": plan.random, "seed": plan.seed}
+        return self.task_facts | how | self.heads_facts(self.sets) | drawn | {"pairs": pairs}
 
     def cost(self) -> Cost:
         sets = [*self.sets, *self.random]
-        return self.cost_of_passes(f"{len(sets)} patches of {number_of(len(self.pairs), 'pair')}", sets)
+        what = f"{len(sets)} patches of {number_of(len(self.pairs), 'pair')}: at most"
+        return cost_of_passes(what, self.passes, sets)
 
     def measure(self, facts: dict[str, Any], parts: Parts, advance: Advance) -> PatchedPairs:
         estimates, sets, order = None, self.sets, dict[str, Any]()
         if self.plan.method == "gradient":
             estimates = estimated(self.passes, sets, advance)
-            sets = _tried(sets, estimates)
+            sets = [sets[place] for place in tried_of(estimates[::2].mean(0))]
         # A pair of the same text loses exactly 0, and where all are such nothing is run.
         every = {one.identity: one for one in [*sets, *self.random]}
         alike_S = np.repeat([pair.alike for pair in self.pairs], 2)
@@ -515,10 +495,3 @@ def least_gap(passes: Passes) -> float:
     """
     eps = torch.finfo(getattr(torch, passes.loaded.dtype)).eps
     return max(LEAST, ROUNDED * eps) * passes.logit_spread([0, 1])
-
-
-def _tried(patches: Sequence[Patch], estimate_SN: np.ndarray) -> list[Patch]:
-    """TRIED patches from the largest to the smallest estimate, equally far apart in that order."""
-    order = np.argsort(-estimate_SN[::2].mean(0), kind="stable")
-    places = np.unique(np.linspace(0, len(order) - 1, TRIED).round().astype(int))
-    return [patches[place] for place in order[places]]

@@ -35,7 +35,6 @@ from attnscope.utils.display import head_name, number_of
 
 if TYPE_CHECKING:
     from attnscope.model.loaded import LoadedModel
-    from attnscope.model.selection import HeadIndex
 
 HALF = ("bfloat16", "float16")
 SHARED_FROM = 8  # sets from which sharing layers is worth its own check
@@ -169,9 +168,9 @@ class SetStudy(Study[Record]):
         """The model, the texts, and what is changed and measured in them."""
         return task_facts(self.model, self.passes.task, self.passes.intervention, self.passes.measure)
 
-    def heads_facts(self, heads: Iterable[HeadIndex]) -> dict[str, Any]:
-        """Which heads are changed; heads: of every set."""
-        names = " ".join(sorted(head_name(*head) for head in heads))
+    def heads_facts(self, sets: Iterable[HeadSet]) -> dict[str, Any]:
+        """Which heads are changed; sets: those that have them all."""
+        names = " ".join(sorted(head_name(*head) for changed in sets for head in changed.heads))
         return {
             "select": self.plan.name,
             "heads_sha256": hashlib.sha256(names.encode()).hexdigest(),
@@ -180,16 +179,12 @@ class SetStudy(Study[Record]):
 
     @property
     def facts(self) -> dict[str, Any]:
-        return self.task_facts | self.heads_facts([head for one in self.sets for head in one.heads])
+        return self.task_facts | self.heads_facts(self.sets)
 
     def cost(self) -> Cost:
         texts = number_of(len(self.passes.task), "text")
-        return self.cost_of_passes(f"{number_of(len(self.sets), 'set')} of heads, on {texts}", self.sets)
-
-    def cost_of_passes(self, what: str, sets: Sequence[HeadSet], *, times: int = 1, before: int = 0) -> Cost:
-        """What it would take at most. what: how many sets of what kind, on how many texts. times: the sets that are run
-        for each. before: tokens times layers of the passes that come first."""
-        return cost_of_passes(f"{what}: at most", self.passes, sets, times=times, before=before)
+        what = f"{number_of(len(self.sets), 'set')} of heads, on {texts}: at most"
+        return cost_of_passes(what, self.passes, self.sets)
 
 
 def cost_of_passes(
@@ -201,8 +196,9 @@ def cost_of_passes(
     before: int = 0,
     of_all: Callable[[int], int] = lambda count: count,
 ) -> Cost:
-    """What passes take; what, times, before: as of `SetStudy.cost_of_passes`. of_all: what all sequences take, where
-    those of the task take so much and are but some of them."""
+    """What passes take. what: how many sets of what kind, on how many texts. times: the sets that are run for each.
+    before: tokens times layers of the passes that come first. of_all: what all sequences take, where those of the task
+    take so much and are but some of them."""
     token_layers = before + passes.token_layers(sets) * times
     rows = sum(map(len, passes.task.rows)) * (1 + len(sets) * times)
     count = of_all(round(operations(passes.loaded, token_layers, rows)))

@@ -97,7 +97,7 @@ def test_the_model_keeps_no_gradients(demo, task):
 
 def test_tried_heads_are_spread_over_the_screen(demo, task):
     found = first_order(prepared(demo, task, [], "zero"))
-    tried = [one.heads[0] for one in tried_of(found)]
+    tried = [found.heads[place] for place in tried_of(found.signed_SN.mean(0))]
     order = [found.heads[place] for place in np.argsort(-found.signed_SN.mean(0))]
     assert len(set(tried)) == 8
     assert (tried[0], tried[-1]) == (order[0], order[-1])
