@@ -28,7 +28,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -47,13 +47,14 @@ from attnscope.interventions.passes import Advance, Passes, prepared
 from attnscope.interventions.replacement import Replacement
 from attnscope.interventions.spec import HeadSet, Task
 from attnscope.model.geometry import Geometry
+from attnscope.model.selection import everything, pairs
 from attnscope.observe.atlas import columns_of
 from attnscope.observe.logit_path import Way, way_to_logits
 from attnscope.studies.ablation_search import CONTROLS, DrawnFrom, controls_of, parts, whole_groups
 from attnscope.studies.parts import Parts, StudyRecord
 from attnscope.studies.probes import SEQUENCES, begins, drafts, token_pool
 from attnscope.studies.statistics import FEWEST, beside_random, effect_columns
-from attnscope.studies.study import HALF, Cost, Study, cost_of_passes, effects_of, task_facts
+from attnscope.studies.study import HALF, Cost, Study, cost_of_passes, effects_of, learning_cost, task_facts
 from attnscope.utils.files import check_schema, check_types, damaged, parsed_line, read_json, read_text
 from attnscope.utils.tables import as_table, integers, numbers, words
 
@@ -120,8 +121,7 @@ class HeadSets:
     @property
     def sets(self) -> list[HeadSet]:
         """All of them, none twice."""
-        every = [*self.named, *(one for kind in (self.alone, self.random) for sets in kind.values() for one in sets)]
-        return list({one.heads: one for one in every}.values())
+        return list({one.heads: one for one in chain(self.named, *self.alone.values(), *self.random.values())}.values())
 
 
 @dataclass(frozen=True, repr=False)
@@ -141,8 +141,8 @@ class Ablation(StudyRecord):
         """What was measured, and the costliest set."""
         worst = max(self.asked.named, key=lambda one: float(self.effect(one).mean()))
         task = f"{self.facts['task']['name']}, {len(self.intact_S)} sequences"
-        said = f"{len(self.asked.named)} sets; costliest {worst.name}, {float(self.effect(worst).mean()):+.3f}"
-        return f"{self.facts['model']['name']}, {task}: {said}"
+        costliest = f"costliest {worst.name}, {float(self.effect(worst).mean()):+.3f}"
+        return f"{self.facts['model']['name']}, {task}: {len(self.asked.named)} sets; {costliest}"
 
     @cached_property
     def tested(self) -> list[tuple[HeadIndex, ...]]:
@@ -183,11 +183,11 @@ class Ablation(StudyRecord):
             for condition, _, one in rows
         ]
         # Each named set is compared with its own random sets.
-        beside = {name: np.full(len(rows), np.nan) for name in ("random_low", "random_high", "p_random")}
+        beside_3K = np.full((3, len(rows)), np.nan)
         for row, one in enumerate(self.asked.named):
             random_D = np.array([self.effect(other).mean() for other in self.asked.random[one.name]])
-            for name, value in zip(beside, beside_random(self.effect(one).mean(), random_D), strict=True):
-                beside[name][row] = value
+            beside_3K[:, row] = beside_random(self.effect(one).mean(), random_D)
+        beside = dict(zip(("random_low", "random_high", "p_random"), beside_3K, strict=True))
         drawn = [len(self.asked.random[name]) if condition == "together" else None for condition, name, _ in rows]
         sets = list(dict.fromkeys(name for _, name, _ in rows))
         whole = as_table(
@@ -236,10 +236,9 @@ class AblationStudy(Study[Ablation]):
 
     def cost(self, of_all: Callable[[int], int] = lambda count: count) -> Cost:
         """As of any study; of_all: what all sequences take, where those of the task are but some of them."""
-        passes = self.planned
-        what = f"{len(self.asked.sets)} sets on {of_all(len(self.task))} sequences of {self.task.name}:"
-        means = passes.token_layers([]) if passes.intervention.learns else 0
-        return cost_of_passes(what, passes, self.asked.sets, before=means, of_all=of_all)
+        passes, sets = self.planned, self.asked.sets
+        what = f"{len(sets)} sets on {of_all(len(self.task))} sequences of {self.task.name}:"
+        return cost_of_passes(what, passes, sets, before=learning_cost(passes), of_all=of_all)
 
     @property
     def planned(self) -> Passes:
@@ -248,14 +247,13 @@ class AblationStudy(Study[Ablation]):
 
     def measure(self, facts: dict[str, Any], parts: Parts, advance: Advance) -> Ablation:
         sets = [*[COPY] * (self.model.dtype in HALF), *self.asked.sets]
-        how: dict[str, Any] = {"measure": self.metric, "advance": advance}
-        passes = prepared(self.model, self.task, sets, self.replacement, **how)
+        passes = prepared(self.model, self.task, sets, self.replacement, measure=self.metric, advance=advance)
         intact_S, effect_SK = effects_of(passes, sets, parts, advance)
         effects = dict(zip([one.heads for one in sets], effect_SK.T, strict=True))
         spread = float(np.abs(effects[()]).max()) if () in effects else None
+        direct = self.direct or Direct({})
         facts |= {"intact": float(intact_S.mean()), "spread": spread, "unshared": passes.why_not or None}
-        facts |= {"direct": (self.direct.said or None) if self.direct else None}
-        return Ablation(self.asked, intact_S, effects, facts, (self.direct.values or None) if self.direct else None)
+        return Ablation(self.asked, intact_S, effects, facts | {"direct": direct.note or None}, direct.values or None)
 
 
 def kept_ablation(folder: Path) -> Ablation:
@@ -270,25 +268,21 @@ def kept_ablation(folder: Path) -> Ablation:
         if facts["replacement"] not in get_args(Replacement):
             raise ValueError(f"{facts['replacement']} replaces no head")
         columns = columns_of(folder / TABLE, STORED, lists="heads")
-        rows = list(zip(*(columns[name] for name in ("set", "condition", "heads", "effect")), strict=True))
-        heads = [_heads_of(spelled) for _, _, spelled, _ in rows]
-        effects = {of: np.array([effect], np.float64) for of, (*_, effect) in zip(heads, rows, strict=True)}
-        together = [
-            (of, name) for of, (name, condition, *_) in zip(heads, rows, strict=True) if condition == "together"
-        ]
-        named = [HeadSet(name, of) for of, name in together]
-        direct = zip(heads, columns.get("direct") or [None] * len(rows), strict=True)
+        heads = [_heads_of(spelled) for spelled in columns["heads"]]
+        effects = {of: np.array([effect], np.float64) for of, effect in zip(heads, columns["effect"], strict=True)}
+        rows = zip(heads, columns["set"], columns["condition"], strict=True)
+        named = [HeadSet(name, of) for of, name, condition in rows if condition == "together"]
+        direct = zip(heads, columns.get("direct") or [None] * len(heads), strict=True)
         alone = {of[0]: float(value) for of, value in direct if len(of) == 1 and value is not None}
-        said = {name: facts[name] for name in FACTS}
-        return Ablation(HeadSets(tuple(named), {}, {}), np.empty(0), effects, said, alone or None)
+        known = {name: facts[name] for name in FACTS}
+        return Ablation(HeadSets(tuple(named), {}, {}), np.empty(0), effects, known, alone or None)
 
 
 def _heads_of(spelled: str) -> tuple[HeadIndex, ...]:
     """`L3H0 L3H1` as heads. Raises ValueError for what is none."""
-    found = [re.fullmatch(r"L(\d{1,6})H(\d{1,6})", one, re.ASCII) for one in spelled.split()]
-    if not found or None in found:
+    if not re.fullmatch(r"\s*(L\d{1,6}H\d{1,6}(\s+|$))+", spelled, re.ASCII):
         raise ValueError(f"{spelled!r} are no heads")
-    return tuple((int(one[1]), int(one[2])) for one in found if one)
+    return tuple((int(layer), int(head)) for layer, head in re.findall(r"L(\d+)H(\d+)", spelled, re.ASCII))
 
 
 PERIOD = 50
@@ -299,62 +293,54 @@ def copy(loaded: LoadedModel, *, sequences: int = SEQUENCES, seed: int = 0, pool
     """The probes' repeated tokens r r, as long as PERIOD if the model reads that; of r's second copy all but its first
     token count, which nothing predicts. Drawn apart from the probes, whose sequences chose the heads of each role."""
     begin = begins(loaded)
-    made = drafts(token_pool(loaded, pool), begin, loaded.geometry.max_positions, sequences)
-    repeated = {one.period: one for one in made if one.period is not None}
+    trials = drafts(token_pool(loaded, pool), begin, loaded.geometry.max_positions, sequences)
+    repeated = {draft.period: draft for draft in trials if draft.period is not None}
     if not repeated:
         raise InputError(f"{loaded.name} reads too few tokens to repeat any", "give it a task of your own with {on}")
-    period = min(repeated, key=lambda one: abs(one - PERIOD))
+    period = min(repeated, key=lambda length: abs(length - PERIOD))
     ids_ST = repeated[period]._replace(seeded_as=f"copy p{period}").drawn(seed).arms["repeated"].ids_ST
     rows = tuple(range(len(begin) + period, len(begin) + 2 * period - 1))
-    ids = tuple(tuple(map(int, one)) for one in ids_ST)
-    return Task("copy", ids, (rows,) * len(ids_ST), {"period": period, "seed": seed})
+    return Task("copy", tuple(map(tuple, ids_ST.tolist())), (rows,) * len(ids_ST), {"period": period, "seed": seed})
 
 
 def texts(loaded: LoadedModel, given: Sequence[str], most: int | None = None) -> Task:
     """Natural texts, the loss of every token but the first; most: tokens that are read of each, None for all the model
     reads. Raises InputError where no text has two tokens."""
-    prompts = [one for one in _prompts(loaded, given, most) if len(one) > 1]
+    prompts = [prompt for prompt in _prompts(loaded, given, most) if len(prompt) > 1]
     if not prompts:
         raise InputError("no text has two tokens", "give texts with at least two words")
-    return Task(
-        "texts",
-        tuple(one.ids for one in prompts),
-        tuple(tuple(range(len(one) - 1)) for one in prompts),
-        {"texts": len(prompts)},
-    )
+    rows = tuple(tuple(range(len(prompt) - 1)) for prompt in prompts)
+    return Task("texts", tuple(prompt.ids for prompt in prompts), rows, {"texts": len(prompts)})
 
 
 def targets(loaded: LoadedModel, path: Path, most: int | None = None) -> Task:
     """The texts of a JSONL file, {"text": "...", "targets": [[12, 16]]} per line: tokens that hold a character of a
     range count; most: lines that are read. Raises InputError, with the line's number, for a line that is no such record
     or names no token."""
-    lines = [(number, one) for number, one in enumerate(read_text(None, str(path)).splitlines(), 1) if one.strip()][
-        :most
-    ]
-    records = [_record(line, f"{path}, line {number}") for number, line in lines]
-    prompts = _prompts(loaded, [text for text, _ in records], None)
-    rows = []
-    for (number, _), prompt, (_, ranges) in zip(lines, prompts, records, strict=True):
-        found = _named(prompt, ranges)
-        if not found:
-            raise InputError(f"{path}, line {number}: its targets name no token that others come before", RECORD)
-        rows.append(found)
-    return Task(path.name, tuple(one.ids for one in prompts), tuple(rows), {"file": str(path)})
+    lines = enumerate(read_text(None, str(path)).splitlines(), 1)
+    places = {f"{path}, line {number}": line for number, line in lines if line.strip()}
+    texts, targets = [], []
+    for where, line in islice(places.items(), most):
+        record = parsed_line(line, where, RECORD)
+        text, ranges = (record.get("text"), record.get("targets")) if isinstance(record, dict) else (None, None)
+        if not isinstance(text, str) or not text.strip() or not isinstance(ranges, list) or not ranges:
+            raise InputError(f"{where} is not a text with targets", RECORD)
+        for ends in ranges:
+            whole = isinstance(ends, list) and len(ends) == 2 and all(type(end) is int for end in ends)
+            if not whole or not 0 <= ends[0] < ends[1] <= len(text):
+                raise InputError(f"{where}: {ends!r} is not a range of its {len(text)} characters", RECORD)
+        texts.append(text)
+        targets.append(ranges)
+    # Every line is a record before the first is tokenised.
+    prompts = _prompts(loaded, texts, None)
+    rows = [_named(prompt, ranges) for prompt, ranges in zip(prompts, targets, strict=True)]
+    without = next((where for where, named in zip(places, rows, strict=False) if not named), None)
+    if without is not None:
+        raise InputError(f"{without}: its targets name no token that others come before", RECORD)
+    return Task(path.name, tuple(prompt.ids for prompt in prompts), tuple(rows), {"file": str(path)})
 
 
-def _record(line: str, where: str) -> tuple[str, list[tuple[int, int]]]:
-    record = parsed_line(line, where, RECORD)
-    text, ranges = (record.get("text"), record.get("targets")) if isinstance(record, dict) else (None, None)
-    if not isinstance(text, str) or not text.strip() or not isinstance(ranges, list) or not ranges:
-        raise InputError(f"{where} is not a text with targets", RECORD)
-    for one in ranges:
-        whole = isinstance(one, list) and len(one) == 2 and all(type(end) is int for end in one)
-        if not whole or not 0 <= one[0] < one[1] <= len(text):
-            raise InputError(f"{where}: {one!r} is not a range of its {len(text)} characters", RECORD)
-    return text, [(start, stop) for start, stop in ranges]
-
-
-def _named(prompt: Prompt, ranges: Sequence[tuple[int, int]]) -> tuple[int, ...]:
+def _named(prompt: Prompt, ranges: Sequence[Sequence[int]]) -> tuple[int, ...]:
     """The rows before the tokens that hold a character of a range."""
     return tuple(
         token - 1
@@ -380,7 +366,7 @@ class Direct:
     """Every head's mean direct effect, and what to say of them; none, and why."""
 
     values: Mapping[HeadIndex, float]
-    said: str = ""
+    note: str = ""
 
 
 def direct_means(passes: Passes, advance: Advance = lambda token_layers: None) -> Direct:
@@ -388,24 +374,22 @@ def direct_means(passes: Passes, advance: Advance = lambda token_layers: None) -
     way = way_to_logits(passes.loaded, passes.task.ids[0][:TRIED])
     if isinstance(way, str):
         return Direct({}, way)
-    layers = passes.loaded.geometry.heads_by_layer
-    heads = [(layer, head) for layer, count in layers.items() for head in range(count)]
-    means_N = direct(passes, way, advance).mean(0)
-    return Direct(dict(zip(heads, means_N.tolist(), strict=True)), way.note)
+    heads = pairs(everything(passes.loaded.geometry.heads_by_layer))
+    return Direct(dict(zip(heads, direct(passes, way, advance).mean(0).tolist(), strict=True)), way.note)
 
 
 def direct(passes: Passes, way: Way, advance: Advance = lambda token_layers: None) -> np.ndarray:
     """(S, N) float64: what each head adds to the right tokens' centred logits, the mean over each sequence's rows."""
-    found: dict[int, np.ndarray] = {}
+    effects: dict[int, np.ndarray] = {}
     for batch in passes.batches(0):
         ids_BT = passes.ids(batch)
         right_BT = torch.full_like(ids_BT, -1)
-        for number, text in enumerate(batch):
-            row_R = torch.tensor(passes.task.rows[text], device=ids_BT.device)
+        for number, sequence in enumerate(batch):
+            row_R = torch.tensor(passes.task.rows[sequence], device=ids_BT.device)
             right_BT[number, row_R] = ids_BT[number, row_R + 1]
-        found |= dict(zip(batch, direct_effects(passes.loaded, way, ids_BT, right_BT).numpy(), strict=True))
+        effects |= dict(zip(batch, direct_effects(passes.loaded, way, ids_BT, right_BT).numpy(), strict=True))
         advance(passes.cost(batch, []))
-    return np.stack([found[place] for place in range(len(passes.task))])
+    return np.stack([effects[sequence] for sequence in range(len(passes.task))])
 
 
 def direct_effects(loaded: LoadedModel, way: Way, ids_BT: Tensor, right_BT: Tensor) -> Tensor:

@@ -31,7 +31,7 @@ import itertools
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import combinations
 from pathlib import Path
@@ -49,7 +49,7 @@ from attnscope.model.geometry import Geometry
 from attnscope.model.selection import HeadIndex, HeadsByRole, everything, pairs, select
 from attnscope.studies.parts import Column, Parts, StudyRecord
 from attnscope.studies.statistics import effect_columns, largest_first, rank_correlation
-from attnscope.studies.study import Cost, Study, cost_of, effects_of, operations, task_facts
+from attnscope.studies.study import Cost, Study, cost_of, effects_of, learning_cost, operations, task_facts
 from attnscope.utils.display import head_name, head_names
 from attnscope.utils.files import parsed_line, read_text
 from attnscope.utils.tables import as_table, integers, save
@@ -83,32 +83,32 @@ def read_sets(path: Path, geometry: Geometry) -> list[HeadSet]:
 
     Raises InputError, with the line's number, for a line that is no such record and for heads that are not there.
     """
-    lines = enumerate(read_text(None, str(path)).splitlines(), 1)
-    found = [_read_set(line, f"{path}, line {number}", geometry) for number, line in lines if line.strip()]
-    names = [one.name for one in found]
+    sets: list[HeadSet] = []
+    for number, line in enumerate(read_text(None, str(path)).splitlines(), 1):
+        if not line.strip():
+            continue
+        where = f"{path}, line {number}"
+        record = parsed_line(line, where, 'write {"set": "name", "heads": ["L3H0"]}')
+        name, heads = (record.get("set"), record.get("heads")) if isinstance(record, dict) else (None, None)
+        # Programs write a head as a pair of numbers, too: [3, 0] is L3H0.
+        if isinstance(heads, list):
+            for place, head in enumerate(heads):
+                if isinstance(head, list) and len(head) == 2 and all(type(part) is int and part >= 0 for part in head):
+                    heads[place] = f"L{head[0]}H{head[1]}"
+        if not isinstance(name, str) or not isinstance(heads, list) or not all(isinstance(head, str) for head in heads):
+            hint = 'write "set", a name, and "heads", a list such as ["L3H0"]'
+            raise InputError(f"{where} is not a set of heads", hint)
+        if not heads:
+            raise InputError(f"{where}: the set {name!r} has no heads", "name some, such as L3H0")
+        try:
+            sets.append(head_set(name, select(",".join(heads), geometry.heads_by_layer)))
+        except UsageError as error:
+            raise InputError(f"{where}: {error.message}", error.hint) from error
+    names = [chosen.name for chosen in sets]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise InputError(f"{path} has two sets called {twice!r}", "give each a name of its own")
-    return found
-
-
-def _read_set(line: str, where: str, geometry: Geometry) -> HeadSet:
-    record = parsed_line(line, where, 'write {"set": "name", "heads": ["L3H0"]}')
-    name, heads = (record.get("set"), record.get("heads")) if isinstance(record, dict) else (None, None)
-    if isinstance(heads, list):  # [3, 0] is L3H0
-        heads = [f"L{one[0]}H{one[1]}" if _is_pair(one) else one for one in heads]
-    if not isinstance(name, str) or not isinstance(heads, list) or not all(isinstance(one, str) for one in heads):
-        raise InputError(f"{where} is not a set of heads", 'write "set", a name, and "heads", a list such as ["L3H0"]')
-    if not heads:
-        raise InputError(f"{where}: the set {name!r} has no heads", "name some, such as L3H0")
-    try:
-        return head_set(name, select(",".join(heads), geometry.heads_by_layer))
-    except UsageError as error:
-        raise InputError(f"{where}: {error.message}", error.hint) from error
-
-
-def _is_pair(one: object) -> bool:
-    return isinstance(one, list) and len(one) == 2 and all(type(number) is int and number >= 0 for number in one)
+    return sets
 
 
 def selected(expression: str, geometry: Geometry, named: HeadsByRole | None = None) -> HeadSet:
@@ -173,16 +173,29 @@ def controls_of(
     if count > MOST_SETS:
         raise UsageError(f"expected at most {MOST_SETS:,} random sets, got {count:,}", "use {random=100}")
     taken, shared = {head for other in named for head in other.heads}, _shared(geometry, by_kv)
-    free = {layer: _free(layer, heads, shared[layer], taken) for layer, heads in geometry.heads_by_layer.items()}
-    wanted = {layer: heads // shared[layer] for layer, heads in one.per_layer.items()}
-    if math.prod(math.comb(len(free[layer]), units) for layer, units in wanted.items()) <= count:
-        chosen = itertools.product(*(itertools.combinations(free[layer], units) for layer, units in wanted.items()))
-        drawn: Iterator[tuple[Unit, ...]] = (tuple(itertools.chain(*choice)) for choice in chosen)
+    free: dict[int, list[Unit]] = {}
+    for layer, width in geometry.heads_by_layer.items():
+        starts = range(0, width, shared[layer])
+        units = [tuple((layer, start + part) for part in range(shared[layer])) for start in starts]
+        free[layer] = [unit for unit in units if not taken.intersection(unit)]
+    wanted = {layer: number // shared[layer] for layer, number in one.per_layer.items()}
+    if math.prod(math.comb(len(free[layer]), number) for layer, number in wanted.items()) <= count:
+        chosen = itertools.product(*(itertools.combinations(free[layer], number) for layer, number in wanted.items()))
+        drawn: Iterable[tuple[Unit, ...]] = (tuple(itertools.chain(*choice)) for choice in chosen)
     else:
-        drawn = _draws(free, wanted, np.random.default_rng([seed, *one.name.encode()]))
+        # Different choices of so many units in each layer; one more than are wanted, since one may be the set itself.
+        generator, choices = np.random.default_rng([seed, *one.name.encode()]), dict[tuple[Unit, ...], None]()
+        while len(choices) <= count:
+            units_by_layer = (
+                free[layer][place]
+                for layer, number in wanted.items()
+                for place in sorted(generator.choice(len(free[layer]), number, replace=False))
+            )
+            choices[tuple(units_by_layer)] = None
+        drawn = choices
     heads = (tuple(sorted(itertools.chain(*units))) for units in drawn)
-    others = itertools.islice((found for found in heads if found != one.heads), count)
-    return [HeadSet(f"{one.name}, random {number}", found) for number, found in enumerate(others)]
+    others = itertools.islice((other for other in heads if other != one.heads), count)
+    return [HeadSet(f"{one.name}, random {number}", other) for number, other in enumerate(others)]
 
 
 Unit = tuple[tuple[int, int], ...]
@@ -191,28 +204,6 @@ Unit = tuple[tuple[int, int], ...]
 def _shared(geometry: Geometry, by_kv: bool) -> dict[int, int]:
     """{layer: heads that go together}."""
     return {layer.index: layer.heads // layer.kv_heads if by_kv else 1 for layer in geometry.attention_layers}
-
-
-def _free(layer: int, heads: int, shared: int, taken: set[tuple[int, int]]) -> list[Unit]:
-    """The layer's units of heads, those that somebody has taken left out."""
-    units = [tuple((layer, start + part) for part in range(shared)) for start in range(0, heads, shared)]
-    return [one for one in units if not taken.intersection(one)]
-
-
-def _draws(
-    free: Mapping[int, Sequence[Unit]], wanted: Mapping[int, int], generator: np.random.Generator
-) -> Iterator[tuple[Unit, ...]]:
-    """Different choices of so many units in each layer, without end."""
-    seen: set[tuple[Unit, ...]] = set()
-    while True:
-        drawn = tuple(
-            free[layer][place]
-            for layer, units in wanted.items()
-            for place in sorted(generator.choice(len(free[layer]), units, replace=False))
-        )
-        if drawn not in seen:
-            seen.add(drawn)
-            yield drawn
 
 
 class HeadRecord(StudyRecord):
@@ -267,8 +258,8 @@ class HeadStudy(Study[Record]):
     def cost(self, of_all: Callable[[int], int] = lambda count: count) -> Cost:
         """As of any study; of_all: what all sequences take, where those of the task are but some of them."""
         passes = Passes.planned(self.model, self.task, self.replacement)
-        means = passes.token_layers([]) if passes.intervention.learns else 0
-        token_layers, once = of_all(self.token_layers(passes) + means), of_all(passes.token_layers([]))
+        token_layers = of_all(self.token_layers(passes) + learning_cost(passes))
+        once = of_all(passes.token_layers([]))
         rows = of_all(sum(map(len, self.task.rows))) * token_layers // max(1, once)
         what = f"{self.kind} of {len(self.heads)} heads on {of_all(len(self.task))} sequences of {self.task.name}:"
         sets = [HeadSet("", (head,)) for head in self.heads]
@@ -302,8 +293,8 @@ class Pairs(HeadRecord):
         ends = np.array(self.pairs, np.int32).reshape(-1, 4).T
         places = dict(zip(("layer", "head", "other_layer", "other_head"), ends, strict=True))
         costs = {"pair": self.pair_SN.mean(0), "sum": self.sum_SN.mean(0)}
-        found = {"synergy" if name == "effect" else name: values for name, values in self.statistics.items()}
-        columns = {**places, **costs, **found, "n": found["n"].astype(np.int32)}
+        known = {"synergy" if name == "effect" else name: values for name, values in self.statistics.items()}
+        columns = {**places, **costs, **known, "n": known["n"].astype(np.int32)}
         return as_table(columns).take(integers(largest_first(self.statistics["effect"])))
 
 
@@ -413,26 +404,26 @@ def curve(steps: Sequence[Step], intact: float, measure: Measure = LOSS) -> pa.T
     )
 
 
-def _best(passes: Passes, away: Sequence[HeadIndex], left: Sequence[HeadIndex]) -> Step:
-    sets = [HeadSet(f"and {head_name(*head)}", tuple(sorted([*away, head]))) for head in left]
-    value_K = passes.measured(sets)[:, 1:].mean(0)
-    place = int(np.argmin(passes.measure.worse * value_K))
-    return Step(*left[place], float(value_K[place]))
-
-
 def _cost(passes: Passes, left: int) -> int:
     return passes.task.tokens * len(passes.loaded.geometry.layers) * (1 + left)
 
 
 def _step(parts: Parts, passes: Passes, away: Sequence[HeadIndex], left: Sequence[HeadIndex]) -> Step:
     """The next step, from the folder where an earlier run left it."""
-    found = parts.kept(
+
+    def cheapest() -> dict[str, np.ndarray]:
+        sets = [HeadSet(f"and {head_name(*head)}", tuple(sorted([*away, head]))) for head in left]
+        value_K = passes.measured(sets)[:, 1:].mean(0)
+        place = int(np.argmin(passes.measure.worse * value_K))
+        return dict(zip(("layer", "head", "value"), map(np.array, (*left[place], value_K[place])), strict=True))
+
+    step = parts.kept(
         f"step-{len(away) + 1:05}",
         {"layer": Column((), "i"), "head": Column((), "i"), "value": Column(())},
-        lambda: {name: np.array(value) for name, value in asdict(_best(passes, away, left)).items()},
+        cheapest,
         fits=lambda columns: (int(columns["layer"]), int(columns["head"])) in left,
     )
-    return Step(int(found["layer"]), int(found["head"]), float(found["value"]))
+    return Step(int(step["layer"]), int(step["head"]), float(step["value"]))
 
 
 TRIED = 8  # heads that are ablated to see how far the screen can be trusted

@@ -205,6 +205,11 @@ def cost_of_passes(
     return cost_of(what, of_all(token_layers), count, passes, sets)
 
 
+def learning_cost(passes: Passes) -> int:
+    """Tokens times layers of the pass that the intervention learns from, such as means; 0 where it learns nothing."""
+    return passes.token_layers([]) if passes.intervention.learns else 0
+
+
 def cost_of(what: str, token_layers: int, operations: float, passes: Passes, sets: Sequence[HeadSet]) -> Cost:
     """So many tokens times layers, timed by a batch of some sets."""
     line = f"{what} {token_layers} tokens x layers, about {operations:.0e} operations"

@@ -50,7 +50,7 @@ def test_the_figure_shows_what_was_measured(demo):
     assert alone.values[3, 1] == pytest.approx(cost["alone"].mean() - intact, abs=1e-5)
     assert (bar.name, bar.value) == ("both, 2 heads", pytest.approx(cost["both"].mean() - intact, abs=1e-5))
     assert all(map(math.isnan, (*bar.interval, *bar.random))), "too few sequences, and no random sets"
-    assert found.facts["direct"] == said.said
+    assert found.facts["direct"] == said.note
     without = AblationStudy(
         demo, task, HeadSets.of([both], demo.geometry, random=0), "zero", direct=Direct({}, "no way")
     ).run()
