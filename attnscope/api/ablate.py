@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from attnscope.export.drawing import Picture
     from attnscope.interventions.spec import HeadSet, Task
     from attnscope.model.loaded import LoadedModel
-    from attnscope.model.selection import HeadIndex
     from attnscope.studies.atlas import Atlas, Plan
 
 QUESTIONS: Mapping[str, type[HeadStudy[Any]]] = {study.kind: study for study in (PairsStudy, PruneStudy, ScreenStudy)}
@@ -76,17 +75,8 @@ class Answered(StudyResult[HeadStudy[Any], HeadRecord]):
         return [save_pruning(folder / f"prune.{style.image}", names, values, [("uniform guess", found.guess)], style)]
 
 
-def question_of(wishes: Mapping[str, bool]) -> type[HeadStudy[Any]] | None:
-    """The one question that is wished for, None without one. Raises UsageError for two."""
-    wanted = [name for name, asked in wishes.items() if asked]
-    if len(wanted) > 1:
-        raise UsageError(f"{wanted[0]} and {wanted[1]} were both asked for", "ask one question at a time")
-    return QUESTIONS[wanted[0]] if wanted else None
-
-
-HeadsOption = (
-    str | Sequence[str] | Mapping[str, Sequence[str]] | Path
-)  # heads that go: a selection, names, sets, their file
+# What names the heads that go: a selection, names, sets, or a file of sets.
+HeadsOption = str | Sequence[str] | Mapping[str, Sequence[str]] | Path
 EACH = "each head"
 PROBED = ("repeated", "offsets")  # trials that name the sets where none are named
 
@@ -121,7 +111,11 @@ class AblateOptions:
     @property
     def question(self) -> type[HeadStudy[Any]] | None:
         """The question that is asked instead of what sets cost. Raises UsageError for two at once."""
-        return question_of({"pairs": self.pairs, "prune": self.prune, "gradient": self.method == "gradient"})
+        wishes = {"pairs": self.pairs, "prune": self.prune, "gradient": self.method == "gradient"}
+        wanted = [name for name, wish in wishes.items() if wish]
+        if len(wanted) > 1:
+            raise UsageError(f"{wanted[0]} and {wanted[1]} were both asked for", "ask one question at a time")
+        return QUESTIONS[wanted[0]] if wanted else None
 
 
 @dataclass(frozen=True)
@@ -185,17 +179,21 @@ def named_sets(
         together = selected(expression, loaded.geometry, atlas.by_role() if atlas else None)
         each = parts(together, loaded.geometry, asked.by == "kv")
         return [together, *(one for one in each if one.heads != together.heads)], atlas
-    atlas = atlas or probed(loaded, asked.seed, tell)
-    found = of_roles(atlas.roles, list(atlas.by_role()))
-    if not found:
+    if atlas is None:
+        planned, layers = probes_of(loaded, asked.seed), len(loaded.geometry.layers)
+        tell.say(f"no sets were named: probes find the roles, {planned.tokens} tokens x {layers} layers")
+        with tell.stage("reading probes", planned.tokens, "tokens") as advance:
+            atlas = ScanStudy(loaded, planned).run(advance=advance)
+    sets = of_roles(atlas.roles, list(atlas.by_role()))
+    if not sets:
         raise InputError("no head has a role", "name heads with {select=3.0-1}")
-    return found, atlas
+    return sets, atlas
 
 
 def atlas_named(loaded: LoadedModel, asked: Atlas | Path | str | None) -> Atlas | None:
     """The atlas that was asked for, or the one in the model's folder; None without one."""
-    atlas = atlas_of(loaded, asked, load_atlas)
-    if atlas is not None and set(atlas.heads) != set(_all_heads(loaded)):
+    atlas, every = atlas_of(loaded, asked, load_atlas), pairs(everything(loaded.geometry.heads_by_layer))
+    if atlas is not None and set(atlas.heads) != set(every):
         raise InputError("the atlas is of a model with other heads", "scan this one")
     return atlas
 
@@ -206,32 +204,19 @@ def probes_of(loaded: LoadedModel, seed: int) -> Plan:
     return replace(planned, trials=[one for one in planned.trials if one.name.startswith(PROBED)])
 
 
-def probed(loaded: LoadedModel, seed: int, tell: Progress = NO_PROGRESS) -> Atlas:
-    """What the probes find."""
-    planned, layers = probes_of(loaded, seed), len(loaded.geometry.layers)
-    tell.say(f"no sets were named: probes find the roles, {planned.tokens} tokens x {layers} layers")
-    with tell.stage("reading probes", planned.tokens, "tokens") as advance:
-        return ScanStudy(loaded, planned).run(advance=advance)
-
-
-def with_random(loaded: LoadedModel, named: Sequence[HeadSet], asked: AblateOptions) -> HeadSets:
-    """The sets with their random sets, and each head or kv group alone where that was asked for."""
-    by_kv, drawn = asked.by == "kv", {"random": asked.random, "controls": asked.controls}
-    found = HeadSets.of(named, loaded.geometry, by_kv=by_kv, seed=asked.seed, **drawn)  # type: ignore[arg-type]
-    if not asked.each:
-        return found
-    every = parts(head_set(EACH, everything(loaded.geometry.heads_by_layer)), loaded.geometry, by_kv)
-    return replace(found, alone={**found.alone, EACH: every})
-
-
 def study_of(
     loaded: LoadedModel, task: Task, named: Sequence[HeadSet], asked: AblateOptions
 ) -> AblationStudy | HeadStudy[Any]:
     """The study of some sets; of their heads where another question is asked, of all heads where there are none."""
-    if asked.question is None:
-        return AblationStudy(loaded, task, with_random(loaded, named, asked), asked.replace)
-    heads = sorted({head for one in named for head in one.heads})
-    return asked.question(loaded, task, heads, asked.replace)
+    if asked.question is not None:
+        heads = sorted({head for chosen in named for head in chosen.heads})
+        return asked.question(loaded, task, heads, asked.replace)
+    geometry, by_kv, drawn = loaded.geometry, asked.by == "kv", {"random": asked.random, "controls": asked.controls}
+    sets = HeadSets.of(named, geometry, by_kv=by_kv, seed=asked.seed, **drawn)  # type: ignore[arg-type]
+    if asked.each:
+        each = parts(head_set(EACH, everything(geometry.heads_by_layer)), geometry, by_kv)
+        sets = replace(sets, alone={**sets.alone, EACH: each})
+    return AblationStudy(loaded, task, sets, asked.replace)
 
 
 def run_ablation(
@@ -243,21 +228,17 @@ def run_ablation(
     style: Style = Style(),
 ) -> AblationResult | Answered:
     """Run the study; with a folder, write there and draw. total: what it will take."""
-    found: AblationResult | Answered
+    result: AblationResult | Answered
     if isinstance(study, AblationStudy):
         with tell.stage("direct effects"):
             study = replace(study, direct=direct_means(study.planned))
-        found = AblationResult(study, run_study(study, asked.out, asked.force, tell, total), atlas)
+        result = AblationResult(study, run_study(study, asked.out, asked.force, tell, total), atlas)
     else:
-        found = Answered(study, run_study(study, asked.out, asked.force, tell, total))
+        result = Answered(study, run_study(study, asked.out, asked.force, tell, total))
     if asked.out is not None:
         with tell.stage("drawing"):
-            found.draw(Path(asked.out), style)
-    return found
-
-
-def _all_heads(loaded: LoadedModel) -> Sequence[HeadIndex]:
-    return pairs(everything(loaded.geometry.heads_by_layer))
+            result.draw(Path(asked.out), style)
+    return result
 
 
 @dataclass(frozen=True, repr=False)
@@ -272,4 +253,5 @@ class AblationResult(StudyResult[AblationStudy, Ablation]):
 
     def draw(self, folder: Path, style: Style = Style()) -> list[Path]:
         """Draw what each set costs, next to random ones, and a map of each head; the paths."""
-        return save_ablation(self.found, folder, _all_heads(self.model), self.atlas, style)
+        every = pairs(everything(self.model.geometry.heads_by_layer))
+        return save_ablation(self.found, folder, every, self.atlas, style)

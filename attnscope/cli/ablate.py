@@ -38,7 +38,6 @@ from attnscope.utils.signals import unwinding
 
 if TYPE_CHECKING:
     from attnscope.interventions.spec import Task
-    from attnscope.model.loaded import LoadedModel
     from attnscope.utils.display import Sheet
 
 
@@ -205,14 +204,38 @@ def ablate(studied: Studied, taken: Taken, on: On, otherwise: VariantOptions, me
     """
     output.wanted_format(measured.format)  # what it refuses is refused before the work
     otherwise.check(taken)
-    loaded = _loaded(studied, measured)
 
-    from attnscope.api.ablate import AblateOptions, atlas_named, loss_task, named_sets, run_ablation, study_of
+    from attnscope.model.libraries import silence_libraries
+    from attnscope.model.loading import load
 
-    asked = fill(AblateOptions, taken, **_of(on), **_of(otherwise), out=measured.out, force=measured.force)
+    output.complain_through_talk(measured.quiet)
+    silence_libraries(measured.verbose)
+    with output.progress(f"loading {cells.model_name(studied.asked)}", None, measured.quiet):
+        loaded = load(studied.load_options())
+    output.log(loaded.line, measured.quiet)
+
+    from attnscope.api.ablate import (
+        AblateOptions,
+        atlas_named,
+        loss_task,
+        named_sets,
+        probes_of,
+        run_ablation,
+        study_of,
+    )
+
+    # What the library calls by the same name.
+    shared = {name: getattr(on, name) for name in ("on", "sequences", "seed")}
+    shared |= {name: getattr(otherwise, name) for name in ("pairs", "prune", "method")}
+    asked = fill(AblateOptions, taken, **shared, out=measured.out, force=measured.force)
+    # A question of all heads needs none that are named.
     task, whole = loss_task(loaded, on.read_texts(), asked, on.drawn), otherwise.asks_all and taken.nothing
     if on.dry_run and taken.nothing and not whole and atlas_named(loaded, None) is None:
-        output.show(_before_probes(loaded, task, on))
+        layers = len(loaded.geometry.layers)
+        output.show(
+            f"probes find the roles: {probes_of(loaded, on.seed).tokens} tokens x {layers} layers; then per set and "
+            f"random set at most {on.of_all(task.tokens, task)} tokens x {layers} layers"
+        )
         return 0
     style = look.style(command_line("ablate", studied, taken, on, otherwise, look))
     tell = output.TerminalProgress(measured.quiet)
@@ -228,32 +251,3 @@ def ablate(studied: Studied, taken: Taken, on: On, otherwise: VariantOptions, me
     with unwinding():
         result = run_ablation(study, asked, atlas, tell, cost.steps, style)
     return print_answer(result.found, on, measured)
-
-
-def _of(group: On | VariantOptions) -> dict[str, Any]:
-    """The options of a group that the library has under the same name."""
-    names = ("on", "sequences", "seed", "pairs", "prune", "method")
-    return {name: getattr(group, name) for name in names if hasattr(group, name)}
-
-
-def _loaded(studied: Studied, measured: Measured) -> LoadedModel:
-    from attnscope.model.libraries import silence_libraries
-    from attnscope.model.loading import load
-
-    output.complain_through_talk(measured.quiet)
-    silence_libraries(measured.verbose)
-    with output.progress(f"loading {cells.model_name(studied.asked)}", None, measured.quiet):
-        loaded = load(studied.load_options())
-    output.log(loaded.line, measured.quiet)
-    return loaded
-
-
-def _before_probes(loaded: LoadedModel, task: Task, on: On) -> str:
-    """What is known of the cost before the probes name the sets."""
-    from attnscope.api.ablate import probes_of
-
-    layers = len(loaded.geometry.layers)
-    return (
-        f"probes find the roles: {probes_of(loaded, on.seed).tokens} tokens x {layers} layers; then per set and random "
-        f"set at most {on.of_all(task.tokens, task)} tokens x {layers} layers"
-    )
