@@ -312,7 +312,7 @@ def differences_sheet(result: Comparison, places: Sequence[int], width: int) -> 
             **{name: values[place] for name, values in vars(result.js).items()},
             "lost": result.lost_SN[:, place].mean(),
             "lost, other": result.other_lost_SN[:, place].mean(),
-            **{name: result.metric(name).effect[place] for name in SHOWN},
+            **{name: result.differences[name].effect[place] for name in SHOWN},
         }
         for place in places
     ]

@@ -521,7 +521,7 @@ def panels(comparison: Comparison, stack: str | None = None) -> tuple[tuple[int,
     js_LH = placed(comparison.js.effect)
     drawn = [Panel("Jensen-Shannon divergence", js_LH, 0.0, reach(js_LH), "bits")]
     for metric in (METRICS[id] for id in metrics_for(list(METRICS), stack)):
-        values_LH = placed(comparison.metric(metric.id).effect)
+        values_LH = placed(comparison.differences[metric.id].effect)
         end = reach(values_LH)
         drawn.append(Panel(metric.title, values_LH, -end, end, metric.unit, quantity="difference"))
     return layers, drawn

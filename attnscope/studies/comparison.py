@@ -200,12 +200,9 @@ class Comparison:
         """The mean divergence of each head, with an interval over the texts."""
         return self._paired(self.js_SN, np.zeros_like(self.js_SN[0]), SHARE)
 
-    def metric(self, name: str) -> Effects:
-        """The other side's metric minus the first's, over the texts in which it can show on both."""
-        return self._metrics[name]
-
     @cached_property
-    def _metrics(self) -> dict[str, Effects]:
+    def differences(self) -> dict[str, Effects]:
+        """The other side's metrics minus the first's, over the texts in which they can show on both."""
         return {
             name: self._paired(other_SN, first_SN, KNOWN[name].within)
             for name, (first_SN, other_SN) in self.metrics.items()
@@ -213,9 +210,9 @@ class Comparison:
 
     def open_ends(self) -> tuple[int, int]:
         """How many intervals of metrics' differences have an open end, and how many there are."""
-        every = [self.metric(name) for name in self.metrics]
-        enough = np.concatenate([one.n >= FEWEST for one in every])
-        ends = np.concatenate([np.isnan(one.low) | np.isnan(one.high) for one in every])
+        every = self.differences.values()
+        enough = np.concatenate([effects.n >= FEWEST for effects in every])
+        ends = np.concatenate([np.isnan(effects.low) | np.isnan(effects.high) for effects in every])
         return int((ends & enough).sum()), int(enough.sum())
 
     def _paired(self, score_SN: np.ndarray, null: np.ndarray, within: Range | None) -> Effects:
@@ -223,15 +220,15 @@ class Comparison:
 
         null: measured on the same texts (S, N), or known (N,).
         """
-        found = []
+        by_stack = []
         for places in self.stacks.values():
             score_Sn, of_stack = score_SN[:, places], null[..., places]
             there_S = np.isfinite(score_Sn - of_stack).any(1)
             there_S |= not there_S.any()
             of_texts = of_stack[there_S] if of_stack.ndim > 1 else of_stack
-            found.append(paired(score_Sn[there_S], of_texts, flips=0, within=within))
-        names = [one.name for one in fields(Effects)]
-        return Effects(**{name: np.concatenate([getattr(one, name) for one in found]) for name in names})
+            by_stack.append(paired(score_Sn[there_S], of_texts, flips=0, within=within))
+        names = [column.name for column in fields(Effects)]
+        return Effects(**{name: np.concatenate([getattr(part, name) for part in by_stack]) for name in names})
 
     @property
     def order(self) -> list[int]:
@@ -255,22 +252,23 @@ def compare_heads(
     UsageError for models of other layers or heads, InputError for texts that share nothing or cannot be paired as
     asked, MemoryLimitError for one that is too long.
     """
-    found = [_Passes(Pair.of(first, other, align), maps or {}, memory, advance) for first, other in pairs]
-    if not found:
+    texts = [_Passes(Pair.of(first, other, align), maps or {}, memory, advance) for first, other in pairs]
+    if not texts:
         raise InputError("there is no text to compare", "give at least one")
-    heads = found[0].heads
-    if any(one.heads != heads for one in found):
+    heads = texts[0].heads
+    if any(passes.heads != heads for passes in texts):
         raise InputError("not all texts are attended to by the same layers", "give texts of about one length")
+
+    def scores(side: int, name: str) -> np.ndarray:
+        return np.stack([passes.scores(side, name) for passes in texts])
+
     return Comparison(
         heads=tuple((key.layer, head) for key, head in heads),
         head_stacks=tuple(key.stack for key, _ in heads),
-        **{f"{name}_SN": np.stack([one.column(name) for one in found]) for name in Divergence._fields[:4]},
-        metrics={
-            name: (np.stack([one.scores(0, name) for one in found]), np.stack([one.scores(1, name) for one in found]))
-            for name in METRICS
-        },
-        failures=list(dict.fromkeys(line for one in found for line in one.failures)),
-        pair=found[0].pair._replace(drawn=found[0].drawn) if len(found) == 1 else None,
+        **{f"{name}_SN": np.stack([passes.column(name) for passes in texts]) for name in Divergence._fields[:4]},
+        metrics={name: (scores(0, name), scores(1, name)) for name in METRICS},
+        failures=list(dict.fromkeys(line for passes in texts for line in passes.failures)),
+        pair=texts[0].pair._replace(drawn=texts[0].drawn) if len(texts) == 1 else None,
     )
 
 
@@ -280,9 +278,8 @@ def weights_divergence(first_HQK: torch.Tensor, other_HQK: torch.Tensor, shared:
     >>> weights_divergence(seen.weights[3], other.weights[3], units(seen.prompt.plain, other.prompt.plain)).js   # (H,)
     """
     both = (first_HQK, shared.of_a), (other_HQK, shared.of_b)
-    first, other = (
-        DivergenceSide.of(DenseAttention(one_HQK[None], Visibility(*one_HQK.shape[1:])), of, of) for one_HQK, of in both
-    )
+    layers = ((DenseAttention(side_HQK[None], Visibility(*side_HQK.shape[1:])), of) for side_HQK, of in both)
+    first, other = (DivergenceSide.of(P, of, of) for P, of in layers)
     cells = Cells.of(range(shared.size), MAP_SIDE)
     return diverge(first, other, (cells, cells))
 
@@ -320,8 +317,17 @@ class _Passes:
     def __init__(self, pair: Pair, maps: Mapping[str, HeadsByLayer], memory: str | None, advance: LayersRead) -> None:
         first, other = pair[:2]
         self.pair, self.maps = pair, maps
-        _check_room(first, memory)
-        self.units = {stack: tuple(one.units for one in self.pair.axes(stack)) for stack in first.asked}
+        # What the first pass leaves stays until the second has read as far.
+        loaded, tokens, source = first.loaded, len(first.prompt), len(first.source or ())
+        needed = kept_bytes(loaded, tokens, source)
+        room = free_memory(loaded.devices) if memory is None else read_size(memory)
+        if needed > room:
+            raise MemoryLimitError(
+                f"what is kept of {tokens + source} tokens while the other side is read takes {human_bytes(needed)}, "
+                f"and {human_bytes(room)} are free for it",
+                "shorten the text, or take a smaller model or dtype",
+            )
+        self.units = {stack: tuple(text.units for text in self.pair.axes(stack)) for stack in first.asked}
         self.kept: dict[LayerKey, AttentionOperator] = {}
         self.found: dict[LayerKey, Divergence] = {}
         self.values: tuple[OfLayers, OfLayers] = ({}, {})
@@ -394,31 +400,8 @@ def _read(
             advance(1)
 
     layers = [(layer, stack) for stack, of_stack in stacks.items() for layer in of_stack]
-    return listen(
-        loaded.model,
-        reads,
-        on_call,
-        engine=reading.engine,
-        expected_layers=layers,
-        windows=loaded.geometry.windows,
-        computed=False,
-        **inputs,
-    )
-
-
-def _check_room(reading: OneSide, memory: str | None) -> None:
-    """Refuse a text whose first pass leaves more than there is room for."""
-    loaded, tokens, source = reading.loaded, len(reading.prompt), len(reading.source or ())
-    needed, room = (
-        kept_bytes(loaded, tokens, source),
-        free_memory(loaded.devices) if memory is None else read_size(memory),
-    )
-    if needed > room:
-        raise MemoryLimitError(
-            f"what is kept of {tokens + source} tokens while the other side is read takes {human_bytes(needed)}, and "
-            f"{human_bytes(room)} are free for it",
-            "shorten the text, or take a smaller model or dtype",
-        )
+    how: dict[str, Any] = {"engine": reading.engine, "windows": loaded.geometry.windows, "computed": False, **inputs}
+    return listen(loaded.model, reads, on_call, expected_layers=layers, **how)
 
 
 def kept_bytes(loaded: LoadedModel, tokens: int, source: int = 0) -> int:
@@ -456,7 +439,7 @@ def heads_table(found: Comparison, places: Places = None) -> pa.Table:
             **{name: numbers(value) for name, value in (columns | lost).items()},
             "rows": found.rows_SN.sum(0)[order].astype(np.int64),
             "texts": np.full(len(order), found.texts, np.int32),
-            **{f"{name}_difference": numbers(found.metric(name).effect[order]) for name in METRICS},
+            **{f"{name}_difference": numbers(found.differences[name].effect[order]) for name in METRICS},
             "stack": _stacks(found, order),
         }
     )
@@ -469,7 +452,7 @@ SIDES = {"first": "null", "other": "score", "difference": "effect", "low": "low"
 def metrics_table(found: Comparison, places: Places = None) -> pa.Table:
     """A row per metric and head: the metric on both sides, its difference with an interval, and the texts behind it."""
     order = found.order if places is None else list(places)
-    effects = [found.metric(name) for name in METRICS]
+    effects = [found.differences[name] for name in METRICS]
 
     def column(part: str) -> np.ndarray:
         return np.concatenate([getattr(one, part)[order] for one in effects])
@@ -486,19 +469,17 @@ def tokens_table(pair: Pair) -> pa.Table:
 
     read_by: the stack that reads the text, `encoder` and `decoder` of an encoder-decoder.
     """
-    return pa.concat_tables([_tokens_of(one) for one in pair.texts])
-
-
-def _tokens_of(text: Shared) -> pa.Table:
-    nobody, (first, other) = list[int](), text.units.alone
-    rows = list(zip(*text.units.members, strict=True))
-    rows += [*(([token], nobody) for token in first), *((nobody, [token]) for token in other)]
-    number = np.arange(len(rows), dtype=np.int32)
-    columns: dict[str, Any] = {"unit": numbers(number, number >= text.units.size)}
-    for side, (name, prompt) in enumerate((("first", text.first), ("other", text.other))):
-        columns[f"{name}_position"] = words([",".join(map(str, row[side])) or None for row in rows])
-        columns[f"{name}_text"] = words(["".join(prompt.tokens[at] for at in row[side]) or None for row in rows])
-    return as_table({**columns, "read_by": words([text.stack] * len(rows))})
+    tables, nobody = [], list[int]()
+    for text in pair.texts:
+        rows, (first, other) = list(zip(*text.units.members, strict=True)), text.units.alone
+        rows += [*(([token], nobody) for token in first), *((nobody, [token]) for token in other)]
+        number = np.arange(len(rows), dtype=np.int32)
+        columns: dict[str, Any] = {"unit": numbers(number, number >= text.units.size)}
+        for side, (name, prompt) in enumerate((("first", text.first), ("other", text.other))):
+            columns[f"{name}_position"] = words([",".join(map(str, row[side])) or None for row in rows])
+            columns[f"{name}_text"] = words(["".join(prompt.tokens[at] for at in row[side]) or None for row in rows])
+        tables.append(as_table({**columns, "read_by": words([text.stack] * len(rows))}))
+    return pa.concat_tables(tables)
 
 
 def comparison_facts(models: Sequence[LoadedModel], texts: Sequence[str], options: Mapping[str, Any]) -> dict[str, Any]:
@@ -549,15 +530,15 @@ def check_folder(folder: Path, asked: Mapping[str, Any], force: bool) -> None:
 
 def _before(folder: Path) -> dict[str, Any] | None:
     """What the compare.json of a folder says; None without one. Raises UsageError for a damaged one, and links."""
+
+    def is_ours(before: Mapping[str, Any]) -> bool:
+        parts = before.get("asked", {}), before.get("files", {})
+        return str(before.get("schema")).startswith("compare/") and all(isinstance(part, dict) for part in parts)
+
     stacks = [folder / stack for stack in STACKS]
     refuse_links([*stacks, *(one / "layers" for one in (folder, *stacks))])
     hint = "name another folder, or remove it"
-    return document(folder / NAME, "not what a comparison wrote, or damaged", hint, _is_ours)
-
-
-def _is_ours(found: Mapping[str, Any]) -> bool:
-    parts = found.get("asked", {}), found.get("files", {})
-    return str(found.get("schema")).startswith("compare/") and all(isinstance(one, dict) for one in parts)
+    return document(folder / NAME, "not what a comparison wrote, or damaged", hint, is_ours)
 
 
 def clear(folder: Path) -> None:

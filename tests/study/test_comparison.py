@@ -108,14 +108,14 @@ def test_a_text_beside_itself_differs_in_nothing(demo, engine):
     assert found.js_SN.shape == (1, 24)
     assert not found.js_SN.any()
     assert not found.lost_SN.any()
-    assert all(np.nan_to_num(found.metric(name).effect).max() == 0 for name in found.metrics)
+    assert all(np.nan_to_num(found.differences[name].effect).max() == 0 for name in found.metrics)
 
 
 def test_texts_that_are_all_equal_leave_a_share_a_bound_and_other_metrics_no_interval(two_texts):
     equal = {name: (np.repeat(one_SN, FEWEST, 0),) * 2 for name, (one_SN, _) in two_texts.metrics.items()}
     found = replace(two_texts, metrics=equal)
     for name in equal:
-        effects, bounded = found.metric(name), KNOWN[name].range == "0 to 1"
+        effects, bounded = found.differences[name], KNOWN[name].range == "0 to 1"
         there = np.isfinite(effects.effect)
         assert (effects.high[there] > 0).all() if bounded else np.isnan(effects.high[there]).all()
         np.testing.assert_allclose(effects.low[there], -effects.high[there])
@@ -133,7 +133,7 @@ def test_open_ends_of_differences_are_counted(two_texts):
 def test_both_engines_say_the_same(demo, two_texts):
     fused = compare_heads([(reading(demo, FIRST, "fused"), reading(demo, OTHER, "fused"))])
     assert fused.js.effect == pytest.approx(two_texts.js.effect, abs=1e-5)
-    assert fused.metric("entropy").effect == pytest.approx(two_texts.metric("entropy").effect, abs=1e-5)
+    assert fused.differences["entropy"].effect == pytest.approx(two_texts.differences["entropy"].effect, abs=1e-5)
 
 
 @pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.e2e)])
@@ -181,9 +181,9 @@ def test_many_texts_have_means_and_intervals(demo):
     assert (found.js.low < found.js.effect).all()
     assert (found.js.effect < found.js.high).all()
     first, second = found.metrics["sink"]
-    assert found.metric("sink").effect == pytest.approx((second - first).mean(0))
-    assert np.isfinite(found.metric("sink").low).all()
-    induction = found.metric("induction")  # of few texts: a mean, and no interval
+    assert found.differences["sink"].effect == pytest.approx((second - first).mean(0))
+    assert np.isfinite(found.differences["sink"].low).all()
+    induction = found.differences["induction"]  # of few texts: a mean, and no interval
     ids = [demo.tokenizer(text).input_ids for text in texts]
     shows = [any(one[i] == one[j] for i in range(len(one)) for j in range(i - 2)) for one in ids]
     assert 3 <= sum(shows) < 32
