@@ -100,18 +100,16 @@ def compare(call: CompareCall) -> Compared:
     """
     check_loaded(call.model)
     check_loaded(call.other)
-    return compared(_sides(call.text, call), (call.model, call.other), call)
-
-
-def _sides(text: Text | Sequence[str], asked: CompareOptions) -> list[SidesOfText]:
-    """The texts of either side. Raises UsageError for several with another text or a target."""
+    text: Any = call.text
+    # Several texts are read by both sides; ids of tokens are one text, too.
     if isinstance(text, Sequence) and not isinstance(text, str) and text and all(isinstance(one, str) for one in text):
         for name in ("compare_text", "target"):
-            if getattr(asked, name) is not None:
+            if getattr(call, name) is not None:
                 raise UsageError(f"{name} is of one text, and several were given", "give one text")
-        return [SidesOfText(f"text {number}", str(one), str(one)) for number, one in enumerate(text)]
-    one: Any = text
-    return [SidesOfText("the text", one, one if asked.compare_text is None else asked.compare_text)]
+        texts = [SidesOfText(f"text {number}", part, part) for number, part in enumerate(text)]
+    else:
+        texts = [SidesOfText("the text", text, text if call.compare_text is None else call.compare_text)]
+    return compared(texts, (call.model, call.other), call)
 
 
 def compared(
@@ -135,14 +133,18 @@ def compared(
     # What can be refused is refused before the passes: other models, heads that are not there, a folder of another.
     check_alike(*models)
     heads = heads_of(models[0], asked)
-    wanted = _said(asked) if options is None else options
-    read = [part for one in texts for part in one[1:]] + [asked.pair] * (asked.pair is not None)
-    said = comparison_facts(models, [getattr(part, "sha256", str(part)) for part in read], wanted)
+    if options is None:
+        # Those that change the numbers.
+        atlas = str(asked.atlas) if isinstance(asked.atlas, str | Path) else None
+        names = ("align", "select", "engine", "chat", "truncate", "target", "global_tokens")
+        options = {"atlas": atlas, **{name: getattr(asked, name) for name in names}}
+    read = [part for text in texts for part in text[1:]] + [asked.pair] * (asked.pair is not None)
+    facts = comparison_facts(models, [getattr(part, "sha256", str(part)) for part in read], options)
     if out is not None:
-        check_folder(out, said, force)
+        check_folder(out, facts, force)
     steps = 2 * len(texts) * sum(map(len, models[0].geometry.stacks.values()))
     with tell.stage("forward passes", steps, "layers") as advance:
-        found = compare_heads(
+        comparison = compare_heads(
             readings(texts, models, asked, tell, ready),
             maps=heads if maps and len(texts) == 1 else None,
             memory=asked.memory,
@@ -151,8 +153,8 @@ def compared(
         )
     # All heads are compared, since they share their passes; those that were chosen are listed.
     chosen = {(stack, layer, head) for stack, of in heads.items() for layer, here in of.items() for head in here}
-    places = [place for place in found.order if (found.head_stacks[place], *found.heads[place]) in chosen]
-    return Compared(found, places, said)
+    at = [(stack, *head) for stack, head in zip(comparison.head_stacks, comparison.heads, strict=True)]
+    return Compared(comparison, [place for place in comparison.order if at[place] in chosen], facts)
 
 
 def heads_of(loaded: LoadedModel, asked: CompareOptions) -> HeadsOfStacks:
@@ -189,13 +191,6 @@ def readings(
         yield one, two
 
 
-def _said(asked: CompareOptions) -> dict[str, Any]:
-    """The options that change the numbers, as compare.json holds them."""
-    atlas = asked.atlas if isinstance(asked.atlas, str | Path) else None
-    names = ("align", "select", "engine", "chat", "truncate", "target", "global_tokens")
-    return {"atlas": None if atlas is None else str(atlas), **{name: getattr(asked, name) for name in names}}
-
-
 @dataclass(frozen=True, repr=False)
 class Compared(Record):
     """Two sides, head by head; places: of the heads that are listed, the largest divergence first.
@@ -209,10 +204,10 @@ class Compared(Record):
 
     @property
     def line(self) -> str:
-        one = self.found
-        most = next(iter(self.places), None)
-        said = "" if most is None else f"; most apart: {one.name(most)}, {float(one.js.effect[most]):.3g} bits"
-        return f"{len(self.places)} heads over {one.texts} text{'s' * (one.texts != 1)}{said}"
+        comparison, apart = self.found, ""
+        for most in self.places[:1]:
+            apart = f"; most apart: {comparison.name(most)}, {float(comparison.js.effect[most]):.3g} bits"
+        return f"{len(self.places)} heads over {comparison.texts} text{'s' * (comparison.texts != 1)}{apart}"
 
     @property
     def failures(self) -> list[str]:

@@ -24,11 +24,8 @@ from attnscope.model.selection import SEQ2SEQ
 from attnscope.utils.signals import unwinding
 
 if TYPE_CHECKING:
-    from attnscope.api.compare import Compared, SidesOfText
-    from attnscope.figures import Style
-    from attnscope.model.loaded import LoadedModel
-    from attnscope.observe.run import Run
-    from attnscope.studies.comparison import Comparison, Shared
+    from attnscope.api.compare import SidesOfText
+    from attnscope.studies.comparison import Comparison
 
 EXAMPLES = (
     'attnscope compare --text "Mary gave John a book" --compare-text "John gave Mary a book" --out runs/swapped',
@@ -88,45 +85,53 @@ def compare(asked: Sides, room: Room, selected: Selected, top: Top, printing: Di
     """
     format = output.wanted_format(printing.format)
 
+    from attnscope.cli.single import load_model, say
     from attnscope.export.manifest import AROUND
 
-    texts, loaded = texts_of(asked, printing), load_models(asked, printing)
+    texts, loaded = texts_of(asked, printing), load_model(asked, printing)
+    other = loaded
+    if asked.compare_model is not None:
+        other = load_model(replace(asked, model=asked.compare_model, revision=None, base=None), printing)
 
     from attnscope.api.compare import CompareOptions, compared
     from attnscope.cli.study_tables import differences_sheet
+    from attnscope.observe.run import run_lines, target_lines
 
     # What compare.json says was asked for has no paths and nothing that leaves the numbers as they are.
     groups = (asked, room, selected, look)
     options = {name: value for name, value in recorded(*groups).items() if name not in AROUND}
-    if len(texts) > 1 and loaded[0].geometry.task == SEQ2SEQ:
+    if len(texts) > 1 and loaded.geometry.task == SEQ2SEQ:
         output.log("the targets are generated greedily, each by the model that reads it", printing.quiet)
     how = {"engine": room.engine, "memory": room.memory, "select": selected.select, "atlas": selected.atlas}
     held = compared(
         texts,
-        loaded,
+        (loaded, other),
         fill(CompareOptions, asked, **how),
         options=options,
         out=printing.out,
         force=printing.force,
         maps=printing.out is not None,
         tell=output.TerminalProgress(printing.quiet),
-        ready=partial(tell_side, quiet=printing.quiet),
+        ready=lambda run: say((*run_lines(run), *target_lines(run)), printing.quiet),
     )
     # Files first: a reader of stdout that goes away takes nothing from the folder.
     comparison = held.found
     if printing.out is not None:
-        write_comparison(held, look.style(command_line("compare", *groups)), printing)
+        from attnscope.export.study_figures import comparison_save
+
+        drawn = comparison.pair.drawn.values() if comparison.pair else ()
+        pictures = len(comparison.stacks) + sum(len(maps.values) for maps in drawn)
+        save = partial(comparison_save, places=held.places, spreadsheet=printing.spreadsheet)
+        style = look.style(command_line("compare", *groups))
+        with unwinding(), output.progress("drawing", pictures, printing.quiet, "pictures") as advance:
+            written = save(comparison, printing.out, held.asked, style, advance=advance)
+        output.log(f"wrote {len(written)} files to {printing.out}", printing.quiet)
+        opened, intervals = comparison.open_ends()
+        if opened:
+            output.log(open_line(opened, f"{intervals} differences of metrics"), printing.quiet)
     sheet = partial(differences_sheet, comparison, held.places[: top.shown], output.width())
     output.emit_first(held.table(), top, format, sheet, printing.quiet, printing.spreadsheet)
     return report(comparison, printing.quiet)
-
-
-def tell_side(run: Run, quiet: bool) -> None:
-    """Say what is about to be read, and its target."""
-    from attnscope.cli.single import say
-    from attnscope.observe.run import run_lines, target_lines
-
-    say((*run_lines(run), *target_lines(run)), quiet)
 
 
 def texts_of(asked: Sides, printing: Differences) -> list[SidesOfText]:
@@ -144,69 +149,28 @@ def texts_of(asked: Sides, printing: Differences) -> list[SidesOfText]:
     return [SidesOfText(item.id, item.text, item.text) for item in texts_in(asked.texts, chat=asked.chat, strict=True)]
 
 
-def load_models(asked: Sides, printing: Differences) -> tuple[LoadedModel, LoadedModel]:
-    """The model of either side; one and the same for two texts."""
-    from attnscope.cli.single import load_model
-
-    loaded = load_model(asked, printing)
-    if asked.compare_model is None:
-        return loaded, loaded
-    return loaded, load_model(replace(asked, model=asked.compare_model, revision=None, base=None), printing)
-
-
-def write_comparison(held: Compared, style: Style, printing: Differences) -> None:
-    """Tables and pictures into --out, with a bar while they are drawn."""
-    from attnscope.export.study_figures import comparison_save as save
-
-    comparison = held.found
-    assert printing.out is not None
-    drawn = comparison.pair.drawn.values() if comparison.pair else ()
-    pictures = len(comparison.stacks) + sum(len(one.values) for one in drawn)
-    with unwinding(), output.progress("drawing", pictures, printing.quiet, "pictures") as advance:
-        spreadsheet = printing.spreadsheet
-        written = save(
-            comparison, printing.out, held.asked, style, places=held.places, spreadsheet=spreadsheet, advance=advance
-        )
-    output.log(f"wrote {len(written)} files to {printing.out}", printing.quiet)
-    opened, intervals = comparison.open_ends()
-    if opened:
-        output.log(open_line(opened, f"{intervals} differences of metrics"), printing.quiet)
-
-
 def report(comparison: Comparison, quiet: bool) -> int:
     """Say what belongs to the table and what did not hold; the exit code that follows."""
-    if comparison.pair:
-        for text in comparison.pair.texts:
-            tell_shared(text, quiet)
-    else:
-        from attnscope.studies.statistics import FEWEST
-
-        output.log(f"{comparison.texts} texts" + ", too few for intervals" * (comparison.texts < FEWEST), quiet)
-    if not (comparison.js.effect > 0).any():
-        output.log("no head differs", quiet)
-    else:
-        tell_first(comparison, quiet)
-    for line in comparison.failures:
-        output.log(f"does not hold: {line}", quiet=False)
-    return 1 if comparison.failures else 0
-
-
-def tell_shared(text: Shared, quiet: bool) -> None:
-    """Say how many tokens a text has on both sides, how they are paired, and which moved or have no partner."""
     from attnscope.inputs.spans import WORDS
     from attnscope.inputs.tokens import TokenMatch, described
+    from attnscope.studies.statistics import FEWEST
 
-    moved = f", {text.moved} of them at another position" if text.moved else ""
-    output.log(f"{text.name + ': ' * bool(text.name)}{text.units.size} shared tokens, {WORDS[text.by]}{moved}", quiet)
-    sides = zip((f"the first {text.name or 'text'}", "the other"), text[2:4], text.units.alone, strict=True)
-    for name, prompt, alone in sides:
-        if alone:
-            output.log(f"only in {name}: {described(prompt, TokenMatch('', tuple(alone)))}", quiet)
-
-
-def tell_first(comparison: Comparison, quiet: bool) -> None:
-    """Say which layer of each stack is the first to differ, where it is not the first."""
-    for stack, places in comparison.stacks.items():
+    # How many tokens each text has on both sides, how they are paired, and which moved or have no partner.
+    for text in comparison.pair.texts if comparison.pair else ():
+        name, moved = f"{text.name}: " * bool(text.name), f", {text.moved} of them at another position"
+        shared = f"{text.units.size} shared tokens, {WORDS[text.by]}"
+        output.log(name + shared + moved * bool(text.moved), quiet)
+        sides = zip((f"the first {text.name or 'text'}", "the other"), text[2:4], text.units.alone, strict=True)
+        for side, prompt, alone in sides:
+            if alone:
+                output.log(f"only in {side}: {described(prompt, TokenMatch('', tuple(alone)))}", quiet)
+    if not comparison.pair:
+        output.log(f"{comparison.texts} texts" + ", too few for intervals" * (comparison.texts < FEWEST), quiet)
+    # Which layer of each stack is the first to differ, where it is not the first.
+    differs = (comparison.js.effect > 0).any()
+    if not differs:
+        output.log("no head differs", quiet)
+    for stack, places in comparison.stacks.items() if differs else ():
         name, js = comparison.stack_name(stack), comparison.js.effect[places]
         layers = [comparison.heads[place][0] for place in places]
         differing = [layer for layer, bits in zip(layers, js, strict=True) if bits > 0]
@@ -214,3 +178,6 @@ def tell_first(comparison: Comparison, quiet: bool) -> None:
             output.log(f"no {name}head differs", quiet)
         elif min(differing) > min(layers):
             output.log(f"no {name}head differs before layer {min(differing)}", quiet)
+    for line in comparison.failures:
+        output.log(f"does not hold: {line}", quiet=False)
+    return 1 if comparison.failures else 0
