@@ -138,26 +138,28 @@ class _Apart:
             columns = [self._given(one) for one in both]
             components = self._components(self.asked.side)
             return _Rows(components, [None] * len(components), columns)
-        return self._by_tokens([self._gradients(one) for one in both], both)
-
-    def _by_tokens(self, gradients: Sequence[list[Tensor | None]], both: Sequence[OneSided]) -> _Rows:
-        """The rows of heads split by the tokens that they read; tokens of which a head has nothing are left out."""
+        gradients = [self._gradients(one) for one in both]
         split = self.found.side(self.asked.side).shares_by_token(gradients)
-        columns = [self._with_bias(*pair) for pair in zip(gradients, both, strict=True)]
-        components: list[Component] = []
-        given: list[np.ndarray] = []
-        for place, component in enumerate(self._components(self.asked.side)):
-            whole_2 = np.array([column[place] for column in columns])
+        whole_2C = np.stack([self._with_bias(*pair) for pair in zip(gradients, both, strict=True)])
+        components, parts_2N = list[Component](), list[np.ndarray]()
+        for component, whole_2 in zip(self._components(self.asked.side), whole_2C.T, strict=True):
             if component not in split:
                 components.append(component)
-                given.append(whole_2[:, None])
+                parts_2N.append(whole_2[:, None])
                 continue
             by_token_2T = split[component].cpu().double().numpy()
-            _check_tokens(component, by_token_2T, whole_2)
+            # The weighted sum of a head's values is all that it writes, or its tokens are not its parts.
+            missed_2, size_2 = np.abs(by_token_2T.sum(1) - whole_2), np.abs(by_token_2T).sum(1)
+            if not (missed_2 <= 10 * ALLOWED * np.maximum(size_2, 1e-3)).all():
+                raise ModelError(
+                    f"{component.name} writes something else than the weighted sum of its values",
+                    "leave out {by=tokens}",
+                )
+            # Tokens of which a head has nothing are left out.
             read = np.flatnonzero(by_token_2T.any(0))
             components += [replace(component, position=position) for position in read.tolist()]
-            given.append(by_token_2T[:, read])
-        return _Rows(components, [None] * len(components), list(np.concatenate(given, 1)))
+            parts_2N.append(by_token_2T[:, read])
+        return _Rows(components, [None] * len(components), list(np.concatenate(parts_2N, 1)))
 
     def _pairs(self) -> _Rows:
         """A row for each component of the key with each of the query."""
@@ -178,15 +180,15 @@ class _Apart:
         found_NCD = vectors_of(side, replace(numbers[0], rows=tuple(rows)).vectors(self.found.spec), weight_NR, rows)
         if found_NCD is None:
             return [self._one_by_one(one) for one in numbers]
-        return [self._checked(one, found_CD.numpy()) for one, found_CD in zip(numbers, found_NCD, strict=True)]
-
-    def _checked(self, one: OneSided, found_CD: np.ndarray) -> np.ndarray:
-        """The vectors with that of the layer's own biases; made again where products are not the contributions."""
-        nothing_D = one.vectors(self.nothing[one.side]).mean(0)
-        found_CD = np.vstack([found_CD, nothing_D.cpu().numpy()])
-        given_C = self._given(one)
-        missed_C = np.abs(found_CD @ one.towards_D.cpu().numpy() - given_C)
-        return found_CD if missed_C.max() <= ALLOWED * np.abs(given_C).sum() else self._one_by_one(one)
+        vectors = []
+        for one, parts_CD in zip(numbers, found_NCD.numpy(), strict=True):
+            # The layer's own biases are a component, too; products that are not the contributions are made again.
+            vectors_CD = np.vstack([parts_CD, one.vectors(self.nothing[one.side]).mean(0).cpu().numpy()])
+            given_C = self._given(one)
+            missed_C = np.abs(vectors_CD @ one.towards_D.cpu().numpy() - given_C)
+            holds = missed_C.max() <= ALLOWED * np.abs(given_C).sum()
+            vectors.append(vectors_CD if holds else self._one_by_one(one))
+        return vectors
 
     def _one_by_one(self, one: OneSided) -> np.ndarray:
         """The same by a gradient for each number of the vector."""
@@ -273,15 +275,6 @@ def check_sum(terms: np.ndarray, logit: np.ndarray | float, size: np.ndarray | f
     )
 
 
-def _check_tokens(component: Component, by_token_2T: np.ndarray, whole_2: np.ndarray) -> None:
-    """Raise ModelError where a head's tokens do not sum to the head."""
-    missed = np.abs(by_token_2T.sum(1) - whole_2)
-    if not (missed <= 10 * ALLOWED * np.maximum(np.abs(by_token_2T).sum(1), 1e-3)).all():
-        raise ModelError(
-            f"{component.name} writes something else than the weighted sum of its values", "leave out {by=tokens}"
-        )
-
-
 @with_gradients
 def key_parts(
     loaded: LoadedModel, ids: Sequence[int], layer: int, heads: Mapping[int, Sequence[int]]
@@ -302,14 +295,21 @@ def _of_head(
     k_KD, bias_KD = exact(keys_of(spec, head)), exact(keys_of(nothing, head))
     check_made(k_KD, "key")
     q_QD = exact(spec.q_BHQD[0, head, queries].detach()) * spec.scale
-    components, parts_CQK = (
-        [*found.components, BIAS],
-        np.concatenate([_of_keys(found, k_KD, q_QD), _pairs(q_QD, bias_KD)]),
-    )
-    logit_QK, size_QK = _pairs(q_QD, k_KD)[0], _pairs(q_QD.abs(), k_KD.abs())[0]
+    # With more queries than a key has numbers, the numbers are taken apart, and queries multiplied with their parts.
+    few = len(q_QD) <= q_QD.shape[1]
+    directions = q_QD if few else torch.eye(q_QD.shape[1], dtype=q_QD.dtype, device=q_QD.device)
+    rows = [found.shares_by_row(found.gradients((k_KD @ one_D).sum())).detach() for one_D in directions]
+    parts_CNK = torch.stack(rows, 1)
+    by_component_CQK = _numbers(parts_CNK if few else q_QD.cpu().double() @ parts_CNK)
+    parts_CQK = np.concatenate([by_component_CQK, _numbers(q_QD @ bias_KD.T)[None]])
+    components = [*found.components, BIAS]
+    logit_QK, size_QK = _numbers(q_QD @ k_KD.T), _numbers(q_QD.abs() @ k_KD.abs().T)
     check_sum(parts_CQK, logit_QK, size_QK)
-    position_QK = _positions(spec, head, queries)
-    if position_QK is not None:
+    # What positions add to a logit is in no residual.
+    added = [position_term(spec, head, query) for query in queries]
+    if any(added_K is not None for added_K in added):
+        none_K = torch.zeros(spec.k_BGKD.shape[2], dtype=torch.float64)
+        position_QK = _numbers(torch.stack([none_K if added_K is None else added_K for added_K in added]))
         components, parts_CQK = [*components, POSITION], np.concatenate([parts_CQK, position_QK[None]])
         logit_QK = logit_QK + position_QK
     seen_QK = np.zeros(logit_QK.shape, bool)
@@ -325,32 +325,6 @@ def _of_head(
         spec.softcap,
         spec.sinks is not None,
     )
-
-
-def _of_keys(found: ResidualSources, k_KD: Tensor, q_QD: Tensor) -> np.ndarray:
-    """(C, Q, K): what each component gives to the product of each query with each key.
-
-    With more queries than a key has numbers, the numbers are taken apart, and the queries multiplied with their parts.
-    """
-    few = len(q_QD) <= q_QD.shape[1]
-    directions = q_QD if few else torch.eye(q_QD.shape[1], dtype=q_QD.dtype, device=q_QD.device)
-    rows = [found.shares_by_row(found.gradients((k_KD @ one_D).sum())).detach() for one_D in directions]
-    parts_CNK = torch.stack(rows, 1)
-    return _numbers(parts_CNK if few else q_QD.cpu().double() @ parts_CNK)
-
-
-def _pairs(q_QD: Tensor, k_KD: Tensor) -> np.ndarray:
-    """(1, Q, K): the products."""
-    return _numbers(q_QD @ k_KD.T)[None]
-
-
-def _positions(spec: AttentionSpec, head: int, queries: Sequence[int]) -> np.ndarray | None:
-    """(Q, K): what positions add to the logits; None where they add nothing."""
-    added = [position_term(spec, head, query) for query in queries]
-    if all(one is None for one in added):
-        return None
-    none_K = torch.zeros(spec.k_BGKD.shape[2], dtype=torch.float64)
-    return _numbers(torch.stack([none_K if one is None else one for one in added]))
 
 
 def _numbers(values: Tensor) -> np.ndarray:

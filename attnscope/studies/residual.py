@@ -104,18 +104,15 @@ def visible_keys(spec: AttentionSpec, head: int, query: int) -> list[int]:
 
 def position_term(spec: AttentionSpec, head: int, query: int) -> Tensor | None:
     """(K,) float64: what positions add to the logits of q and k, as ALiBi and relative bias do; None without."""
-    mask = spec.visible.mask if spec.visible.additive else None
-    rows = [_row(values, spec, head, query) for values in (spec.bias, mask) if values is not None]
+    keys, rows = spec.k_BGKD.shape[2], []
+    for values in (spec.bias, spec.visible.mask if spec.visible.additive else None):
+        if values is not None:
+            values_HQK = values[0, ..., :keys].expand(spec.heads, spec.q_BHQD.shape[2], keys)
+            rows.append(values_HQK[head, query].detach().cpu().double())
     if not rows:
         return None
     added_K = torch.stack(rows).sum(0)
     return added_K if bool(added_K[visible_keys(spec, head, query)].any()) else None
-
-
-def _row(values: Tensor, spec: AttentionSpec, head: int, query: int) -> Tensor:
-    keys = spec.k_BGKD.shape[2]
-    values_HQK = values[0, ..., :keys].expand(spec.heads, spec.q_BHQD.shape[2], keys)
-    return values_HQK[head, query].detach().cpu().double()
 
 
 ROWS = 128  # of weights at once
@@ -188,24 +185,22 @@ class ResidualSources:
         how = {"retain_graph": True, "allow_unused": True, "create_graph": along is not None}
         return list(torch.autograd.grad(value, variables, along, **how))
 
-    def shares(self, gradients: Sequence[Tensor | None]) -> Tensor:
-        """(C,) float64: how much of a number each component gives, by its gradients."""
+    def shares(self, gradients: Sequence[Tensor | None], products: Callable[..., Tensor] | None = None) -> Tensor:
+        """(C,) float64: how much of a number each component gives, by its gradients; products: those of heads."""
+        products, whole = products or _products, []
         residuals, of_heads = gradients[: len(self.residuals)], gradients[len(self.residuals) :]
-        whole = [_product(x, gradient) for x, gradient in zip(self.residuals, residuals, strict=True)]
-        return self.shared(
-            whole, [_products(heads.output_BQHV, one) for (_, heads), one in zip(self.heads, of_heads, strict=True)]
-        )
+        # A residual is one head; of several streams in any order of axes, all its numbers are one vector.
+        for x, gradient in zip(self.residuals, residuals, strict=True):
+            shape = (*x.shape[:2], 1, x.shape[2]) if x.ndim == 3 else (1, 1, 1, -1)
+            whole.append(products(x.reshape(shape), None if gradient is None else gradient.reshape(shape))[0])
+        outputs = [heads.output_BQHV for _, heads in self.heads]
+        return self.shared(whole, [products(*pair) for pair in zip(outputs, of_heads, strict=True)])
 
     def shares_by_row(self, gradients: Sequence[Tensor | None]) -> Tensor:
         """(C, T) float64: how much of a number each component gives by what it wrote at each token."""
-        residuals, of_heads = gradients[: len(self.residuals)], gradients[len(self.residuals) :]
         if any(x.ndim != 3 for x in self.residuals):
             raise ModelError("the residual of this model is several vectors per token", ANOTHER)
-        pairs = zip(self.residuals, residuals, strict=True)
-        whole = [_by_row(x[:, :, None], None if one is None else one[:, :, None])[0] for x, one in pairs]
-        return self.shared(
-            whole, [_by_row(heads.output_BQHV, one) for (_, heads), one in zip(self.heads, of_heads, strict=True)]
-        )
+        return self.shares(gradients, _by_row)
 
     def shared(self, whole: Sequence[Tensor], by_head: Sequence[Tensor]) -> Tensor:
         """(C, ...): what each component gives, by what each residual and the heads of each call give.
@@ -316,12 +311,6 @@ def _by_row(x_BTHV: Tensor, gradient_BTHV: Tensor | None) -> Tensor:
     return product_BTHV.sum((0, 3)).T.cpu().double()
 
 
-def _product(x: Tensor, gradient: Tensor | None) -> Tensor:
-    """() float64 on the CPU: what a whole residual gives, (B, T, E), or of several streams in any order of axes."""
-    shape = (*x.shape[:2], 1, x.shape[2]) if x.ndim == 3 else (1, 1, 1, -1)
-    return _products(x.reshape(shape), None if gradient is None else gradient.reshape(shape))[0]
-
-
 def _products(x_BTHV: Tensor, gradient_BTHV: Tensor | None) -> Tensor:
     """(H,) float64 on the CPU: what each head gives, the sum of x times gradient over the tokens that it reaches."""
     if gradient_BTHV is None:
@@ -342,7 +331,7 @@ def _by_token(heads: HeadOutputs, gradients: Sequence[Tensor | None]) -> Tensor:
     P, v_GKV = call.P, v_BGKV[0].float()
     found_NHK = exact(torch.zeros(len(gradients), P.heads, v_GKV.shape[1], device=P.device))
     gradient_of = {number: one[0] for number, one in enumerate(gradients) if one is not None}
-    rows_of = {number: _reached(one_THV) for number, one_THV in gradient_of.items()}
+    rows_of = {number: torch.nonzero(one.flatten(1).any(1))[:, 0].tolist() for number, one in gradient_of.items()}
     for start in range(0, heads.output_BQHV.shape[1], ROWS):
         here = {number: [row for row in rows if start <= row < start + ROWS] for number, rows in rows_of.items()}
         reached = [row for rows in here.values() for row in rows]
@@ -353,22 +342,13 @@ def _by_token(heads: HeadOutputs, gradients: Sequence[Tensor | None]) -> Tensor:
         weights_HQK = weights_HQK if shares_BHQ1 is None else weights_HQK * shares_BHQ1[0]
         for number, rows in here.items():
             if rows:
-                read_HrK = _read(v_GKV, gradient_of[number][rows])
+                # What a whole weight on a key gives, by the gradients at these rows of the heads' outputs.
+                gradient_GrV = (
+                    gradient_of[number][rows].float().transpose(0, 1).reshape(len(v_GKV), -1, v_GKV.shape[-1])
+                )
+                read_HrK = (gradient_GrV @ v_GKV.mT).view(P.heads, len(rows), -1)
                 found_NHK[number] += (weights_HQK[:, [row - first for row in rows]] * read_HrK).sum(1)
     return found_NHK
-
-
-def _reached(gradient_THV: Tensor) -> list[int]:
-    """The rows that have a gradient."""
-    found: list[int] = torch.nonzero(gradient_THV.flatten(1).any(1))[:, 0].tolist()
-    return found
-
-
-def _read(v_GKV: Tensor, gradient_RHV: Tensor) -> Tensor:
-    """(H, R, K): what a whole weight on a key gives, by the gradients at some rows of the heads' outputs."""
-    rows, heads, _ = gradient_RHV.shape
-    gradient_GrV = gradient_RHV.float().transpose(0, 1).reshape(len(v_GKV), -1, v_GKV.shape[-1])
-    return (gradient_GrV @ v_GKV.mT).view(heads, rows, -1)
 
 
 AT_ONCE = 2**26  # numbers of gradients
@@ -382,8 +362,11 @@ def vectors_of(found: ResidualSources, vector_RD: Tensor, weight_NR: Tensor, row
     variables = [*found.residuals, *(one.gave for _, one in sorted(found.projections.items()))]
     if len(found.projections) < len(found.heads) or any(one.ndim != 3 for one in variables):
         return None
-    # which of them share a gradient, and how many numbers of the vector fit at once
-    groups = _alike(_gradients(vector_RD[:, 0], variables))
+    # Where nothing lies between two blocks but additions, they share one gradient, which is asked for once.
+    places: dict[int, list[int]] = {}
+    for place, gradient in enumerate(_gradients(vector_RD[:, 0], variables)):
+        places.setdefault(gradient.data_ptr(), []).append(place)
+    groups = list(places.values())
     asked = [variables[alike[0]] for alike in groups]
     at_once = max(1, AT_ONCE // (len(asked) * variables[0].numel()))
     parts: list[list[Tensor]] = [[] for _ in variables]
@@ -392,8 +375,10 @@ def vectors_of(found: ResidualSources, vector_RD: Tensor, weight_NR: Tensor, row
         for alike, of_group in zip(groups, zip(*given, strict=True), strict=True):
             towards_RdE = torch.stack([one[0, rows] for one in of_group], 1)
             for place in alike:
-                parts[place].append(_weighted(_part(found, place, rows), towards_RdE, weight_NR))
-    # whole residuals and heads become components
+                product_RPd = exact(_part(found, place, rows) @ towards_RdE.mT)
+                weighted_NPd = torch.einsum("nr,rpd->npd", weight_NR.to(product_RPd), product_RPd)
+                parts[place].append(weighted_NPd.cpu().double())
+    # Whole residuals and heads become components.
     every = [torch.cat(one, 2) for one in parts]
     whole, by_head = every[: len(found.residuals)], every[len(found.residuals) :]
     of_weighting = range(len(weight_NR))
@@ -405,14 +390,6 @@ def _gradients(numbers_R: Tensor, variables: Sequence[Tensor]) -> list[Tensor]:
     return [torch.zeros_like(x) if one is None else one for x, one in zip(variables, found, strict=True)]
 
 
-def _alike(gradients: Sequence[Tensor]) -> list[list[int]]:
-    """The places of gradients that are one tensor, together."""
-    found: dict[int, list[int]] = {}
-    for place, one in enumerate(gradients):
-        found.setdefault(one.data_ptr(), []).append(place)
-    return list(found.values())
-
-
 @torch.no_grad()
 def _part(found: ResidualSources, place: int, rows: Sequence[int]) -> Tensor:
     """(R, P, E): a residual, or what each head of a call gives by its projection, at some rows."""
@@ -422,9 +399,3 @@ def _part(found: ResidualSources, place: int, rows: Sequence[int]) -> Tensor:
     through, heads = found.projections[at], found.heads[at][1].output_BQHV
     given_HRV = through.given.detach().reshape(heads.shape)[0, rows].transpose(0, 1)
     return (given_HRV @ projection(through.module, heads.shape[2], heads)).transpose(0, 1)
-
-
-def _weighted(part_RPE: Tensor, towards_RdE: Tensor, weight_NR: Tensor) -> Tensor:
-    """(N, P, d) float64 on the CPU: the products of parts with gradients, weighted over the rows."""
-    product_RPd = exact(part_RPE @ towards_RdE.mT)
-    return torch.einsum("nr,rpd->npd", weight_NR.to(product_RPd), product_RPd).cpu().double()
