@@ -79,13 +79,8 @@ class WhyOptions:
 def ask_of(text: Text, asked: WhyOptions) -> CaptureSpec:
     """How the text is read, and which of its tokens are meant."""
     how = {name: getattr(asked, name) for name in ("chat", "truncate", "target", "picture", "generate", "pair")}
-    return CaptureSpec(text, request(asked), **how)
-
-
-def request(asked: WhyOptions) -> Request:
-    """Which tokens are meant."""
     key = None if asked.key is None else str(asked.key)
-    return Request(query=str(asked.query), key=key, define=asked.define or {})
+    return CaptureSpec(text, Request(query=str(asked.query), key=key, define=asked.define or {}), **how)
 
 
 SCHEMA, NAME, TABLE, PICTURE = "why/1", "why.json", "why.parquet", "why"
@@ -150,8 +145,8 @@ class Why(Record):
     @property
     def order(self) -> list[int]:
         """The rows, those with the largest contrasts first."""
-        found: list[int] = np.argsort(-np.abs(self.parts.contrast_N), kind="stable").tolist()
-        return found
+        rows: list[int] = np.argsort(-np.abs(self.parts.contrast_N), kind="stable").tolist()
+        return rows
 
     def row_name(self, row: int) -> str:
         """A row as a picture names it: `L2H1`, `L2H1 from bank(8)`, `L2H1 with L0H3`."""
@@ -165,17 +160,17 @@ class Why(Record):
         tried_N = ~np.isnan(self.parts.true_N)
         if not tried_N.any():
             return None
-        found = rank_correlation(self.parts.contrast_N[tried_N], self.parts.true_N[tried_N])
-        return None if np.isnan(found) else found
+        rank = rank_correlation(self.parts.contrast_N[tried_N], self.parts.true_N[tried_N])
+        return None if np.isnan(rank) else rank
 
     def table(self) -> pa.Table:
         """A row per component or pair, the largest contrasts first; docs/schemas.md says what the columns are."""
         parts, order = self.parts, self.order
-        components = [parts.components[row] for row in order]
-        others = [parts.others[row] for row in order]
-        read = [
-            None if one.position is None else self.texts[one.stack].looked_at.tokens[one.position] for one in components
-        ]
+        components, others = [parts.components[row] for row in order], [parts.others[row] for row in order]
+        read: list[str | None] = [None] * len(order)
+        for row, component in enumerate(components):
+            if component.position is not None:
+                read[row] = self.texts[component.stack].looked_at.tokens[component.position]
         columns: dict[str, Any] = {
             "side": words([parts.side] * len(order)).dictionary_encode(),
             "component": words([one.name for one in components]),
@@ -184,19 +179,13 @@ class Why(Record):
             "position": integers([one.position for one in components], np.int32),
             "token": words(read),
         }
-        values = {
-            "contribution": parts.contribution_N,
-            "contrast": parts.contrast_N,
-            "share": parts.share_N,
-            "true": parts.true_N,
-        }
-        return as_table(columns | {name: numbers(value[order]) for name, value in values.items()})
+        names = ("contribution", "contrast", "share", "true")
+        return as_table(columns | {name: numbers(getattr(parts, f"{name}_N")[order]) for name in names})
 
     def facts(self) -> dict[str, Any]:
         """What was asked, the logit, and what the contributions sum to, as `why.json` has it."""
-        parts, asked = self.parts, self.parts.asked
+        parts = self.parts
         return self._asked() | {
-            "key": asked.key,
             "logit": parts.logit,
             "sum": parts.sum,
             "difference": parts.sum - parts.logit,

@@ -41,7 +41,7 @@ from attnscope.errors import InputError
 from attnscope.hooks.engines import UNCHECKED
 from attnscope.hooks.listen import listen
 from attnscope.hooks.projections import ProjectionInputs, frozen_scales, projection
-from attnscope.inputs.prompt import Prompt, place, reading
+from attnscope.inputs.prompt import Prompt
 from attnscope.interventions.base import LOSS, Intervention, Measure
 from attnscope.interventions.passes import Advance, Passes, prepared
 from attnscope.interventions.replacement import Replacement
@@ -52,7 +52,7 @@ from attnscope.observe.atlas import columns_of
 from attnscope.observe.logit_path import Way, way_to_logits
 from attnscope.studies.ablation_search import CONTROLS, DrawnFrom, controls_of, parts, whole_groups
 from attnscope.studies.parts import Parts, StudyRecord
-from attnscope.studies.probes import SEQUENCES, begins, drafts, token_pool
+from attnscope.studies.probes import SEQUENCES, begins, drafts, natural_prompts, token_pool
 from attnscope.studies.statistics import FEWEST, beside_random, effect_columns
 from attnscope.studies.study import HALF, Cost, Study, cost_of_passes, effects_of, learning_cost, task_facts
 from attnscope.utils.files import check_schema, check_types, damaged, parsed_line, read_json, read_text
@@ -306,7 +306,7 @@ def copy(loaded: LoadedModel, *, sequences: int = SEQUENCES, seed: int = 0, pool
 def texts(loaded: LoadedModel, given: Sequence[str], most: int | None = None) -> Task:
     """Natural texts, the loss of every token but the first; most: tokens that are read of each, None for all the model
     reads. Raises InputError where no text has two tokens."""
-    prompts = [prompt for prompt in _prompts(loaded, given, most) if len(prompt) > 1]
+    prompts = [prompt for prompt in natural_prompts(loaded, given, most) if len(prompt) > 1]
     if not prompts:
         raise InputError("no text has two tokens", "give texts with at least two words")
     rows = tuple(tuple(range(len(prompt) - 1)) for prompt in prompts)
@@ -332,7 +332,7 @@ def targets(loaded: LoadedModel, path: Path, most: int | None = None) -> Task:
         texts.append(text)
         targets.append(ranges)
     # Every line is a record before the first is tokenised.
-    prompts = _prompts(loaded, texts, None)
+    prompts = natural_prompts(loaded, texts, None)
     rows = [_named(prompt, ranges) for prompt, ranges in zip(prompts, targets, strict=True)]
     without = next((where for where, named in zip(places, rows, strict=False) if not named), None)
     if without is not None:
@@ -347,15 +347,6 @@ def _named(prompt: Prompt, ranges: Sequence[Sequence[int]]) -> tuple[int, ...]:
         for token, (first, last) in enumerate(prompt.characters)
         if token and any(first < stop and start < last for start, stop in ranges)
     )
-
-
-def _prompts(loaded: LoadedModel, given: Sequence[str], most: int | None) -> list[Prompt]:
-    room = [one for one in (most, loaded.geometry.max_positions) if one is not None]
-    with reading(loaded.tokenizer, place(loaded.tokenizer, loaded.brought, chat=False)) as read:
-        prompts = [read(text, False, min(room, default=None), "right") for text in given]
-    for one in prompts:
-        loaded.check_ids(one.ids)
-    return prompts
 
 
 TRIED = 8  # tokens on which the way is verified

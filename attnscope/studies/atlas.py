@@ -61,7 +61,7 @@ from attnscope.studies.statistics import SHARE, Effects, largest_first, paired
 from attnscope.studies.study import Cost, Study
 from attnscope.utils.display import head_name
 from attnscope.utils.files import save_json
-from attnscope.utils.tables import as_table, numbers, save
+from attnscope.utils.tables import as_table, numbers, save, words
 
 if TYPE_CHECKING:
     from attnscope.hooks.calls import AttentionCall
@@ -105,8 +105,8 @@ def read_trial(
     for name, arm in trial.arms.items():
         parts: dict[str, list[np.ndarray]] = {asked: [] for asked in arm.asks}
         for rows, ids_BT in batches(arm.ids_ST, BATCH_TOKENS):
-            heads, found = keep(name, rows, partial(_read, loaded, ids_BT, arm, advance))
-            for asked, value_BN in found.items():
+            heads, values_of = keep(name, rows, partial(_read, loaded, ids_BT, arm, advance))
+            for asked, value_BN in values_of.items():
                 parts[asked].append(value_BN)
         values |= {Measure(name, asked): np.concatenate(part) for asked, part in parts.items()}
     return Readings(heads, values)
@@ -142,9 +142,9 @@ def _read(loaded: LoadedModel, ids_BT: np.ndarray, arm: Arm, advance: Callable[[
     if arm.completed:
         ids_BT = completed(loaded, ids_BT, arm.completed)
         advance(ids_BT.size - len(ids_BT))
-    found = _pass(loaded, ids_BT, arm)
+    reading = _pass(loaded, ids_BT, arm)
     advance(ids_BT.size)
-    return found
+    return reading
 
 
 def _pass(loaded: LoadedModel, ids_BT: np.ndarray, arm: Arm) -> OfHeads:
@@ -181,7 +181,7 @@ def _pass(loaded: LoadedModel, ids_BT: np.ndarray, arm: Arm) -> OfHeads:
             f"no layer of {loaded.geometry.model_type} attends from the {tokens} tokens of a probe to the same",
             "choose another model",
         )
-    heads = [(layer, head) for layer, found in kept.items() for head in range(next(iter(found.values())).shape[1])]
+    heads = [(layer, head) for layer, values in kept.items() for head in range(next(iter(values.values())).shape[1])]
     return tuple(heads), {name: np.concatenate([one[name].numpy() for one in kept.values()], 1) for name in arm.asks}
 
 
@@ -270,8 +270,8 @@ def named_by(role: str, findings: Sequence[Finding], place: int) -> Finding:
     place: the head's, in the order of the findings' effects.
     """
     probe, against = NAMED_BY[role]
-    found = [one for one in findings if one.against == against and one.probe.partition(" p")[0] == probe]
-    return sorted(found, key=lambda one: -float(one.effects.low_all[place]))[:PERIODS][-1]
+    contrasts = [one for one in findings if one.against == against and one.probe.partition(" p")[0] == probe]
+    return sorted(contrasts, key=lambda one: -float(one.effects.low_all[place]))[:PERIODS][-1]
 
 
 @dataclass(frozen=True)
@@ -286,8 +286,8 @@ class Atlas(HeadNames, StudyRecord):
     def line(self) -> str:
         """How many heads have each role."""
         counts = {role: sum(map(len, heads.values())) for role, heads in self.by_role().items()}
-        said = ", ".join(f"{count} {role}" for role, count in counts.items() if count) or "no role"
-        return f"{len(self.heads)} heads of {self.facts['model']['name']}: {said}"
+        listed = ", ".join(f"{count} {role}" for role, count in counts.items() if count) or "no role"
+        return f"{len(self.heads)} heads of {self.facts['model']['name']}: {listed}"
 
     def table(self, places: Sequence[int] | None = None, probe: str | None = None) -> pa.Table:
         """A row per contrast and head: layer, head, probe, against, then the columns of `Effects`; NaN is null.
@@ -295,27 +295,15 @@ class Atlas(HeadNames, StudyRecord):
         places: of some of `heads`, in another order. probe: its contrasts alone.
         """
         places = list(range(len(self.heads)) if places is None else places)
-        findings = [one for one in self.findings if probe in (None, one.probe)]
-        layer, head = np.array(self.heads, np.int32).reshape(-1, 2)[places].T
-        named = {
-            name: pa.array([getattr(one, name) for one in findings for _ in places], pa.string())
-            for name in ("probe", "against")
-        }
-        values = {
-            name: np.concatenate([getattr(one.effects, name)[places] for one in findings]).astype(
-                np.int32 if name == "n" else np.float64
-            )
-            for name in COLUMNS
-        }
-        times = len(findings)
-        return as_table(
-            {
-                "layer": np.tile(layer, times),
-                "head": np.tile(head, times),
-                **{name: one.dictionary_encode() for name, one in named.items()},
-                **{name: numbers(value) for name, value in values.items()},
-            }
-        )
+        findings = [finding for finding in self.findings if probe in (None, finding.probe)]
+        layer, head = np.tile(np.array(self.heads, np.int32).reshape(-1, 2)[places].T, len(findings))
+        columns: dict[str, Any] = {"layer": layer, "head": head}
+        for name in ("probe", "against"):
+            columns[name] = words([getattr(one, name) for one in findings for _ in places]).dictionary_encode()
+        for name in COLUMNS:
+            values = np.concatenate([getattr(finding.effects, name)[places] for finding in findings])
+            columns[name] = numbers(values.astype(np.int32 if name == "n" else np.float64))
+        return as_table(columns)
 
     def order(self, probe: str | None = None) -> list[int]:
         """The places of the heads as they are listed: those with a role or a mark first, in the model's order.
@@ -337,8 +325,8 @@ class Atlas(HeadNames, StudyRecord):
 
     def rules(self) -> list[Rule]:
         """The conditions of the roles and the mark that any head has."""
-        said = {role for roles in self.roles.values() for role in roles}
-        return [rule for rule in RULES if rule.role in said] + [MARK] * bool(self.facts.get("near_uniform"))
+        named = {role for roles in self.roles.values() for role in roles}
+        return [rule for rule in RULES if rule.role in named] + [MARK] * bool(self.facts.get("near_uniform"))
 
     def save(self, folder: Path) -> None:
         """Write the table, and a file of roles, rules and facts."""
@@ -384,7 +372,7 @@ def plan(loaded: LoadedModel, *, seed: int = 0, sequences: int = SEQUENCES, pool
     Raises as `token_pool`, and MemoryLimitError for more sequences than there is room for.
     """
     drawn_from, begin, copying, why_not = _allowed(loaded, pool)
-    made = trials(
+    planned = trials(
         drawn_from,
         begin,
         loaded.geometry.max_positions,
@@ -394,7 +382,7 @@ def plan(loaded: LoadedModel, *, seed: int = 0, sequences: int = SEQUENCES, pool
         completes=not why_not,
     )
     missing = {"copying": copying if isinstance(copying, str) else "", "long-range-copying": why_not}
-    ids = hashlib.sha256(b"".join(arm.ids_ST.tobytes() for trial in made for arm in trial.arms.values()))
+    ids = hashlib.sha256(b"".join(arm.ids_ST.tobytes() for trial in planned for arm in trial.arms.values()))
     facts = {
         "model": {"name": loaded.name, "revision": loaded.revision, "type": loaded.geometry.model_type},
         "dtype": loaded.dtype,
@@ -404,14 +392,14 @@ def plan(loaded: LoadedModel, *, seed: int = 0, sequences: int = SEQUENCES, pool
         "ids_sha256": ids.hexdigest(),
         "not_measured": {what: why for what, why in missing.items() if why},
     }
-    return Plan(made, seed, facts)
+    return Plan(planned, seed, facts)
 
 
 def scan_cost(loaded: LoadedModel, sequences: int = SEQUENCES, pool: Sequence[int] | None = None) -> dict[str, int]:
     """{trial: the tokens that it takes}, before any sequence is drawn. Raises as `token_pool`."""
     drawn_from, begin, _, why_not = _allowed(loaded, pool)
-    made = drafts(drawn_from, begin, loaded.geometry.max_positions, sequences, completes=not why_not)
-    return {one.name: one.tokens for one in made}
+    planned = drafts(drawn_from, begin, loaded.geometry.max_positions, sequences, completes=not why_not)
+    return {one.name: one.tokens for one in planned}
 
 
 def scan_seconds(loaded: LoadedModel, planned: Plan, sequences: int = SEQUENCES) -> float:
@@ -481,51 +469,45 @@ class ScanStudy(Study[Atlas]):
         heads: tuple[tuple[int, int], ...] = ()
         parts.expect(sum(map(batches_of, self.planned.trials)))
         for trial in self.planned.trials:
-            readings = _readings(self.model, trial, parts, advance)
+            readings = self.readings_of(trial, parts, advance)
             findings += findings_of(trial, readings, self.planned.seed)
-            facts |= _marks_of(trial, readings)
             heads = readings.heads
+            # A trial shows besides its contrasts which heads are near uniform attention, and how many needles were met.
+            if FROM_UNIFORM in readings.values:
+                marked = near_uniform(readings.values[FROM_UNIFORM])
+                facts["near_uniform"] = {head_name(*heads[place]): value for place, value in marked.items()}
+            if RECALL in readings.values:
+                runs_ST = trial.arms[RECALL.arm].ids_ST
+                facts["long_range_copying"] = recalled(runs_ST, readings.values[RECALL][:, 0])
         return Atlas(dict(zip(heads, roles_of(findings, len(heads)), strict=True)), facts, findings)
 
+    def readings_of(self, trial: Trial, parts: Parts, advance: Advance) -> Readings:
+        """The trial's readings, from the folder where an earlier run left them."""
+        name = trial.name.replace(" ", "-")
+        heads, fits = of_heads(self.model.geometry)
+        names = {f"{arm}|{ask}": Measure(arm, ask) for arm, one in trial.arms.items() for ask in one.asks}
+        shapes = {arm: Column((len(one.ids_ST), heads.shape[0])) for arm, one in trial.arms.items()}
+        expected = {column: shapes[measure.arm] for column, measure in names.items()} | {"heads": heads}
 
-def _marks_of(trial: Trial, readings: Readings) -> dict[str, Any]:
-    """What a trial says besides its contrasts: which heads are near uniform attention, how many needles were found."""
-    said: dict[str, Any] = {}
-    if FROM_UNIFORM in readings.values:
-        marked = near_uniform(readings.values[FROM_UNIFORM])
-        said["near_uniform"] = {head_name(*readings.heads[place]): value for place, value in marked.items()}
-    if RECALL in readings.values:
-        said["long_range_copying"] = recalled(trial.arms[RECALL.arm].ids_ST, readings.values[RECALL][:, 0])
-    return said
+        def keep(arm: str, rows: range, read: Callable[[], OfHeads]) -> OfHeads:
+            asked = dict.fromkeys(trial.arms[arm].asks, Column((len(rows), heads.shape[0])))
 
+            def read_batch() -> Mapping[str, np.ndarray]:
+                of, values = read()
+                return {"heads": np.array(of), **values}
 
-def _readings(loaded: LoadedModel, trial: Trial, parts: Parts, advance: Advance) -> Readings:
-    """The trial's readings, from the folder where an earlier run left them."""
-    name = trial.name.replace(" ", "-")
-    heads, fits = of_heads(loaded.geometry)
-    names = {f"{arm}|{name}": Measure(arm, name) for arm, one in trial.arms.items() for name in one.asks}
-    sequences = {name: len(arm.ids_ST) for name, arm in trial.arms.items()}
-    expected = {name: Column((sequences[one.arm], heads.shape[0])) for name, one in names.items()} | {"heads": heads}
+            skipped = partial(advance, trial.arms[arm].tokens_of(rows))
+            part = f"{name}.{arm.replace(' ', '-')}"
+            columns = parts.batch(part, rows, {"heads": heads, **asked}, read_batch, skipped=skipped)
+            return _heads(columns), {ask: columns[ask] for ask in asked}
 
-    def keep(arm: str, rows: range, read: Callable[[], OfHeads]) -> OfHeads:
-        asked = {one: Column((len(rows), heads.shape[0])) for one in trial.arms[arm].asks}
+        def read_all() -> Mapping[str, np.ndarray]:
+            readings = read_trial(self.model, trial, advance, keep)
+            return {"heads": np.array(readings.heads), **{of: readings.values[one] for of, one in names.items()}}
 
-        def read_batch() -> Mapping[str, np.ndarray]:
-            of, values = read()
-            return {"heads": np.array(of), **values}
-
-        skipped = partial(advance, trial.arms[arm].tokens_of(rows))
-        part = f"{name}.{arm.replace(' ', '-')}"
-        columns = parts.batch(part, rows, {"heads": heads, **asked}, read_batch, skipped=skipped)
-        return _heads(columns), {one: columns[one] for one in asked}
-
-    def read_all() -> Mapping[str, np.ndarray]:
-        found = read_trial(loaded, trial, advance, keep)
-        return {"heads": np.array(found.heads), **{name: found.values[one] for name, one in names.items()}}
-
-    skipped, batches = partial(advance, trial.tokens), batches_of(trial)
-    columns = parts.kept(name, expected, read_all, fits=fits, skipped=skipped, batches=batches)
-    return Readings(_heads(columns), {one: columns[name] for name, one in names.items()})
+        skipped, batches = partial(advance, trial.tokens), batches_of(trial)
+        columns = parts.kept(name, expected, read_all, fits=fits, skipped=skipped, batches=batches)
+        return Readings(_heads(columns), {measure: columns[column] for column, measure in names.items()})
 
 
 def _heads(columns: Columns) -> tuple[tuple[int, int], ...]:

@@ -67,8 +67,8 @@ def decompose_logit(loaded: LoadedModel, reads: Sequence[int] | Tensor, asked: L
     given = reads.clone() if isinstance(reads, Tensor) else torch.tensor([list(reads)], device=loaded.device)
     inputs = {name: one.clone() if isinstance(one, Tensor) else one for name, one in inputs.items()}
     stack = asked.stack or loaded.geometry.stack
-    with written(loaded, given, inputs, stack, asked.layer, by_tokens=asked.by_tokens) as found:
-        spec = spec_of(found)
+    with written(loaded, given, inputs, stack, asked.layer, by_tokens=asked.by_tokens) as sides:
+        spec = spec_of(sides)
         seen = visible_keys(spec, asked.head, asked.query)
         if asked.key is None:
             # The key that the query gives most weight.
@@ -79,7 +79,7 @@ def decompose_logit(loaded: LoadedModel, reads: Sequence[int] | Tensor, asked: L
                 raise InputError(
                     f"query {asked.query} does not see key {key} in this head", "choose a key that it sees"
                 )
-        return _Apart(found, asked, seen).parts()
+        return _Apart(sides, asked, seen).parts()
 
 
 def check_model(loaded: LoadedModel) -> None:
@@ -100,15 +100,15 @@ def check_model(loaded: LoadedModel) -> None:
 class _Apart:
     """One logit of a pass, and what it is compared with."""
 
-    def __init__(self, found: WrittenSides, asked: LogitQuery, seen: list[int]) -> None:
+    def __init__(self, sides: WrittenSides, asked: LogitQuery, seen: list[int]) -> None:
         assert asked.key is not None
-        self.found, self.asked, self.seen, self.key = found, asked, seen, asked.key
+        self.sides, self.asked, self.seen, self.key = sides, asked, seen, asked.key
         self.others = seen if asked.against is None else [asked.against]
-        self.nothing = {side: found.side(side).nothing() for side in SIDES[asked.side]}
+        self.nothing = {side: sides.side(side).nothing() for side in SIDES[asked.side]}
 
     def parts(self) -> LogitParts:
         """The rows of what is asked for; the one of positions, which no side has, is last."""
-        asked, spec = self.asked, self.found.spec
+        asked, spec = self.asked, self.sides.spec
         rows = self._pairs() if asked.side == "both" else self._rows()
         side = "key" if asked.side == "both" else asked.side
         logits = [float(one.of(spec).detach()) for one in self._one_sided(side)]
@@ -129,7 +129,7 @@ class _Apart:
 
     def _one_sided(self, side: str) -> tuple[OneSided, OneSided]:
         asked = self.asked
-        return one_sided(self.found.spec, side, asked.head, asked.query, self.key, self.others)
+        return one_sided(self.sides.spec, side, asked.head, asked.query, self.key, self.others)
 
     def _rows(self) -> _Rows:
         """A row per component, or per head and token that it read."""
@@ -139,7 +139,7 @@ class _Apart:
             components = self._components(self.asked.side)
             return _Rows(components, [None] * len(components), columns)
         gradients = [self._gradients(one) for one in both]
-        split = self.found.side(self.asked.side).shares_by_token(gradients)
+        split = self.sides.side(self.asked.side).shares_by_token(gradients)
         whole_2C = np.stack([self._with_bias(*pair) for pair in zip(gradients, both, strict=True)])
         components, parts_2N = list[Component](), list[np.ndarray]()
         for component, whole_2 in zip(self._components(self.asked.side), whole_2C.T, strict=True):
@@ -164,20 +164,20 @@ class _Apart:
     def _pairs(self) -> _Rows:
         """A row for each component of the key with each of the query."""
         [q_CD] = self._vectors(self._one_sided("query")[:1])
-        scale = self.found.spec.scale
+        scale = self.sides.spec.scale
         columns = [(scale * k_CD @ q_CD.T).ravel() for k_CD in self._vectors(self._one_sided("key"))]
         of_key, of_query = self._components("key"), self._components("query")
         return _Rows([one for one in of_key for _ in of_query], [*of_query] * len(of_key), columns)
 
     def _components(self, side: str) -> list[Component]:
-        return [*self.found.side(side).components, BIAS]
+        return [*self.sides.side(side).components, BIAS]
 
     def _vectors(self, numbers: Sequence[OneSided]) -> list[np.ndarray]:
         """(C, D) of each number of one side: the part of each component in the mean of its vectors."""
-        side = self.found.side(numbers[0].side)
+        side = self.sides.side(numbers[0].side)
         rows = sorted({row for one in numbers for row in one.rows})
         weight_NR = torch.tensor([[(row in one.rows) / len(one.rows) for row in rows] for one in numbers])
-        found_NCD = vectors_of(side, replace(numbers[0], rows=tuple(rows)).vectors(self.found.spec), weight_NR, rows)
+        found_NCD = vectors_of(side, replace(numbers[0], rows=tuple(rows)).vectors(self.sides.spec), weight_NR, rows)
         if found_NCD is None:
             return [self._one_by_one(one) for one in numbers]
         vectors = []
@@ -199,27 +199,27 @@ class _Apart:
         return self._with_bias(self._gradients(one), one)
 
     def _with_bias(self, gradients: list[Tensor | None], one: OneSided) -> np.ndarray:
-        shares_C = self.found.side(one.side).shares(gradients).detach().cpu().numpy()
+        shares_C = self.sides.side(one.side).shares(gradients).detach().cpu().numpy()
         return np.append(shares_C, float(one.of(self.nothing[one.side])))
 
     def _gradients(self, one: OneSided) -> list[Tensor | None]:
-        value = one.of(self.found.spec)
+        value = one.of(self.sides.spec)
         check_made(value, one.side)
-        return self.found.side(one.side).gradients(value)
+        return self.sides.side(one.side).gradients(value)
 
     def _true(self, side: str, rows: _Rows) -> np.ndarray:
         """What the logit loses where a component is replaced by its mean over what the key is compared with."""
-        true_N, found = np.full(len(rows.components), np.nan), self.found.side(side)
+        true_N, sources = np.full(len(rows.components), np.nan), self.sides.side(side)
         contrast_N = rows.columns[0] - rows.columns[1]
-        written_by = found.components
+        written_by = sources.components
         known = [place for place in np.argsort(-np.abs(contrast_N)) if rows.components[place] in written_by]
         tried = known[: self.asked.verify]
-        vectors = found.vectors([written_by.index(rows.components[place]) for place in tried])
-        intact, row = self._product(self.found.spec), self.key if side == "key" else self.asked.query
+        vectors = sources.vectors([written_by.index(rows.components[place]) for place in tried])
+        intact, row = self._product(self.sides.spec), self.key if side == "key" else self.asked.query
         # The tokens that a cross layer's key is compared with are another text's than its query.
-        others = list(range(row + 1)) if self.found.crosses and side == "query" else self.others
+        others = list(range(row + 1)) if self.sides.crosses and side == "query" else self.others
         for place, vector_TE in zip(tried, vectors, strict=True):
-            true_N[place] = intact - self._product(found.replaced(row, vector_TE[others].mean(0) - vector_TE[row]))
+            true_N[place] = intact - self._product(sources.replaced(row, vector_TE[others].mean(0) - vector_TE[row]))
         return true_N
 
     def _product(self, spec: AttentionSpec) -> float:
@@ -242,11 +242,11 @@ class _Rows:
         return _Rows([*self.components, component], [*self.others, None], columns)
 
 
-def spec_of(found: WrittenSides) -> AttentionSpec:
+def spec_of(sides: WrittenSides) -> AttentionSpec:
     """The call of the layer. Raises ModelError where its keys are no tokens."""
-    if found.key is not None and found.spec.k_BGKD.shape[2] != found.key.tokens:
+    if sides.key is not None and sides.spec.k_BGKD.shape[2] != sides.key.tokens:
         raise ModelError("this head has keys that are no tokens of the text", "choose another layer")
-    return found.spec
+    return sides.spec
 
 
 def check_made(value: Tensor, side: str) -> None:
@@ -260,16 +260,16 @@ def check_sum(terms: np.ndarray, logit: np.ndarray | float, size: np.ndarray | f
 
     size: the sum of |q_d k_d| that the logit is made of, which says what float32 does to it.
     """
-    found = terms.sum(0)
-    missed, allowed = abs(found - logit), np.maximum(ALLOWED * abs(terms).sum(0), ROUNDING * np.asarray(size))
+    total = terms.sum(0)
+    missed, allowed = abs(total - logit), np.maximum(ALLOWED * abs(terms).sum(0), ROUNDING * np.asarray(size))
     wrong = ~(missed <= allowed)
     if not wrong.any():
         return
-    found, logit, missed, allowed = (
-        np.broadcast_to(one, wrong.shape)[wrong][0] for one in (found, logit, missed, allowed)
+    total, logit, missed, allowed = (
+        np.broadcast_to(one, wrong.shape)[wrong][0] for one in (total, logit, missed, allowed)
     )
     raise ModelError(
-        f"the contributions sum to {found:.6g}, and the logit is {logit:.6g}: they differ by {missed:.2g}, "
+        f"the contributions sum to {total:.6g}, and the logit is {logit:.6g}: they differ by {missed:.2g}, "
         f"and rounding allows {allowed:.2g}",
         "choose another layer or model",
     )
@@ -283,14 +283,14 @@ def key_parts(
     check_model(loaded)
     given = torch.tensor([list(ids)], device=loaded.device)
     with written(loaded, given, {}, loaded.geometry.stack, layer) as sides:
-        spec, found = spec_of(sides), sides.side("key")
-        nothing = found.nothing()
+        spec, sources = spec_of(sides), sides.side("key")
+        nothing = sources.nothing()
         for head, queries in heads.items():
-            yield _of_head(found, spec, nothing, layer, head, list(queries))
+            yield _of_head(sources, spec, nothing, layer, head, list(queries))
 
 
 def _of_head(
-    found: ResidualSources, spec: AttentionSpec, nothing: AttentionSpec, layer: int, head: int, queries: list[int]
+    sources: ResidualSources, spec: AttentionSpec, nothing: AttentionSpec, layer: int, head: int, queries: list[int]
 ) -> KeyParts:
     k_KD, bias_KD = exact(keys_of(spec, head)), exact(keys_of(nothing, head))
     check_made(k_KD, "key")
@@ -298,11 +298,11 @@ def _of_head(
     # With more queries than a key has numbers, the numbers are taken apart, and queries multiplied with their parts.
     few = len(q_QD) <= q_QD.shape[1]
     directions = q_QD if few else torch.eye(q_QD.shape[1], dtype=q_QD.dtype, device=q_QD.device)
-    rows = [found.shares_by_row(found.gradients((k_KD @ one_D).sum())).detach() for one_D in directions]
+    rows = [sources.shares_by_row(sources.gradients((k_KD @ one_D).sum())).detach() for one_D in directions]
     parts_CNK = torch.stack(rows, 1)
     by_component_CQK = _numbers(parts_CNK if few else q_QD.cpu().double() @ parts_CNK)
     parts_CQK = np.concatenate([by_component_CQK, _numbers(q_QD @ bias_KD.T)[None]])
-    components = [*found.components, BIAS]
+    components = [*sources.components, BIAS]
     logit_QK, size_QK = _numbers(q_QD @ k_KD.T), _numbers(q_QD.abs() @ k_KD.abs().T)
     check_sum(parts_CQK, logit_QK, size_QK)
     # What positions add to a logit is in no residual.
@@ -328,5 +328,5 @@ def _of_head(
 
 
 def _numbers(values: Tensor) -> np.ndarray:
-    found: np.ndarray = values.detach().cpu().double().numpy()
-    return found
+    array: np.ndarray = values.detach().cpu().double().numpy()
+    return array

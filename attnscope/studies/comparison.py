@@ -329,12 +329,13 @@ class _Passes:
             )
         self.units = {stack: tuple(text.units for text in self.pair.axes(stack)) for stack in first.asked}
         self.kept: dict[LayerKey, AttentionOperator] = {}
-        self.found: dict[LayerKey, Divergence] = {}
+        self.divergences: dict[LayerKey, Divergence] = {}
         self.values: tuple[OfLayers, OfLayers] = ({}, {})
         reports = [_read(first, self.keep, advance), _read(other, self.hold_against, advance)]
-        if not self.found:
+        if not self.divergences:
             raise InputError("no layer attends to the tokens of both texts themselves", "take shorter texts")
-        self.found = {key: self.found[key] for key in sorted(self.found, key=lambda key: STACKS.index(key.stack))}
+        in_order = sorted(self.divergences, key=lambda key: STACKS.index(key.stack))
+        self.divergences = {key: self.divergences[key] for key in in_order}
         self.failures = [
             line
             for reading, report in zip(self.pair[:2], reports, strict=True)
@@ -350,7 +351,8 @@ class _Passes:
             return
         of_a, of_b = ([getattr(one, name) for one in self.units[key.stack]] for name in ("of_a", "of_b"))
         first, other = DivergenceSide.of(before, *of_a), DivergenceSide.of(readable(P), *of_b)
-        self.found[key] = diverge(first, other, self.cells(key.stack), self.maps.get(key.stack, {}).get(key.layer, ()))
+        heads = self.maps.get(key.stack, {}).get(key.layer, ())
+        self.divergences[key] = diverge(first, other, self.cells(key.stack), heads)
 
     def cells(self, stack: str) -> tuple[Cells, Cells]:
         """The rows and columns of a stack's maps."""
@@ -359,27 +361,27 @@ class _Passes:
 
     @property
     def heads(self) -> tuple[tuple[LayerKey, int], ...]:
-        return tuple((key, head) for key, found in self.found.items() for head in range(len(found.js)))
+        return tuple((key, head) for key, of_layer in self.divergences.items() for head in range(len(of_layer.js)))
 
     def column(self, name: str) -> np.ndarray:
         """One number of every head, (N,)."""
-        return np.concatenate([getattr(found, name) for found in self.found.values()])
+        return np.concatenate([getattr(of_layer, name) for of_layer in self.divergences.values()])
 
     def scores(self, side: int, name: str) -> np.ndarray:
         """A metric of every head on one side, (N,); NaN where it says nothing of a stack."""
         nothing, values = torch.full((1, 1), torch.nan), self.values[side]
-        return np.concatenate(
-            [values[at].get(name, nothing).expand(1, len(one.js))[0].cpu().numpy() for at, one in self.found.items()]
-        )
+        widths = {key: len(of_layer.js) for key, of_layer in self.divergences.items()}
+        by_layer = [values[key].get(name, nothing).expand(1, width)[0] for key, width in widths.items()]
+        return np.concatenate([score_H.cpu().numpy() for score_H in by_layer])
 
     @property
     def drawn(self) -> dict[str, Drawn]:
         """What can be drawn of every stack that maps were kept of."""
-        found: dict[str, dict[int, np.ndarray]] = {}
-        for (layer, stack), one in self.found.items():
+        maps: dict[str, dict[int, np.ndarray]] = {}
+        for (layer, stack), one in self.divergences.items():
             if one.map is not None:
-                found.setdefault(stack, {})[layer] = one.map
-        return {stack: Drawn(self.maps[stack], values, self.cells(stack)) for stack, values in found.items()}
+                maps.setdefault(stack, {})[layer] = one.map
+        return {stack: Drawn(self.maps[stack], values, self.cells(stack)) for stack, values in maps.items()}
 
 
 def _read(
@@ -425,22 +427,22 @@ OF_STACKS = re.compile(rf"{STACK}(?:layers/L[0-9]+|differences)\.(?:png|svg|pdf)
 Places = Sequence[int] | None
 
 
-def heads_table(found: Comparison, places: Places = None) -> pa.Table:
+def heads_table(comparison: Comparison, places: Places = None) -> pa.Table:
     """A row per head, largest divergence first: js and its interval, lost mass, rows, and each metric's difference.
 
     places: of the heads that are listed, in their order.
     """
-    order = found.order if places is None else list(places)
-    columns = {name: getattr(found.js, part)[order] for name, part in JS.items()}
-    lost = {name: getattr(found, f"{name}_SN").mean(0)[order] for name in ("lost", "other_lost")}
+    order = comparison.order if places is None else list(places)
+    columns = {name: getattr(comparison.js, part)[order] for name, part in JS.items()}
+    lost = {name: getattr(comparison, f"{name}_SN").mean(0)[order] for name in ("lost", "other_lost")}
     return as_table(
         {
-            **_which(found, order),
+            **_which(comparison, order),
             **{name: numbers(value) for name, value in (columns | lost).items()},
-            "rows": found.rows_SN.sum(0)[order].astype(np.int64),
-            "texts": np.full(len(order), found.texts, np.int32),
-            **{f"{name}_difference": numbers(found.differences[name].effect[order]) for name in METRICS},
-            "stack": _stacks(found, order),
+            "rows": comparison.rows_SN.sum(0)[order].astype(np.int64),
+            "texts": np.full(len(order), comparison.texts, np.int32),
+            **{f"{name}_difference": numbers(comparison.differences[name].effect[order]) for name in METRICS},
+            "stack": _stacks(comparison, order),
         }
     )
 
@@ -449,18 +451,18 @@ JS = {"js": "effect", "js_low": "low", "js_high": "high"}
 SIDES = {"first": "null", "other": "score", "difference": "effect", "low": "low", "high": "high"}
 
 
-def metrics_table(found: Comparison, places: Places = None) -> pa.Table:
+def metrics_table(comparison: Comparison, places: Places = None) -> pa.Table:
     """A row per metric and head: the metric on both sides, its difference with an interval, and the texts behind it."""
-    order = found.order if places is None else list(places)
-    effects = [found.differences[name] for name in METRICS]
+    order = comparison.order if places is None else list(places)
+    effects = [comparison.differences[name] for name in METRICS]
 
     def column(part: str) -> np.ndarray:
         return np.concatenate([getattr(one, part)[order] for one in effects])
 
-    which = {name: np.tile(values, len(METRICS)) for name, values in _which(found, order).items()}
+    which = {name: np.tile(values, len(METRICS)) for name, values in _which(comparison, order).items()}
     metric = words([name for name in METRICS for _ in order])
     values = {name: numbers(column(part)) for name, part in SIDES.items()}
-    texts, stack = column("n").astype(np.int32), _stacks(found, order * len(METRICS))
+    texts, stack = column("n").astype(np.int32), _stacks(comparison, order * len(METRICS))
     return as_table({**which, "metric": metric.dictionary_encode(), **values, "texts": texts, "stack": stack})
 
 
@@ -484,10 +486,11 @@ def tokens_table(pair: Pair) -> pa.Table:
 
 def comparison_facts(models: Sequence[LoadedModel], texts: Sequence[str], options: Mapping[str, Any]) -> dict[str, Any]:
     """What tells a comparison from another: the models, a hash of all texts, and what was asked for."""
-    said = [{"name": one.name, "revision": one.revision, "dtype": one.dtype, "device": one.device} for one in models]
+    names = ("name", "revision", "dtype", "device")
+    described = [{name: getattr(loaded, name) for name in names} for loaded in models]
     digest = hashlib.sha256("\0".join(texts).encode(errors="backslashreplace")).hexdigest()
-    found: dict[str, Any] = jsonable({"models": said, "texts_sha256": digest, "options": options})
-    return found
+    facts: dict[str, Any] = jsonable({"models": described, "texts_sha256": digest, "options": options})
+    return facts
 
 
 def kept_comparison(folder: Path) -> tuple[Comparison, str]:
@@ -497,10 +500,10 @@ def kept_comparison(folder: Path) -> tuple[Comparison, str]:
     """
 
     with damaged(f"{folder} holds no whole comparison", "compare again: attnscope compare --out DIR"):
-        said = read_json(folder / NAME)
-        check_schema(said, SCHEMA, folder, "compare again", InputError)
-        check_types(said, {"asked": {"models": list}, "texts": int})
-        for model in said["asked"]["models"]:
+        facts = read_json(folder / NAME)
+        check_schema(facts, SCHEMA, folder, "compare again", InputError)
+        check_types(facts, {"asked": {"models": list}, "texts": int})
+        for model in facts["asked"]["models"]:
             check_types(model, {"name": str})
         columns = read_delimited(pa.BufferReader(read_small(folder / "heads.csv"))).to_pydict()
         rows = sorted(range(len(columns["stack"])), key=lambda at: (STACKS.index(columns["stack"][at]), at))
@@ -513,9 +516,9 @@ def kept_comparison(folder: Path) -> tuple[Comparison, str]:
         js_1N = of_heads("js")
         none_1N = np.zeros_like(js_1N)
         metrics = {name: (none_1N, of_heads(f"{name}_difference")) for name in METRICS}
-        names = [one["name"] for one in said["asked"]["models"][:2]]
-        line = f"{' compared with '.join(dict.fromkeys(names))}, {said['texts']} texts"
-        line += "".join(f", {said_of}" for by, said_of in WORDS.items() if by in said.get("aligned", {}).values())
+        names = [one["name"] for one in facts["asked"]["models"][:2]]
+        line = f"{' compared with '.join(dict.fromkeys(names))}, {facts['texts']} texts"
+        line += "".join(f", {said_of}" for by, said_of in WORDS.items() if by in facts.get("aligned", {}).values())
         return Comparison(heads, stacks, js_1N, none_1N, none_1N, none_1N, metrics, ()), line
 
 
@@ -550,10 +553,10 @@ def clear(folder: Path) -> None:
             (folder / name).unlink(missing_ok=True)
 
 
-def _which(found: Comparison, order: Sequence[int]) -> dict[str, np.ndarray]:
-    layer, head = np.array([found.heads[place] for place in order], np.int32).reshape(-1, 2).T
+def _which(comparison: Comparison, order: Sequence[int]) -> dict[str, np.ndarray]:
+    layer, head = np.array([comparison.heads[place] for place in order], np.int32).reshape(-1, 2).T
     return {"layer": layer, "head": head}
 
 
-def _stacks(found: Comparison, order: Sequence[int]) -> Any:
-    return words([found.head_stacks[place] for place in order]).dictionary_encode()
+def _stacks(comparison: Comparison, order: Sequence[int]) -> Any:
+    return words([comparison.head_stacks[place] for place in order]).dictionary_encode()

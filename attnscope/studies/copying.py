@@ -212,16 +212,12 @@ class LongRangeCopying:
             start_B11 = start_B11 + torch.where(fits, prompt // 3, -(prompt // 3))
         inside_BHV = (key_BHV >= start_B11) & (key_BHV < start_B11 + VALUES)
         share_BH = (inside_BHV & (token_BHV == needle.made_BV[:, None])).double().mean(-1)
-        counts_BH = (needle.recall_B > RECALLED)[:, None] & self._sees(layer, needle.value_BV, row_V)
+        # A head counts where each of its steps may look at the value that is its turn.
+        key_BQ, visible = torch.full_like(ids_BT, -1), layer.P.visible
+        key_BQ[:, row_V] = needle.value_BV
+        sees_BH = visible.at(key_BQ.to(visible.position_Q.device))[..., row_V].all(-1).to(ids_BT.device)
+        counts_BH = (needle.recall_B > RECALLED)[:, None] & sees_BH
         return share_BH.masked_fill(~counts_BH, torch.nan).cpu()
-
-    @staticmethod
-    def _sees(layer: Layer, value_BV: Tensor, row_V: Tensor) -> Tensor:
-        """(B, H or 1): whether every step may look at the value that is its turn."""
-        key_BQ = torch.full_like(layer.texts.ids_BT, -1)
-        key_BQ[:, row_V] = value_BV
-        visible = layer.P.visible
-        return visible.at(key_BQ.to(visible.position_Q.device))[..., row_V].all(-1).to(value_BV.device)
 
 
 @dataclass(frozen=True)

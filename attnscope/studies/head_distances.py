@@ -32,11 +32,12 @@ import torch
 from torch import Tensor
 
 from attnscope.errors import InputError
-from attnscope.inputs.prompt import Prompt, place, reading
+from attnscope.inputs.prompt import Prompt
 from attnscope.observe.atlas import columns_of
 from attnscope.observe.collect import observe
 from attnscope.observe.request import Request
 from attnscope.studies.parts import Column, Parts, claim, of_heads
+from attnscope.studies.probes import natural_prompts
 from attnscope.utils.files import check_types, damaged, read_json
 from attnscope.utils.tables import as_table, save, words
 
@@ -66,35 +67,20 @@ class OnTexts:
     @cached_property
     def shares(self) -> Mapping[tuple[int, int], Mapping[str, float]]:
         """{(layer, head): {look: share of the texts}}, the largest first; `-` where a text cannot show it."""
-        texts = len(self.looks_SN)
         counts = [Counter(looks.tolist()).most_common() for looks in self.looks_SN.T]
-        shares = [{look: number / texts for look, number in found} for found in counts]
+        shares = [{look: number / self.texts for look, number in of_head} for of_head in counts]
         return dict(zip(self.heads, shares, strict=True))
 
-    def looks_table(self) -> pa.Table:
-        """A row per head and look: layer, head, looks_like, share."""
-        rows = [(*head, look, share) for head, found in self.shares.items() for look, share in found.items()]
-        layer, head, looks, share = zip(*rows, strict=True)
-        return as_table(
-            {
-                "layer": np.array(layer, np.int32),
-                "head": np.array(head, np.int32),
-                "looks_like": words(looks),
-                "share": np.array(share, np.float64),
-            }
-        )
-
-    def js_table(self) -> pa.Table:
-        """A row per pair of heads: layer, head, other_layer, other_head, js."""
+    def save(self, folder: Path) -> None:
+        """Write both tables: a row per pair of heads with js, and per head and look with its share of the texts."""
         one, two = np.triu_indices(len(self.heads), 1)
         layer, head = (np.array(part, np.int32) for part in zip(*self.heads, strict=True))
-        columns = {"layer": layer[one], "head": head[one], "other_layer": layer[two], "other_head": head[two]}
-        return as_table({**columns, "js": self.js_NN[one, two]})
-
-    def save(self, folder: Path) -> None:
-        """Write both tables."""
-        save(self.js_table(), folder / DIVERGENCES)
-        save(self.looks_table(), folder / LOOKS)
+        ends = {"layer": layer[one], "head": head[one], "other_layer": layer[two], "other_head": head[two]}
+        save(as_table({**ends, "js": self.js_NN[one, two]}), folder / DIVERGENCES)
+        rows = [(*head, look, share) for head, shares in self.shares.items() for look, share in shares.items()]
+        layers, heads, looks, shares = zip(*rows, strict=True)
+        columns = {"layer": np.array(layers, np.int32), "head": np.array(heads, np.int32), "looks_like": words(looks)}
+        save(as_table({**columns, "share": np.array(shares, np.float64)}), folder / LOOKS)
 
 
 def kept_texts(folder: Path) -> OnTexts | None:
@@ -128,15 +114,11 @@ class _Part(NamedTuple):
 def prompts_of(loaded: LoadedModel, texts: Sequence[str]) -> list[Prompt]:
     """The texts as tokens, at most LONGEST of each. Raises InputError where none has two."""
     loaded.check_bare("a scan")
-    most = min(LONGEST, loaded.geometry.max_positions or LONGEST)
-    with reading(loaded.tokenizer, place(loaded.tokenizer, loaded.brought, False)) as read:
-        prompts = [read(text, False, most, "right") for text in texts]
-    long = [prompt for prompt in prompts if len(prompt) > 1]  # a single token sees itself, whatever the head
-    if not long:
+    # A single token sees itself, whatever the head.
+    prompts = [prompt for prompt in natural_prompts(loaded, texts, LONGEST) if len(prompt) > 1]
+    if not prompts:
         raise InputError("no text has two tokens", "give longer texts")
-    for prompt in long:
-        loaded.check_ids(prompt.ids)
-    return long
+    return prompts
 
 
 def on_texts(
@@ -179,22 +161,17 @@ def _part(
     expected = {"heads": heads, "sum_NN": Column((count, count)), "looks_SN": looks}
 
     def read() -> Mapping[str, np.ndarray]:
-        found = []
+        js_NN, looks_SN = [], []
         for prompt in prompts:
-            found.append(_read(loaded, prompt))
+            # One forward pass says how far apart all heads are, and what each looks like.
+            [observation] = observe(loaded, [prompt], Request(weights=True))
+            js_NN.append(head_js(torch.cat(list(observation.weights.values())).to(loaded.device)))
+            looks_SN.append(observation.columns.text_role.astype(str))
             advance(1)
-        sum_NN, looks_SN = np.sum([one.sum_NN for one in found], 0), np.vstack([one.looks_SN for one in found])
-        return _Part(found[0].heads, sum_NN, looks_SN)._asdict()
+        of = np.stack([observation.columns.layer, observation.columns.head], 1)
+        return _Part(of, np.sum(js_NN, 0), np.stack(looks_SN))._asdict()
 
     return _Part(**kept.kept(f"{start:06}", expected, read, fits=fits, skipped=lambda: advance(len(prompts))))
-
-
-def _read(loaded: LoadedModel, prompt: Prompt) -> _Part:
-    """One forward pass: how far apart all heads are, and what each looks like."""
-    [seen] = observe(loaded, [prompt], Request(weights=True))
-    weights_NTT = torch.cat(list(seen.weights.values())).to(loaded.device)
-    heads = np.stack([seen.columns.layer, seen.columns.head], 1)
-    return _Part(heads, head_js(weights_NTT), seen.columns.text_role.astype(str)[None])
 
 
 def head_js(weights_NTT: Tensor) -> np.ndarray:
@@ -243,12 +220,8 @@ def clustered(distance_NN: np.ndarray) -> Tree:
         mean_N = (sizes[0] * apart_NN[one] + sizes[1] * apart_NN[two]) / sum(sizes)
         apart_NN[one], apart_NN[:, one] = mean_N, mean_N
         apart_NN[two], apart_NN[:, two], apart_NN[one, one] = np.inf, np.inf, np.inf
-        number[one], rows[one] = count + step, _joined(rows[one], rows[two], distance_NN)
+        # Both rows become one, each forward or backward, so that those which meet are nearest.
+        ways = product((rows[one], rows[one][::-1]), (rows[two], rows[two][::-1]))
+        first, second = min(ways, key=lambda pair: distance_NN[pair[0][-1], pair[1][0]])
+        number[one], rows[one] = count + step, first + second
     return Tree(rows[0], tuple(merges))
-
-
-def _joined(one: tuple[int, ...], two: tuple[int, ...], distance_NN: np.ndarray) -> tuple[int, ...]:
-    """Both rows as one, each forward or backward, so that those which meet are nearest."""
-    pairs = product((one, one[::-1]), (two, two[::-1]))
-    first, second = min(pairs, key=lambda pair: distance_NN[pair[0][-1], pair[1][0]])
-    return first + second

@@ -94,7 +94,12 @@ def bootstrap_widths(
     t_B = np.sort(np.concatenate(largest_t)) * TIE
     least_N = np.where(error_N > 0, np.maximum(error_N, least), 0.0)
     all_N = np.maximum(_quantile(t_B, level) * least_N, margin_N)
-    return Widths(own_N, all_N, _inverted(np.abs(mean_N), least_N, t_B, reach_N, count_N))
+    # p is the smallest 1 - level at which both widths are below |mean|.
+    with np.errstate(divide="ignore", invalid="ignore"):
+        reached_N = draws - np.searchsorted(t_B, np.where(least_N > 0, np.abs(mean_N) / least_N, 0.0))
+        beyond_N = np.where(reach_N > 0, np.clip(1 - np.abs(mean_N) / reach_N, 0, 1), 1.0)
+    p_N = np.minimum(1.0, np.maximum((1 + reached_N) / (1 + draws), 2 * heads * beyond_N**count_N))
+    return Widths(own_N, all_N, p_N)
 
 
 def _quantile(t: np.ndarray, level: float) -> np.ndarray:
@@ -102,16 +107,6 @@ def _quantile(t: np.ndarray, level: float) -> np.ndarray:
     place = int((1 - level) * (1 + len(t)) * TIE)
     found: np.ndarray = np.partition(t, len(t) - place, axis=0)[len(t) - place] if place else np.full_like(t[0], np.inf)
     return found
-
-
-def _inverted(
-    mean_N: np.ndarray, error_N: np.ndarray, t_B: np.ndarray, reach_N: np.ndarray, count_N: np.ndarray
-) -> np.ndarray:
-    """The smallest 1 - level at which both widths are below |mean|; t_B ascending."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        reached_N = len(t_B) - np.searchsorted(t_B, np.where(error_N > 0, mean_N / error_N, 0.0))
-        beyond_N = np.where(reach_N > 0, np.clip(1 - mean_N / reach_N, 0, 1), 1.0)
-    return np.minimum(1.0, np.maximum((1 + reached_N) / (1 + len(t_B)), 2 * len(mean_N) * beyond_N**count_N))
 
 
 def _unseen(count_N: np.ndarray, heads: int, level: float) -> np.ndarray:

@@ -132,16 +132,13 @@ class Masses:
             (layer, self.heads[layer][place])
             for layer, place in self._places(cut)
             if any(
-                (text, layer) in self.emptied and self._empties(cut, text, layer, place)
-                for text in range(len(self.lengths))
+                self.emptied[text, layer][place]
+                if len(keys) == len(self.keys[text])
+                else self.alone[text, layer][place, list(keys)].any()
+                for text, keys in enumerate(cut.keys)
+                if (text, layer) in self.emptied
             )
         ]
-
-    def _empties(self, cut: Cut, text: int, layer: int, place: int) -> bool:
-        keys = list(cut.keys[text])
-        if len(keys) == len(self.keys[text]):
-            return bool(self.emptied[text, layer][place])
-        return bool(self.alone[text, layer][place, keys].any())
 
     def _places(self, cut: HeadSet) -> list[tuple[int, int]]:
         return [(layer, self.heads[layer].index(head)) for layer, head in cut.heads]
@@ -234,7 +231,6 @@ class KnockoutResult(StudyRecord):
 
     def table(self) -> pa.Table:
         """A row per cut, in `order`; NaN is null. docs/schemas.md says what the columns are."""
-        found = {name: numbers(values) for name, values in self.statistics.items() if name != "n"}
         columns: dict[str, Any] = {
             "set": words([one.cut.name for one in self.asked]),
             "layer": integers([one.layer for one in self.asked], np.int32),
@@ -243,10 +239,27 @@ class KnockoutResult(StudyRecord):
             "queries": words([self._places([one.queries for one in self.cases])] * len(self.asked)),
             "keys": words([self._places(one.cut.keys) for one in self.asked]),
             "mass": numbers(np.array([self.mass(one.cut) for one in self.asked])),
-            **found,
+            **{name: numbers(values) for name, values in self.statistics.items() if name != "n"},
         }
-        for kind in KINDS:
-            columns |= self._null_columns(kind)
+        for kind, nulls in ((kind, self.nulls[kind]) for kind in KINDS):
+            column = {name: np.full(len(nulls), np.nan) for name in ("null", "low", "high", "p")}
+            for place, null in enumerate(nulls):
+                if not null.draws:
+                    continue
+                own, draw_D = self.compared(place, kind)
+                column["null"][place] = draw_D.mean()
+                column["low"][place], column["high"][place] = np.quantile(draw_D, RANGE)
+                # Other keys have the same weights, and other heads weights of their own.
+                if kind == "permuted":
+                    column["p"][place] = p_of_tails(own, draw_D, self.facts["rounding"])
+                else:
+                    mass_D = np.array([self.mass(draw.cut) for draw in null.draws])
+                    mass = self.mass(self.asked[place].cut)
+                    column["p"][place] = p_of_size(own, draw_D, self.facts["rounding"], mass_D / mass)
+            columns |= {f"{name}_{kind}": numbers(values) for name, values in column.items()}
+            columns[f"n_{kind}"] = integers([len(null.draws) for null in nulls], np.int32)
+            if kind == "permuted":
+                columns["pool"] = integers([null.pool for null in nulls], np.int32)
         return as_table(columns | {"n": self.statistics["n"].astype(np.int32)}).take(integers(self.order))
 
     def mass(self, cut: Cut, texts: Sequence[int] | None = None) -> float:
@@ -257,26 +270,6 @@ class KnockoutResult(StudyRecord):
     def _places(self, places: Sequence[Sequence[int]]) -> str | None:
         """Positions of one text; null of several, whose positions knockout.json has."""
         return ",".join(map(str, places[0])) if len(self.cases) == 1 else None
-
-    def _null_columns(self, kind: NullKind) -> dict[str, pa.Array]:
-        column = {name: np.full(len(self.asked), np.nan) for name in ("null", "low", "high", "p")}
-        for place, null in enumerate(self.nulls[kind]):
-            if not null.draws:
-                continue
-            own, draw_D = self.compared(place, kind)
-            column["null"][place] = draw_D.mean()
-            column["low"][place], column["high"][place] = np.quantile(draw_D, RANGE)
-            if kind == "permuted":
-                column["p"][place] = p_of_tails(own, draw_D, self.facts["rounding"])
-            else:
-                mass_D = np.array([self.mass(draw.cut) for draw in null.draws])
-                mass = self.mass(self.asked[place].cut)
-                column["p"][place] = p_of_size(own, draw_D, self.facts["rounding"], mass_D / mass)
-        columns = {f"{name}_{kind}": numbers(values) for name, values in column.items()}
-        columns[f"n_{kind}"] = integers([len(null.draws) for null in self.nulls[kind]], np.int32)
-        if kind == "permuted":
-            columns["pool"] = integers([null.pool for null in self.nulls[kind]], np.int32)
-        return columns
 
 
 def p_of_tails(own: float, draw_D: np.ndarray, rounding: float) -> float:

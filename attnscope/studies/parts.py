@@ -55,10 +55,6 @@ class Column(NamedTuple):
         """At most."""
         return 4 * LETTERS if self.kind == "U" else 8
 
-    def is_of(self, shape: tuple[int, ...], dtype: np.dtype) -> bool:
-        """Whether it may be a column of this shape and type."""
-        return shape == self.shape and dtype.kind == self.kind and dtype.itemsize <= self.item_bytes
-
 
 @dataclass
 class Tally:
@@ -150,7 +146,16 @@ def _left(path: Path, expected: Mapping[str, Column], fits: Callable[[Columns], 
         with zipfile.ZipFile(io.BytesIO(data)) as packed:
             if sorted(packed.namelist()) != sorted(f"{name}.npy" for name in expected):
                 raise ValueError("other columns than expected")
-            columns = {name: _column(packed, name, column) for name, column in expected.items()}
+            columns: dict[str, np.ndarray] = {}
+            for name, column in expected.items():
+                # The header is read before the numbers, so that no more memory is taken than is expected.
+                with packed.open(f"{name}.npy") as stream:
+                    np.lib.format.read_magic(stream)
+                    shape, _, dtype = np.lib.format.read_array_header_1_0(stream)
+                if shape != column.shape or dtype.kind != column.kind or dtype.itemsize > column.item_bytes:
+                    raise ValueError(f"{name} is {dtype} {shape}, expected {column.kind} {column.shape}")
+                with packed.open(f"{name}.npy") as stream:
+                    columns[name] = np.lib.format.read_array(stream, allow_pickle=False)
         if not fits(columns):
             raise ValueError("not of this study")
         return columns
@@ -191,17 +196,6 @@ def of_heads(geometry: Geometry) -> tuple[Column, Callable[[Columns], bool]]:
     """The column `heads` of a part that has a number for every head, (layer, head) each, and whether it is of these."""
     expected = np.array(pairs(everything(geometry.heads_by_layer)))
     return Column(expected.shape, "i"), lambda columns: np.array_equal(columns["heads"], expected)
-
-
-def _column(packed: zipfile.ZipFile, name: str, expected: Column) -> np.ndarray:
-    """One column; its header is read before its numbers. Raises ValueError for another than is expected."""
-    with packed.open(f"{name}.npy") as stream:
-        np.lib.format.read_magic(stream)
-        shape, _, dtype = np.lib.format.read_array_header_1_0(stream)
-    if not expected.is_of(shape, dtype):
-        raise ValueError(f"{name} is {dtype} {shape}, expected {expected.kind} {expected.shape}")
-    with packed.open(f"{name}.npy") as stream:
-        return np.lib.format.read_array(stream, allow_pickle=False)
 
 
 class StudyRecord(TableRecord):

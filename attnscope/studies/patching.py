@@ -254,27 +254,28 @@ class PatchedPairs(StudyRecord):
     @property
     def line(self) -> str:
         """What was measured, and the largest share or effect."""
-        values = self.statistics["effect"] if self.estimates is None else self.estimates[::2].mean(0)
+        values, statistics, unit = self.values_N, self.statistics, self.unit
         best = largest_of(values)
-        shares = self.statistics["normalised"] if self.estimates is None else self.normalised(values)
-        unit, share = self.unit, shares[best]
-        said = [] if np.isnan(share) else [f"{share:.2f} of the gap"]
-        low, high = self.statistics["low_all"][best], self.statistics["high_all"][best]
+        shares = statistics["normalised"] if self.estimates is None else self.normalised(values)
+        amounts = [] if np.isnan(shares[best]) else [f"{shares[best]:.2f} of the gap"]
+        low, high = statistics["low_all"][best], statistics["high_all"][best]
         if self.estimates is None and not (np.isnan(low) and np.isnan(high)):
             at_once = f", all {len(self.asked)}" * (len(self.asked) > 1)
-            said.append(f"{cells.effect(values[best])} {cells.interval(low, high)} {unit} (95 %{at_once})")
-        said = said or [f"{cells.effect(values[best])} {unit}"]
-        count = f"{len(self.pairs)} pair{'s' * (len(self.pairs) > 1)}"
+            amounts.append(f"{cells.effect(values[best])} {cells.interval(low, high)} {unit} (95 %{at_once})")
+        amounts = amounts or [f"{cells.effect(values[best])} {unit}"]
         what = f"{len(self.asked)} patches of the {self.facts['what']}"
-        return f"{what}, {count}: largest {self.asked[best].patch.name}, {', '.join(said)}"
+        count = number_of(len(self.pairs), "pair")
+        return f"{what}, {count}: largest {self.asked[best].patch.name}, {', '.join(amounts)}"
+
+    @property
+    def values_N(self) -> np.ndarray:
+        """The mean effect of every patch on clean texts, or its estimate where there is one."""
+        return self.statistics["effect"] if self.estimates is None else self.estimates[::2].mean(0)
 
     @cached_property
     def order(self) -> list[int]:
-        """Places of the patches in the table: of layers and positions their own order, else the largest effect first,
-        or estimate where there is one."""
-        if self.facts["over"] in ORDERED:
-            return list(range(len(self.asked)))
-        return largest_first(self.statistics["effect"] if self.estimates is None else self.estimates[::2].mean(0))
+        """Places of the patches in the table: of layers and positions their own order, else the largest first."""
+        return list(range(len(self.asked))) if self.facts["over"] in ORDERED else largest_first(self.values_N)
 
     def effect(self, patch: Patch) -> np.ndarray:
         """(P,): what a patch costs the answer of each clean text; NaN where it was not run."""
@@ -322,27 +323,25 @@ class PatchedPairs(StudyRecord):
         n, _ = cost.pop("n"), back.pop("n")
         del back["p_symmetric"]
         restored = {"restored": back.pop("effect"), **{f"restored_{name}": value for name, value in back.items()}}
-        shares = [self._shares(prefix, of_PN) for prefix, of_PN in (("", cost_PN), ("restored_", back_PN))]
-        return {**cost, **shares[0], **restored, **shares[1], "n": n}
-
-    def _shares(self, prefix: str, effect_PN: np.ndarray) -> dict[str, np.ndarray]:
-        names = [f"{prefix}normalised{end}" for end in ("", "_low", "_high")]
-        if self.gap is None:
-            return {name: np.full(effect_PN.shape[1], np.nan) for name in names}
-        return dict(zip(names, ratios(effect_PN, self.gap_P), strict=True))
+        for columns, prefix, effect_PN in ((cost, "", cost_PN), (restored, "restored_", back_PN)):
+            none_3N = np.full((3, effect_PN.shape[1]), np.nan)
+            shares = none_3N if self.gap is None else ratios(effect_PN, self.gap_P)
+            names = (f"{prefix}normalised{end}" for end in ("", "_low", "_high"))
+            columns.update(zip(names, shares, strict=True))
+        return {**cost, **restored, "n": n}
 
     def table(self) -> pa.Table:
         """A row per patch, in `order`; NaN is null. docs/schemas.md says what the columns are."""
         count = len(self.asked)
-        none, one_pair = np.full(count, np.nan), self.pairs[0] if len(self.pairs) == 1 else None
-        estimates = (
-            [none, none] if self.estimates is None else [self.estimates[0::2].mean(0), -self.estimates[1::2].mean(0)]
-        )
+        one_pair, estimates = self.pairs[0] if len(self.pairs) == 1 else None, np.full((2, count), np.nan)
+        if self.estimates is not None:
+            estimates = np.stack([self.estimates[0::2].mean(0), -self.estimates[1::2].mean(0)])
         # Of several pairs each has positions of its own, which patching.json has.
         places = [None if one_pair is None else ",".join(map(str, one.patch.at[0])) for one in self.asked]
         position = [None if one_pair is None or one.place is None else one_pair.at[one.place] for one in self.asked]
         random_D = np.array([self.effect(one).mean() for one in self.random])
-        low, high, p_random = beside_random(self.effect(self.asked[0].patch).mean(), random_D)
+        beside = beside_random(self.effect(self.asked[0].patch).mean(), random_D)
+        random = dict(zip(("random_low", "random_high", "p_random"), beside, strict=True))
         columns: dict[str, Any] = {
             "set": words([one.patch.name for one in self.asked]),
             "layer": pa.array([one.layer for one in self.asked], pa.int32()),
@@ -353,9 +352,7 @@ class PatchedPairs(StudyRecord):
             **{name: numbers(values) for name, values in self.statistics.items() if name != "n"},
             "estimate": numbers(estimates[0]),
             "restored_estimate": numbers(estimates[1]),
-            "random_low": numbers(np.full(count, low)),
-            "random_high": numbers(np.full(count, high)),
-            "p_random": numbers(np.full(count, p_random)),
+            **{name: numbers(np.full(count, value)) for name, value in random.items()},
             "n_random": integers([len(random_D) if self.facts["over"] == "none" else None] * count, np.int32),
         }
         return as_table(columns | {"n": self.statistics["n"].astype(np.int32)}).take(integers(self.order))

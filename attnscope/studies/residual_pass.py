@@ -21,6 +21,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from attnscope.certificate.compare import Stack, made_spec
 from attnscope.errors import ModelError
@@ -217,8 +218,8 @@ class _Pass:
     def run(self, reads: Tensor, inputs: Mapping[str, Any]) -> WrittenSides:
         """The pass; what the layer's own code makes of another residual can then be asked."""
         with ExitStack() as hooks:
-            for hook in self._hooks():
-                hooks.enter_context(hook)
+            for handle in self._hooks():
+                hooks.callback(handle.remove)
             self._listen(reads, inputs)
         assert self.spec is not None
         query = self.own.written
@@ -238,21 +239,21 @@ class _Pass:
                 kept.clear()
         self.given, self.spec = ((), {}), None
 
-    def _hooks(self) -> Iterator[Any]:
+    def _hooks(self) -> Iterator[RemovableHandle]:
         for track in self.tracks.values():
             for block in {run.block: None for run in track.course.runs}:
-                yield _before(block, partial(self._enter, track))
+                yield block.register_forward_pre_hook(partial(self._enter, track), with_kwargs=True)
                 for module in branches(block, self.place.attention):
-                    yield _before(module, partial(self._constant, track))
+                    yield module.register_forward_pre_hook(partial(self._constant, track), with_kwargs=True)
                 for module in (one for one in weighted(block) if not is_norm(one)):
-                    yield _before(module, partial(self._project, track))
-                    yield _after(module, partial(self._projected, track))
+                    yield module.register_forward_pre_hook(partial(self._project, track), with_kwargs=True)
+                    yield module.register_forward_hook(partial(self._projected, track))
         if self.place.tail is not None:
-            yield _before(self.place.tail, self._leave)
+            yield self.place.tail.register_forward_pre_hook(self._leave, with_kwargs=True)
         if self.place.within and self.place.norm is not None:
-            yield _before(self.place.norm, self._norm)
+            yield self.place.norm.register_forward_pre_hook(self._norm, with_kwargs=True)
         if self.place.within:
-            yield _before(self.place.module, self._attend)
+            yield self.place.module.register_forward_pre_hook(self._attend, with_kwargs=True)
 
     def _listen(self, reads: Tensor, inputs: Mapping[str, Any]) -> None:
         try:
@@ -322,13 +323,10 @@ class _Pass:
             self.own.close(given)
 
     def _attend(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Before the layer's own module: keep what it is given."""
-        given = hidden_of(args, kwargs)
-        if given is None or not self.own.at_last:
+        """Before the layer's own module: keep what it is given, which is its residual where no norm was given it."""
+        self._norm(module, args, kwargs)
+        if hidden_of(args, kwargs) is None or not self.own.at_last:
             return
-        if not self.own.closed:
-            self._forget()
-            self.own.close(given)
         self.factors.forget()
         self.given = args, kwargs
         across, states = self.tracks.get(ENCODER), states_of(module, args, kwargs)
@@ -421,21 +419,3 @@ def branches(block: nn.Module, attention: Set[nn.Module]) -> Iterator[nn.Module]
             yield from branches(module, attention)
         else:
             yield module
-
-
-@contextmanager
-def _before(module: nn.Module, hook: Callable[..., Any]) -> Iterator[None]:
-    handle = module.register_forward_pre_hook(hook, with_kwargs=True)
-    try:
-        yield
-    finally:
-        handle.remove()
-
-
-@contextmanager
-def _after(module: nn.Module, hook: Callable[..., Any]) -> Iterator[None]:
-    handle = module.register_forward_hook(hook)
-    try:
-        yield
-    finally:
-        handle.remove()

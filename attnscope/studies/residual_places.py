@@ -184,19 +184,14 @@ def place_of(loaded: LoadedModel, reads: Tensor, inputs: Mapping[str, Any], stac
     if loaded.geometry.over_patches:
         raise ModelError(f"{LOST}: its layers are over bytes and patches of them", ANOTHER)
     seen = _Seen(loaded.model, stack, layer)
-    few, more = _few(reads, inputs)
+    # The first tokens of a text, and of its target, show the blocks; what is read otherwise is read as a whole.
+    if not (reads.is_floating_point() or inputs.keys() - {TARGET}):
+        reads, inputs = reads[:, :TRIED], {name: value[:, :TRIED] for name, value in inputs.items()}
     with seen.watching():
-        report = listen(loaded.model, few, seen.on_call, engine=UNCHECKED, **more)
+        report = listen(loaded.model, reads, seen.on_call, engine=UNCHECKED, **inputs)
     for line in turned(report.calls):
         logger.warning("does not hold: %s", line)
     return seen.place(loaded.geometry.stack)
-
-
-def _few(reads: Tensor, inputs: Mapping[str, Any]) -> tuple[Tensor, dict[str, Any]]:
-    """The first tokens of a text, and of its target; what is read otherwise is read as a whole."""
-    if reads.is_floating_point() or inputs.keys() - {TARGET}:
-        return reads, dict(inputs)
-    return reads[:, :TRIED], {name: value[:, :TRIED] for name, value in inputs.items()}
 
 
 class _Seen:
@@ -250,15 +245,23 @@ class _Seen:
         """The place of the target. plain: the model's own stack."""
         if self.target is None:
             raise ModelError(f"{prefix(self.stack)}layer {self.layer} made no attention call", "choose another layer")
-        groups = self._groups()
-        runs, before = self._until(groups, group_of(self.stack))
-        query = ResidualPath(group_of(self.stack), _named(group_of(self.stack), plain), runs)
+        groups, group = self._groups(), group_of(self.stack)
+        runs, before = self._until(groups, group)
+        query = ResidualPath(group, None if group == plain else group, runs)
         key: ResidualPath | None = query
-        tail = None
+        tail: nn.Module | None = None
         if is_cross(self.stack):
             every, _ = self._until(groups, ENCODER)
-            key = ResidualPath(ENCODER, _named(ENCODER, plain), every) if every else None
-            tail = self._tail(every) if every else None
+            key = ResidualPath(ENCODER, None if plain == ENCODER else ENCODER, every) if every else None
+            # The norm that is given what the last block of the encoder gives.
+            last = self.gave.get(every[-1].block) if every else None
+            blocks = {id(part) for run in every for part in run.block.modules()}
+            for norm, given, _ in self.normed:
+                if id(norm) in blocks or last is None:
+                    continue
+                if given.shape == last.shape and torch.equal(given, last):
+                    tail = norm
+                    break
         residual = self.given.get(runs[-1].block)
         within = before or residual is None or residual.ndim != 3
         attention = frozenset(one.module for one in self.events if not isinstance(one, nn.Module))
@@ -293,22 +296,10 @@ class _Seen:
         found = [BlockRun(block, calls[0].layer if calls else at) for at, (block, calls) in enumerate(runs)]
         return tuple(found), bool(runs) and len(runs[-1][1]) > 1
 
-    def _tail(self, runs: tuple[BlockRun, ...]) -> nn.Module | None:
-        """The norm that is given what the last block of an encoder gives."""
-        last, blocks = self.gave.get(runs[-1].block), {id(part) for run in runs for part in run.block.modules()}
-        for norm, given, _ in self.normed:
-            if id(norm) not in blocks and last is not None and given.shape == last.shape and torch.equal(given, last):
-                return norm
-        return None
-
 
 def group_of(stack: str) -> str:
     """The part of a model that a stack's blocks are of: cross layers are in the decoder's."""
     return stack if stack in (ENCODER, VISION) else DECODER
-
-
-def _named(stack: str, plain: str) -> str | None:
-    return None if stack == plain else stack
 
 
 def hidden_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:

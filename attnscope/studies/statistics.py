@@ -262,19 +262,9 @@ def effect_columns(effect_SN: np.ndarray, *, seed: int = 0) -> dict[str, np.ndar
     p_symmetric_N, enough = np.full(len(count_N), np.nan), count_N >= FEWEST
     p_symmetric_N[enough] = symmetric_p(whole_SN[:, enough], FLIPS, generator, count_N[enough])
     ends = intervals(whole_SN, np.zeros(len(count_N)), generator, there_SN=there_SN)
-    positive_N, p_positive_N = positive_share(effect_SN)
-    median_N, median_low_N, median_high_N = medians(effect_SN)
-    return {
-        "effect": mean_N,
-        **ends._asdict(),
-        "p_symmetric": p_symmetric_N,
-        "positive": positive_N,
-        "p_positive": p_positive_N,
-        "median": median_N,
-        "median_low": median_low_N,
-        "median_high": median_high_N,
-        "n": count_N,
-    }
+    shares = dict(zip(("positive", "p_positive"), positive_share(effect_SN), strict=True))
+    middles = dict(zip(("median", "median_low", "median_high"), medians(effect_SN), strict=True))
+    return {"effect": mean_N, **ends._asdict(), "p_symmetric": p_symmetric_N, **shares, **middles, "n": count_N}
 
 
 COLUMNS = 256  # whose means are taken together, at least: one column alone costs hardly less
@@ -319,15 +309,8 @@ def means(
             known_SN = values_SN[np.ix_(there_S, some)].astype(np.float64)
             mean_N[some] = known_SN.mean(0)
             # Each from the same seed: a mean does not depend on which others are asked for.
-            ends = intervals(
-                known_SN,
-                np.zeros(len(some)),
-                np.random.default_rng(seed),
-                within=within,
-                draws=draws,
-                level=level,
-                at_once=False,
-            )
+            null_N, generator = np.zeros(len(some)), np.random.default_rng(seed)
+            ends = intervals(known_SN, null_N, generator, within=within, draws=draws, level=level, at_once=False)
             low_N[some], high_N[some] = ends.low, ends.high
     return Means(mean_N, low_N, high_N, there_SN.sum(0))
 
@@ -370,7 +353,12 @@ def ratios(
     sign_N, mean_N = np.sign(mean_N[known]), np.abs(mean_N[known])
     off_SN = sign_N * (whole_SN - whole_SN.mean(0))[:, known]
     rest_SN = sign_N * (part_SN - part_SN.mean(0))[:, known] - ratio_N[known] * off_SN
-    t_BN = _resampled_t(rest_SN, np.random.default_rng(seed), draws)
+    # t of resampled means of the rest, whose mean is 0; NaN of a rest that is 0 throughout.
+    count, generator = len(rest_SN), np.random.default_rng(seed)
+    times_BS = generator.multinomial(count, np.full(count, 1 / count), draws) / count
+    moved_BN = times_BS @ rest_SN
+    with np.errstate(invalid="ignore", divide="ignore"):
+        t_BN = moved_BN / standard_error(moved_BN, times_BS @ rest_SN**2, count)
     low_N[known], high_N[known] = _apart(rest_SN, off_SN, mean_N, t_BN, level)
     return Ratios(ratio_N, ratio_N + low_N, ratio_N + high_N)
 
@@ -396,16 +384,6 @@ def _apart(
             end_N = (middle_N + side * np.sqrt(middle_N**2 + least_N * square_N * rest_N)) / least_N
         ends.append(np.where(open_N | ~(least_N > 0), np.nan, end_N))
     return ends
-
-
-def _resampled_t(rest_SN: np.ndarray, generator: np.random.Generator, draws: int) -> np.ndarray:
-    """(B, N): t of resampled means of columns with mean 0; NaN of a column that is 0 throughout."""
-    count = len(rest_SN)
-    times_BS = generator.multinomial(count, np.full(count, 1 / count), draws) / count
-    moved_BN = times_BS @ rest_SN
-    with np.errstate(invalid="ignore", divide="ignore"):
-        t_BN: np.ndarray = moved_BN / standard_error(moved_BN, times_BS @ rest_SN**2, count)
-    return t_BN
 
 
 __all__ = [

@@ -108,7 +108,10 @@ def test_what_was_read_is_not_read_again(demo, found, tmp_path, monkeypatch):
     again = on_texts(demo, prompts, folder, advance=told.append)  # texts 0 to 2 lie there under 0; 2 is new
     assert sum(told) == 3
     (folder / "texts" / "000000.npz").unlink()
-    monkeypatch.setattr(texts_room, "_read", lambda loaded, prompt: now.append(prompt) or _real(loaded, prompt))
+    observe = texts_room.observe
+    monkeypatch.setattr(
+        texts_room, "observe", lambda loaded, prompts, request: now.extend(prompts) or observe(loaded, prompts, request)
+    )
     on_texts(demo, prompts, folder)
     assert now == prompts[:2]
     with pytest.raises(UsageError, match=": texts was 3, now 2;"):
@@ -116,9 +119,6 @@ def test_what_was_read_is_not_read_again(demo, found, tmp_path, monkeypatch):
     forced = on_texts(demo, prompts[:2], folder, force=True)
     assert forced.looks_SN.shape == (2, 24)
     assert again.js_NN.shape == read.js_NN.shape
-
-
-_real = texts_room._read
 
 
 def average_linkage(distance):
