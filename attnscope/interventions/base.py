@@ -1,10 +1,8 @@
-"""One change to a model's attention while it runs: where, and what instead. All studies that change one thing use it.
+"""One change to a model's attention while it runs: where, what instead, and by what it is measured.
 
 Where: a set of heads, and, where an intervention has them, queries and keys. What instead: zero, a mean, another text's
-output, keys that are cut before the softmax. Passes, shared layers, statistics, random sets and the parts on disk take
-any intervention, and any measure.
-
-What a pass is measured by: a number per text, from the logits of some of its rows.
+output, keys that are cut before the softmax. A measure is a number per text, from the logits of some of its rows.
+Passes, shared layers, statistics, random sets and the parts on disk take any intervention and any measure.
 
     passes = prepared(loaded, task, sets, measure=LogitDifference(answers, foils))
 
@@ -15,7 +13,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -23,14 +21,14 @@ from torch import Tensor
 
 from attnscope.errors import InputError
 from attnscope.hooks.calls import CallSite
-from attnscope.hooks.engines import Engine
+from attnscope.hooks.engines import Change, Engine
 from attnscope.interventions.spec import HeadSet, Task
 
 OnOutput = Callable[[CallSite, Tensor, Sequence[int]], None]  # a call's place, its output (B, T, H, V), texts' lengths
 
 
-class Intervention(ABC):
-    """What is put in place of something, in the heads of a set; name: what tables and facts call it."""
+class Described(ABC):
+    """What a study is made of. name: what tables and facts call it."""
 
     name: str
 
@@ -38,6 +36,13 @@ class Intervention(ABC):
     def facts(self) -> Mapping[str, Any]:
         """What else tells it from another, in JSON's own types."""
         return {}
+
+    def check(self, task: Task) -> None:  # noqa: B027  # any task will do
+        """Raise InputError for a task that it is not for."""
+
+
+class Intervention(Described):
+    """What is put in place of something, in the heads of a set."""
 
     @property
     def least(self) -> int:
@@ -49,41 +54,32 @@ class Intervention(ABC):
         """Whether it has to read all texts once before it can be made."""
         return False
 
-    def check(self, task: Task) -> None:  # noqa: B027  # any task will do
-        """Raise InputError for a task that has nothing to put there."""
-
     def learnt(self, task: Task, each: Callable[[OnOutput], None]) -> Intervention:
         """The same, after it took what it needs from the task; each: calls with what every head gives for each text."""
         return self
 
-    @abstractmethod
     def over(
         self, engine: Engine, sets: Sequence[HeadSet], lengths: Sequence[int], texts: Sequence[int] = ()
     ) -> Engine:
-        """An engine for passes of some texts and, after them, the same texts once per set, in which it intervenes.
+        """The engine for such passes as `change` is for."""
+        return replace(engine, change=self.change(sets, lengths, texts))
+
+    @abstractmethod
+    def change(self, sets: Sequence[HeadSet], lengths: Sequence[int], texts: Sequence[int]) -> Change:
+        """An engine's `change` for a pass of some texts and, after them, the same texts once per set.
 
         lengths: of the texts, before padding. texts: which of the task's they are, for what differs from text to text.
         """
 
 
-class Measure(ABC):
+class Measure(Described):
     """A number per text, differentiable in the logits.
 
-    name: what tables and facts call it. unit: of its numbers. worse: 1 where more of it is worse, as of a loss; -1
-    where less is.
+    unit: of its numbers. worse: 1 where more of it is worse, as of a loss; -1 where less is.
     """
 
-    name: str
     unit: str
     worse: int = 1
-
-    @property
-    def facts(self) -> Mapping[str, Any]:
-        """What else tells it from another, in JSON's own types."""
-        return {}
-
-    def check(self, task: Task) -> None:  # noqa: B027  # any task will do
-        """Raise InputError for a task that it is not of."""
 
     def rows(self, task: Task, text: int) -> Sequence[int]:
         """The positions of a text whose logits it reads, ascending."""

@@ -1,4 +1,4 @@
-"""What a KV cache keeps under a budget: the keys of each row that are dropped before the softmax.
+"""What a KV cache keeps under a budget, and budgets as an intervention: rows lose the keys that are not kept.
 
     dropped = policy_of("stream:4+64").over(budgeted)    # of one attention call
     for block in RowsAgain(spec, heads).blocks(query_NR):
@@ -7,17 +7,15 @@
 `stream` is StreamingLLM's (Xiao et al. 2023, arXiv 2309.17453), `h2o` is of Zhang et al. 2023 (arXiv 2306.14048),
 `snap` is SnapKV (Li et al. 2024, arXiv 2404.14469). `received` and `snap` choose as KVPress 0.5.5 does.
 
-Budgets of a KV cache as an intervention: every row of some heads loses the keys that a cache would not keep.
-
-Shapes: B text, N row of a pass (text, or set and text), P asked head, G kv head, E row of a pass and head that has a
-budget, R asked row, r row of a block, K key, P head of a layer that is computed again.
+Shapes: B text, N row of a pass (text, or set and text), P asked head, which is computed again, G kv head, E row of a
+pass and head that has a budget, R asked row, r row of a block, K key.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -27,7 +25,7 @@ from torch.nn.functional import avg_pool1d
 from attnscope.attention.rows import RowBlock, RowsAgain, padded
 from attnscope.attention.spec import AttentionSpec
 from attnscope.hooks.calls import AttentionCall
-from attnscope.hooks.engines import Change, Engine
+from attnscope.hooks.engines import Change
 from attnscope.interventions.base import Intervention
 from attnscope.interventions.patching import recompute, spec_of
 from attnscope.interventions.spec import HeadSet, written_budget
@@ -50,11 +48,6 @@ class BudgetedHeads:
     ends: tuple[int, ...]
     row_E: Tensor
     place_E: Tensor
-
-    @property
-    def text_E(self) -> Tensor:
-        """Which text of the pass each is of."""
-        return self.row_E % len(self.ends)
 
     @property
     def key_K(self) -> Tensor:
@@ -183,9 +176,9 @@ class Once(KeptKeys):
         return kept_BGK[:, [groups.index(head // shared) for head in heads]]
 
     def over(self, budgeted: BudgetedHeads) -> Dropping:
-        texts = budgeted.spec.first_texts(len(budgeted.ends))
-        kept_EK = self.chosen(texts, budgeted.heads, budgeted.ends)[budgeted.text_E, budgeted.place_E]
-        end_E1 = torch.tensor(budgeted.ends, device=kept_EK.device)[budgeted.text_E, None]
+        texts, text_E = budgeted.spec.first_texts(len(budgeted.ends)), budgeted.row_E % len(budgeted.ends)
+        kept_EK = self.chosen(texts, budgeted.heads, budgeted.ends)[text_E, budgeted.place_E]
+        end_E1 = torch.tensor(budgeted.ends, device=kept_EK.device)[text_E, None]
         lost_EK = ~kept_EK & (budgeted.key_K < end_E1)
         return lambda block: lost_EK[:, None] & (budgeted.query_Er(block) >= end_E1)[..., None]
 
@@ -274,14 +267,8 @@ class CacheBudget(Intervention):
     def facts(self) -> Mapping[str, Any]:
         return {"ends": list(self.ends)}
 
-    def over(
-        self, engine: Engine, sets: Sequence[HeadSet], lengths: Sequence[int], texts: Sequence[int] = ()
-    ) -> Engine:
-        budgets = [chosen for chosen in sets if isinstance(chosen, HeadBudget)]
-        return replace(engine, change=self.cutting(budgets, texts))
-
-    def cutting(self, budgets: Sequence[HeadBudget], texts: Sequence[int]) -> Change:
-        """An engine's `change` for a pass of some texts and, after them, the same texts once per set."""
+    def change(self, sets: Sequence[HeadSet], lengths: Sequence[int], texts: Sequence[int]) -> Change:
+        budgets = [budget for budget in sets if isinstance(budget, HeadBudget)]
         kinds = list(dict.fromkeys(budget.keep for budget in budgets if budget.keep))
         ends = tuple(self.ends[text] for text in texts)
 
@@ -343,12 +330,10 @@ class KeptShares(Intervention):
     on_kept: OnKept
     name: str = field(default="kept", init=False)
 
-    def over(
-        self, engine: Engine, sets: Sequence[HeadSet], lengths: Sequence[int], texts: Sequence[int] = ()
-    ) -> Engine:
-        def read(call: AttentionCall, output_BQHV: Tensor) -> Tensor:
+    def change(self, sets: Sequence[HeadSet], lengths: Sequence[int], texts: Sequence[int]) -> Change:
+        def change(call: AttentionCall, output_BQHV: Tensor) -> Tensor:
             heads = self.cache.heads.get(call.layer, ())
-            if call.stack == self.cache.stack and heads and not call.place.call:  # one that attends twice is read once
+            if call.stack == self.cache.stack and heads and not call.call:  # one that attends twice is read once
                 spec = spec_of(call, output_BQHV)
                 for kind in self.kinds:
                     share_BP = self._shares(spec, heads, kind, texts)
@@ -356,7 +341,7 @@ class KeptShares(Intervention):
                         self.on_kept(kind, text, call.layer, share_P)
             return output_BQHV
 
-        return replace(engine, change=read)
+        return change
 
     def _shares(self, spec: AttentionSpec, heads: tuple[int, ...], kind: str, texts: Sequence[int]) -> Tensor:
         every_E2 = torch.cartesian_prod(*(torch.arange(size, device=spec.device) for size in (len(texts), len(heads))))

@@ -11,7 +11,7 @@ a block, K key, E edge.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from torch import Tensor
 from attnscope.attention.rows import CutHow, RowBlock, RowsAgain, padded
 from attnscope.attention.spec import AttentionSpec
 from attnscope.hooks.calls import AttentionCall
-from attnscope.hooks.engines import Change, Engine
+from attnscope.hooks.engines import Change
 from attnscope.interventions.base import Intervention
 from attnscope.interventions.patching import recompute, spec_of
 from attnscope.interventions.spec import Cut, HeadSet
@@ -49,13 +49,8 @@ class Knockout(Intervention):
     def facts(self) -> Mapping[str, Any]:
         return {"how": self.how, "queries": [list(positions) for positions in self.queries]}
 
-    def over(
-        self, engine: Engine, sets: Sequence[HeadSet], lengths: Sequence[int], texts: Sequence[int] = ()
-    ) -> Engine:
-        return replace(engine, change=self.cutting([chosen for chosen in sets if isinstance(chosen, Cut)], texts))
-
-    def cutting(self, cuts: Sequence[Cut], texts: Sequence[int]) -> Change:
-        """An engine's `change` for a pass of some texts and, after them, the same texts once per cut."""
+    def change(self, sets: Sequence[HeadSet], lengths: Sequence[int], texts: Sequence[int]) -> Change:
+        cuts = [cut for cut in sets if isinstance(cut, Cut)]
 
         def change(call: AttentionCall, output_NQHV: Tensor) -> Tensor:
             heads = self.heads.get(call.layer, ())
@@ -66,7 +61,15 @@ class Knockout(Intervention):
             query_NR = query_BR.repeat(spec.batch // len(texts), 1)
 
             # The keys are cut from all asked rows: one mask of them holds in every block.
-            row_E, place_E, key_E = _edges(call.layer, heads, cuts, texts, spec.device)
+            edges = [
+                (at * len(texts) + number, heads.index(head), key)
+                for at, cut in enumerate(cuts, start=1)
+                for layer, head in cut.heads
+                if layer == call.layer
+                for number, text in enumerate(texts)
+                for key in cut.keys[text]
+            ]
+            row_E, place_E, key_E = torch.tensor(edges, dtype=torch.long, device=spec.device).view(-1, 3).T
             cut_NPK = torch.zeros(spec.batch, len(heads), spec.visible.keys, dtype=torch.bool, device=spec.device)
             cut_NPK[row_E, place_E, key_E] = True
             cut_NPrK = cut_NPK[:, :, None] if len(row_E) else None
@@ -101,19 +104,3 @@ def _moved(
             row_PK = from_NPK[at * len(texts) + number]
             row_PK[torch.tensor(places)[:, None], torch.tensor(target)] = torch.tensor(source)
     return None if from_NPK is None else from_NPK.to(spec.device)
-
-
-def _edges(
-    layer: int, heads: Sequence[int], cuts: Sequence[Cut], texts: Sequence[int], device: torch.device
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Of every edge that is cut in a layer: the pass' row, the head's place among those asked, the key."""
-    edges = [
-        (at * len(texts) + number, heads.index(head), key)
-        for at, cut in enumerate(cuts, start=1)
-        for cut_layer, head in cut.heads
-        if cut_layer == layer
-        for number, text in enumerate(texts)
-        for key in cut.keys[text]
-    ]
-    edge_E3 = torch.tensor(edges, dtype=torch.long, device=device).view(-1, 3)
-    return edge_E3[:, 0], edge_E3[:, 1], edge_E3[:, 2]

@@ -3,14 +3,13 @@
     loss = measured(loaded, copy(loaded), [HeadSet("induction", ((3, 0), (3, 1)))])
     (loss[:, 1:] - loss[:, :1]).mean(0)     # nats per token, paired with the intact rows of the same passes
 
-One forward pass that carries many variants of a batch: a variant's rows branch off where it begins to differ.
-
-The pass begins with the B texts as they are. Before the decoder layer in which a variant first differs, their rows are
-repeated for it, so that no layer below is computed twice. At the end there are B rows of the texts, then B of every
-variant, in the order in which the variants begin.
+One forward pass carries many variants of a batch: a variant's rows branch off where it begins to differ. The pass
+begins with the B texts as they are. Before the decoder layer in which a variant first differs, their rows are repeated
+for it, so that no layer below is computed twice. At the end there are B rows of the texts, then B of every variant, in
+the order in which the variants begin.
 
 Shapes: B text, S sequence, K set, N row of a pass (text, or set and text), T token, R asked row, H head, V width of v
-or vocabulary, N row (text, or variant and text).
+or vocabulary.
 """
 
 from __future__ import annotations
@@ -262,18 +261,11 @@ class Passes:
             adds = {layer: starts.count(place) for place, layer in enumerate(self.layers.all)}
             branches = branching(self.layers.all, adds, len(batch))
 
-        positions = self.asked(batch)
         with branches:
-            report = listen(
-                self.loaded.model,
-                self.ids(batch, 1 if self.layers else 1 + len(sets)),
-                ignore_call,
-                engine=engine,
-                expected_layers=tuple({layer for chosen in sets for layer, _ in chosen.heads}),
-                logits_at=positions,
-            )
-        assert report.logits is not None
-        value_BK = self.values(report.logits, batch, positions).cpu().numpy()
+            layers = tuple({layer for chosen in sets for layer, _ in chosen.heads})
+            times = 1 if self.layers else 1 + len(sets)
+            logits_NRV = self.logits(batch, times, engine=engine, expected_layers=layers)
+        value_BK = self.values(logits_NRV, batch).cpu().numpy()
         return value_BK[:, [0, *(1 + order.index(place) for place in range(len(sets)))]]  # in the caller's order
 
     def each(self, on_output: OnOutput, advance: Advance = lambda token_layers: None) -> None:
@@ -291,10 +283,7 @@ class Passes:
     def logit_spread(self, batch: Sequence[int]) -> float:
         """How far apart the logits lie that the measure reads of some texts: from the median of the vocabulary to where
         84 % lie below, a standard deviation of normal ones."""
-        positions = self.asked(batch)
-        report = listen(self.loaded.model, self.ids(batch), ignore_call, engine=self.engine, logits_at=positions)
-        assert report.logits is not None
-        sorted_BRV = report.logits.float().sort(-1).values
+        sorted_BRV = self.logits(batch, engine=self.engine).float().sort(-1).values
         middle, above = (int(share * sorted_BRV.shape[-1]) for share in (0.5, 0.84))
         return float((sorted_BRV[..., above] - sorted_BRV[..., middle]).mean())
 
@@ -359,26 +348,26 @@ class Passes:
         # From the longest on, so that the texts of a batch are padded least.
         batches: list[list[int]] = []
         before = 0
-        for number in sorted(range(len(groups)), key=lambda number: -longest[number]):
-            if not batches or len(batches[-1]) >= size or not (self.mixed or before == longest[number]):
+        for tokens, group in sorted(zip(longest, groups, strict=True), key=lambda item: -item[0]):
+            if not batches or len(batches[-1]) >= size or not (self.mixed or before == tokens):
                 batches.append([])
-            batches[-1].extend(groups[number])
-            before = longest[number]
+            batches[-1] += group
+            before = tokens
         if len(batches) > 1 and len(batches[-1]) < self._fewest:
             batches[-2] += batches.pop()
         return batches
 
     @property
-    def groups(self) -> list[range]:
+    def groups(self) -> list[list[int]]:
         """The sequences that the task has read in one pass."""
         size = self.task.together
-        return [range(start, start + size) for start in range(0, len(self.task), size)]
+        return [list(range(start, start + size)) for start in range(0, len(self.task), size)]
 
     def check_together(self) -> None:
         """Raise InputError where sequences of different lengths are to be read together, and this family reads the
         shorter in another way with the longer: it is tried where that is not known."""
         lengths = self.task.lengths
-        uneven = [list(group) for group in self.groups if len({lengths[place] for place in group}) > 1]
+        uneven = [group for group in self.groups if len({lengths[place] for place in group}) > 1]
         if not uneven or self.mixed:
             return
         batch = max(uneven, key=lambda group: max(lengths[place] for place in group))
@@ -419,14 +408,21 @@ class Passes:
         """The rows of a sequence that are measured."""
         return self.measure.rows(self.task, place)
 
-    def asked(self, batch: Sequence[int]) -> list[int]:
+    def measured_rows(self, batch: Sequence[int]) -> list[int]:
         """The rows whose logits a pass over some sequences gives: all that are measured of any."""
         return sorted({row for place in batch for row in self.rows(place)})
 
-    def values(self, logits_NRV: Tensor, batch: Sequence[int], positions: Sequence[int]) -> Tensor:
-        """(B, 1 + K): the measure of each row of the pass, over its text's own rows; positions: those of the logits."""
+    def logits(self, batch: Sequence[int], times: int = 1, **options: Any) -> Tensor:
+        """The logits of a pass over some sequences, so many times over, at all their measured rows."""
+        ids_BT, positions = self.ids(batch, times), self.measured_rows(batch)
+        report = listen(self.loaded.model, ids_BT, ignore_call, logits_at=positions, **options)
+        assert report.logits is not None
+        return report.logits
+
+    def values(self, logits_NRV: Tensor, batch: Sequence[int]) -> Tensor:
+        """(B, 1 + K): the measure of each row of the pass, over its text's own rows."""
         logits_KBRV = logits_NRV.view(-1, len(batch), *logits_NRV.shape[1:])
-        values = []
+        values, positions = [], self.measured_rows(batch)
         for number, place in enumerate(batch):
             at = [positions.index(row) for row in self.rows(place)]
             values.append(self.measure(logits_KBRV[:, number, at], self.task, place))

@@ -1,16 +1,4 @@
-"""What replacing heads would cost, to first order: one backward pass for all heads.
-
-    first_order(prepared(loaded, task, [])).signed_SN.mean(0)
-
-Attribution patching: what patches would cost, to first order, from one backward pass.
-
-After Nanda 2023, "Attribution patching", and Kramár et al. 2024 (arXiv 2403.00745). The gradient is that of a head's
-output, times what the patch changes there. A patched key or value, or a pattern, is carried through the head itself
-exactly: its softmax is no part of the approximation.
-
-    estimated(passes, patches).mean(0)
-
-Activation patching: heads of one text are given what they have in another text of the same pass.
+"""Activation patching, what patches or replaced heads would cost to first order, and rows that are computed again.
 
 Interchange interventions (Geiger et al. 2021, arXiv 2106.02997), as used on indirect objects (Wang et al. 2022, arXiv
 2211.00593); Heimersheim and Nanda 2024 (arXiv 2404.15255) say how to read them. The texts of a task are pairs: 2n, the
@@ -19,12 +7,19 @@ the clean text and what it gives back to the corrupted one.
 
     engine = Patching("output").over(UNCHECKED, [Patch("one", ((3, 0),), ((4, 5), (4, 5)))], lengths, texts=(0, 1))
 
-Rows of a pass that are computed again from q, k and v, put in their places, and compared with the model's own.
+Attribution patching: what patches would cost, to first order, from one backward pass. After Nanda 2023, "Attribution
+patching", and Kramár et al. 2024 (arXiv 2403.00745). The gradient is that of a head's output, times what the patch
+changes there. A patched key or value, or a pattern, is carried through the head itself exactly: its softmax is no part
+of the approximation. The same of replaced heads is one number per head.
 
-Shapes: S sequence, B text, N head of all layers, T token, H head, V width of v, K patch, B text of a pass, N row of a
-pass (text, or patch and text), G kv head, Q query, P head that is computed again, r row of a block, K key, N row of a
-pass (text, or set and text), P head that is computed again, R asked row, r row of a block, X row of a text, E row of
-the pass that something changes.
+    estimated(passes, patches).mean(0)
+    first_order(prepared(loaded, task, [])).signed_SN.mean(0)
+
+Rows of a pass that are computed again from q, k and v are put in their places, and compared with the model's own.
+
+Shapes: S sequence, B text of a pass, N row of a pass (text, or patch and text) or head of all layers, T token, H head,
+G kv head, V width of v, K patch or key, Q query, P head that is computed again, R asked row, r row of a block, X row of
+a text, E row of the pass that something changes.
 """
 
 from __future__ import annotations
@@ -41,12 +36,10 @@ from attnscope.attention.rows import RowBlock, RowsAgain, padded
 from attnscope.attention.spec import AttentionSpec
 from attnscope.errors import InputError, ModelError, UsageError
 from attnscope.hooks.calls import AttentionCall, relative_error
-from attnscope.hooks.engines import Change, Engine
+from attnscope.hooks.engines import Change
 from attnscope.hooks.forward import check_gradients, with_gradients
-from attnscope.hooks.listen import listen
 from attnscope.hooks.report import tolerance
 from attnscope.interventions.base import Intervention
-from attnscope.interventions.passes import ignore_call
 from attnscope.interventions.replacement import Replacing
 from attnscope.interventions.spec import HeadSet, PatchTarget, Task
 from attnscope.model.selection import DECODER
@@ -79,13 +72,12 @@ def first_order(passes: Passes, advance: Advance = lambda token_layers: None) ->
     heads: list[tuple[int, int]] = []
     products_SN2: dict[int, np.ndarray] = {}
     for batch in passes.batches(BACKWARD):  # a backward pass keeps what every layer made
-        calls, gradients = backward(passes, batch)
         lengths = [passes.task.lengths[place] for place in batch]
 
         # grad . (replacement - z) and grad . z of each head; a layer that attends twice has the sum of both calls.
         by_layer: dict[int, Tensor] = {}
         with torch.no_grad():
-            for (call, z_BTHV), grad_BTHV in zip(calls, gradients, strict=True):
+            for call, z_BTHV, grad_BTHV in backward(passes, batch):
                 change_BTHV = intervention.instead(call.place, z_BTHV, lengths) - z_BTHV
                 products = [(grad_BTHV.double() * value).sum((1, 3)) for value in (change_BTHV, z_BTHV)]
                 by_layer[call.layer] = by_layer.get(call.layer, 0) + torch.stack(products, -1).cpu()
@@ -99,9 +91,9 @@ def first_order(passes: Passes, advance: Advance = lambda token_layers: None) ->
 
 
 @with_gradients
-def backward(passes: Passes, batch: Sequence[int]) -> tuple[list[tuple[AttentionCall, Tensor]], Sequence[Tensor]]:
-    """The calls of an intact pass over some sequences with their outputs, and the gradient of each output: how much
-    worse the measure gets, summed over the sequences. Raises UsageError for weights made in inference mode."""
+def backward(passes: Passes, batch: Sequence[int]) -> list[tuple[AttentionCall, Tensor, Tensor]]:
+    """The calls of an intact pass over some sequences, each with its output and the gradient of that: how much worse
+    the measure gets, summed over the sequences. Raises UsageError for weights made in inference mode."""
     check_gradients(passes.loaded.model)
     calls: list[tuple[AttentionCall, Tensor]] = []
 
@@ -110,19 +102,11 @@ def backward(passes: Passes, batch: Sequence[int]) -> tuple[list[tuple[Attention
         calls.append((call, output_BTHV))
         return output_BTHV
 
-    positions = passes.asked(batch)
-    report = listen(
-        passes.loaded.model,
-        passes.ids(batch),
-        ignore_call,
-        engine=replace(passes.engine, change=keep),
-        logits_at=positions,
-        gradients=True,
-    )
-    assert report.logits is not None
-    values_BK = passes.values(report.logits, batch, positions)
+    logits_BRV = passes.logits(batch, engine=replace(passes.engine, change=keep), gradients=True)
+    values_BK = passes.values(logits_BRV, batch)
     cost = passes.measure.worse * values_BK.sum()  # of a text's rows only its own value has a gradient
-    return calls, torch.autograd.grad(cost, [output_BTHV for _, output_BTHV in calls])
+    gradients = torch.autograd.grad(cost, [output_BTHV for _, output_BTHV in calls])
+    return [(call, output_BTHV.detach(), grad) for (call, output_BTHV), grad in zip(calls, gradients, strict=True)]
 
 
 def spec_of(call: AttentionCall, output_NQHV: Tensor) -> AttentionSpec:
@@ -222,50 +206,54 @@ class Patching(Intervention):
         if task.together != 2 or len(task) % 2:
             raise InputError("patching needs pairs of texts", "give each text its corrupted one")
 
-    def over(
-        self, engine: Engine, sets: Sequence[HeadSet], lengths: Sequence[int], texts: Sequence[int] = ()
-    ) -> Engine:
-        return replace(engine, change=self.patching([chosen for chosen in sets if isinstance(chosen, Patch)], texts))
-
-    def patching(self, patches: Sequence[Patch], texts: Sequence[int]) -> Change:
-        """An engine's `change` for a pass of some texts and, after them, the same texts once per patch."""
+    def change(self, sets: Sequence[HeadSet], lengths: Sequence[int], texts: Sequence[int]) -> Change:
+        patches = [patch for patch in sets if isinstance(patch, Patch)]
 
         def change(call: AttentionCall, output_NQHV: Tensor) -> Tensor:
             moved = list(moves(patches, texts, call.layer)) if call.stack == self.stack else []
-            return self.changed(call, output_NQHV, moved, moved_heads(moved)) if moved else output_NQHV
+            return self.changed(call, output_NQHV, moved) if moved else output_NQHV
 
         return change
 
-    def changed(
-        self, call: AttentionCall, output_NQHV: Tensor, moved: Sequence[Move], heads: tuple[int, ...]
-    ) -> Tensor:
-        """A call's output with some moves made, each from the intact call; heads: those that are computed again."""
+    def changed(self, call: AttentionCall, output_NQHV: Tensor, moved: Sequence[Move]) -> Tensor:
+        """A call's output with some moves made, each from the intact call."""
+        device = output_NQHV.device
+
+        def index(places: Sequence[int]) -> Tensor:
+            return torch.tensor(places, dtype=torch.long, device=device)
+
         if self.what == "output":
-            changed, device = output_NQHV.clone(), output_NQHV.device
+            changed = output_NQHV.clone()
             for move in moved:
-                heads_P, at_Q, source_Q = (_index(places, device) for places in (move.heads, move.at, move.source_at))
-                changed[move.row, at_Q[:, None], heads_P] = output_NQHV[move.source, source_Q[:, None], heads_P]
+                heads_P, at_Q1, source_Q1 = index(move.heads), index(move.at)[:, None], index(move.source_at)[:, None]
+                changed[move.row, at_Q1, heads_P] = output_NQHV[move.source, source_Q1, heads_P]
             return changed
 
-        # A pattern changes the rows that it is put into; a key or value may change every row.
-        spec = spec_of(call, output_NQHV)
-        if self.what == "pattern":
-            rows = sorted({position for move in moved for position in move.at})
-            query_NR = padded([rows] * spec.batch, spec.device)
+        heads, spec = tuple(sorted({head for move in moved for head in move.heads})), spec_of(call, output_NQHV)
+        if self.what == "pattern":  # it changes the rows that it is put into, and no others
+            query_NR = padded([sorted({position for move in moved for position in move.at})] * spec.batch, device)
         else:
-            query_NR = torch.arange(spec.visible.queries, device=spec.device).expand(spec.batch, -1)
-            spec = _with_moved(spec, self.what, moved)
+            # A key or value may change every row, and goes to all heads of its group.
+            query_NR = torch.arange(spec.visible.queries, device=device).expand(spec.batch, -1)
+            own_NGKX, per_group = spec.k_BGKD if self.what == "key" else spec.v_BGKV, spec.heads // spec.kv_heads
+            changed = own_NGKX.clone()
+            for move in moved:
+                groups = index(sorted({head // per_group for head in move.heads}))[:, None]
+                changed[move.row, groups, index(move.at)] = own_NGKX[move.source, groups, index(move.source_at)]
+            spec = replace(spec, k_BGKD=changed) if self.what == "key" else replace(spec, v_BGKV=changed)
 
         def output(block: RowBlock) -> Tensor:
-            return _of_patterns(block, heads, moved) if self.what == "pattern" else block.output(None, "mask")
+            if self.what != "pattern":
+                return block.output(None, "mask")
+            weights = block.weights_NPrK.clone()
+            for move in moved:  # the positions of a pattern are the same in both texts
+                places_P1 = index([heads.index(head) for head in move.heads])[:, None]
+                here = torch.isin(block.query_Nr[move.row], index(move.at)).nonzero()[:, 0]
+                weights[move.row, places_P1, here] = block.weights_NPrK[move.source, places_P1, here]
+            return block.weighted(weights, block.logits_NPrK)
 
-        changed_E = _index([move.row for move in moved], spec.device)
+        changed_E = index([move.row for move in moved])
         return recompute(call, output_NQHV, RowsAgain(spec, heads), query_NR, output, changed_E)
-
-
-def moved_heads(moved: Sequence[Move]) -> tuple[int, ...]:
-    """All heads that any of the moves has, ascending."""
-    return tuple(sorted({head for move in moved for head in move.heads}))
 
 
 def moves(patches: Sequence[Patch], texts: Sequence[int], layer: int) -> Iterator[Move]:
@@ -278,65 +266,24 @@ def moves(patches: Sequence[Patch], texts: Sequence[int], layer: int) -> Iterato
                 yield Move(row, texts.index(other), heads, patch.at[text], patch.at[other])
 
 
-def _with_moved(spec: AttentionSpec, what: PatchTarget, moved: Sequence[Move]) -> AttentionSpec:
-    """The call with some keys or values of its rows taken from others."""
-    own_NGKX = spec.k_BGKD if what == "key" else spec.v_BGKV
-    changed, per_group = own_NGKX.clone(), spec.heads // spec.kv_heads
-    for move in moved:
-        groups = _index(sorted({head // per_group for head in move.heads}), spec.device)[:, None]
-        at, source_at = _index(move.at, spec.device), _index(move.source_at, spec.device)
-        changed[move.row, groups, at] = own_NGKX[move.source, groups, source_at]
-    return replace(spec, k_BGKD=changed) if what == "key" else replace(spec, v_BGKV=changed)
-
-
-def _of_patterns(block: RowBlock, heads: Sequence[int], moved: Sequence[Move]) -> Tensor:
-    """The output of a block, some of whose rows have the weights of others; positions are the same in both."""
-    weights = block.weights_NPrK.clone()
-    for move in moved:
-        places_P1 = _index([heads.index(head) for head in move.heads], weights.device)[:, None]
-        here = torch.isin(block.query_Nr[move.row], _index(move.at, weights.device)).nonzero()[:, 0]
-        weights[move.row, places_P1, here] = block.weights_NPrK[move.source, places_P1, here]
-    return block.weighted(weights, block.logits_NPrK)
-
-
-def _index(places: Sequence[int], device: torch.device) -> Tensor:
-    return torch.tensor(places, dtype=torch.long, device=device)
-
-
 def estimated(passes: Passes, patches: Sequence[Patch], advance: Advance = lambda token_layers: None) -> np.ndarray:
     """(S, K) float64: how much worse each patch would make each text's measure. Raises UsageError for passes that patch
     nothing."""
     patching = passes.intervention
     if not isinstance(patching, Patching):
         raise UsageError("attribution patching is of patches", "use a pair of texts")
-    found_SK = np.zeros((len(passes.task), len(patches)))
+    cost_SK = np.zeros((len(passes.task), len(patches)))
     for batch in passes.batches(BACKWARD):
-        calls, gradients = backward(passes, batch)
         with torch.no_grad():
-            for (call, output_BTHV), grad_BTHV in zip(calls, gradients, strict=True):
-                if call.stack == patching.stack:
-                    found_SK[batch] += _of_layer(patching, patches, batch, call, output_BTHV.detach(), grad_BTHV)
+            for call, output_BTHV, grad_BTHV in backward(passes, batch):
+                for number, patch in enumerate(patches):
+                    # The intact texts themselves are patched, each from its intact partner.
+                    moved = [replace(move, row=move.row - len(batch)) for move in moves([patch], batch, call.layer)]
+                    if call.stack == patching.stack and moved:
+                        # Both outputs are computed again, so that what rounding does to them is no part of the cost.
+                        stay = [replace(move, source=move.row, source_at=move.at) for move in moved]
+                        before, after = (patching.changed(call, output_BTHV, made) for made in (stay, moved))
+                        product_B = (grad_BTHV.double() * (after - before)).sum((1, 2, 3))
+                        cost_SK[batch, number] += product_B.cpu().numpy()
         advance(BACKWARD * passes.cost(batch, []))
-    return found_SK
-
-
-def _of_layer(
-    patching: Patching,
-    patches: Sequence[Patch],
-    batch: Sequence[int],
-    call: AttentionCall,
-    output_BTHV: Tensor,
-    grad_BTHV: Tensor,
-) -> np.ndarray:
-    """(B, K): the share of one layer."""
-    found_BK = np.zeros((len(batch), len(patches)))
-    for number, patch in enumerate(patches):
-        # The intact texts themselves are patched, each from its intact partner.
-        moved = [replace(move, row=move.row - len(batch)) for move in moves([patch], batch, call.layer)]
-        if moved:
-            heads = moved_heads(moved)
-            stay = [replace(move, source=move.row, source_at=move.at) for move in moved]  # the same rows computed again
-            before, after = (patching.changed(call, output_BTHV, moves_of, heads) for moves_of in (stay, moved))
-            product_B = (grad_BTHV.double() * (after - before)).sum((1, 2, 3))
-            found_BK[:, number] = product_B.cpu().numpy()
-    return found_BK
+    return cost_SK

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from attnscope.errors import InputError
 from attnscope.hooks.calls import AttentionCall, CallSite
-from attnscope.hooks.engines import Change, Engine
+from attnscope.hooks.engines import Change
 from attnscope.interventions.base import Intervention, OnOutput
 from attnscope.interventions.spec import HeadSet, Task
 
@@ -53,18 +53,14 @@ class Replacing(Intervention):
             )
 
     def learnt(self, task: Task, each: Callable[[OnOutput], None]) -> Replacing:
-        if self.name == "resample":
-            return replace(self, instead=of_the_next)
-        if self.name == "zero":
-            return replace(self, instead=zeros)
+        if not self.learns:
+            return replace(self, instead=zeros if self.name == "zero" else of_the_next)
         summing = Summing(max(task.lengths), task.one_length)
         each(summing.add)
-        return replace(self, instead=summing.means())
+        return replace(self, instead=Means(summing.sums))
 
-    def over(
-        self, engine: Engine, sets: Sequence[HeadSet], lengths: Sequence[int], texts: Sequence[int] = ()
-    ) -> Engine:
-        return replace(engine, change=replacing(sets, lengths, self.instead))
+    def change(self, sets: Sequence[HeadSet], lengths: Sequence[int], texts: Sequence[int]) -> Change:
+        return replacing(sets, lengths, self.instead)
 
 
 def replacing(sets: Sequence[HeadSet], lengths: Sequence[int], instead: Replace) -> Change:
@@ -103,11 +99,9 @@ def of_the_next(place: CallSite, output_BTHV: Tensor, lengths: Sequence[int]) ->
 class Means:
     """The mean output of every head over all sequences but the one that is read.
 
-    one_length: positions are kept apart; else the first alone, which sees nothing but itself. sums: of every call, over
-    all sequences, (G, H, V), and of how many tokens each group is, (G,).
+    sums: of every call, over all sequences, (G, H, V), and of how many tokens each group is, (G,).
     """
 
-    one_length: bool
     sums: Mapping[Call, tuple[Tensor, Tensor]]
 
     def __call__(self, place: CallSite, output_BTHV: Tensor, lengths: Sequence[int]) -> Tensor:
@@ -120,19 +114,19 @@ class Means:
 
 
 class Summing:
-    """Adds up the outputs of many batches, for `Means`."""
+    """Adds up the outputs of many batches, for `Means`.
+
+    one_length: positions are kept apart; else the first alone, which sees nothing but itself.
+    """
 
     def __init__(self, longest: int, one_length: bool) -> None:
-        self.groups, self.one_length = longest if one_length else min(longest, 2), one_length
+        self.groups = longest if one_length else min(longest, 2)
         self.sums: dict[Call, tuple[Tensor, Tensor]] = {}
 
     def add(self, place: CallSite, output_BTHV: Tensor, lengths: Sequence[int]) -> None:
         own_BGHV, own_BG = grouped(output_BTHV, lengths, self.groups)
         before = self.sums.get((place.layer, place.call), (0, 0))
         self.sums[place.layer, place.call] = before[0] + own_BGHV.sum(0), before[1] + own_BG.sum(0)
-
-    def means(self) -> Means:
-        return Means(self.one_length, self.sums)
 
 
 def groups(tokens: int, count: int) -> Tensor:

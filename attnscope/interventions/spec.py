@@ -1,14 +1,9 @@
-"""Heads that are changed together, and the keys that are cut from them; plain data, without torch.
+"""What interventions are asked for, as plain data without torch.
 
-What passes are run on: token sequences, and their rows whose next-token loss counts.
-
-What of a head may be patched, as it is written.
-
-Budgets of a KV cache as they are written: `stream:4+64`, `top:64`, `h2o:64`, `received:64`, `snap:64@16`.
-
-In what portions is patched, and how that is measured, as it is written.
-
-What a knockout is asked: texts with their answers, and what is cut in them; without torch.
+Heads that are changed together, and the keys that are cut from them; what passes are run on: token sequences, and their
+rows whose next-token loss counts; and, as it is written, what of a head is patched, in what portions, how that is
+measured, and budgets of a KV cache: `stream:4+64`, `top:64`, `h2o:64`, `received:64`, `snap:64@16`. Last, what a
+knockout is asked: texts with their answers, and what is cut in them.
 """
 
 from __future__ import annotations
@@ -109,7 +104,11 @@ class Task:
 PatchTarget = Literal["output", "pattern", "key", "value"]
 WHAT: tuple[PatchTarget, ...] = get_args(PatchTarget)
 SHARED: tuple[PatchTarget, ...] = ("key", "value")  # what the heads of a kv group have in common
-
+Over = Literal["none", "heads", "kv", "layers", "positions", "layers,positions"]
+OVER: tuple[Over, ...] = get_args(Over)
+BUDGETS_OVER = ("none", "layers", "kv", "heads")
+Method = Literal["measure", "gradient"]
+METHODS: tuple[Method, ...] = get_args(Method)
 
 _NUMBER = "([1-9][0-9]{0,8})"
 FORMS = {
@@ -163,13 +162,6 @@ def written_budgets(text: str) -> dict[str, WrittenBudget]:
     ['stream:4+64', 'top:64']
     """
     return {part: written_budget(part) for part in map(str.strip, text.split(","))}
-
-
-Over = Literal["none", "heads", "kv", "layers", "positions", "layers,positions"]
-OVER: tuple[Over, ...] = get_args(Over)
-BUDGETS_OVER = ("none", "layers", "kv", "heads")
-Method = Literal["measure", "gradient"]
-METHODS: tuple[Method, ...] = get_args(Method)
 
 
 DRAWS = 40  # with which p can be below 0.05: at least 2 / 41

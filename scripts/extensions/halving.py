@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from torch import Tensor
 
 from attnscope.hooks.calls import CallSite
-from attnscope.hooks.engines import Engine
+from attnscope.hooks.engines import Change
 from attnscope.interventions.base import Intervention
 from attnscope.interventions.replacement import replacing
 from attnscope.interventions.spec import HeadSet
@@ -19,10 +18,8 @@ class Halving(Intervention):
 
     name = "halved"
 
-    def over(
-        self, engine: Engine, sets: Sequence[HeadSet], lengths: Sequence[int], texts: Sequence[int] = ()
-    ) -> Engine:
-        return replace(engine, change=replacing(sets, lengths, halved))
+    def change(self, sets: Sequence[HeadSet], lengths: Sequence[int], texts: Sequence[int]) -> Change:
+        return replacing(sets, lengths, halved)
 
 
 def halved(site: CallSite, output_BTHV: Tensor, lengths: Sequence[int]) -> Tensor:

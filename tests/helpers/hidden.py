@@ -1,6 +1,6 @@
 """Keys hidden from queries in the heads of a set: an intervention that the package does not have."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -19,7 +19,7 @@ class Hidden(Intervention):
     def facts(self):
         return {"queries": list(self.queries), "keys": list(self.keys)}
 
-    def over(self, engine, sets, lengths, texts=()):
+    def change(self, sets, lengths, texts):
         def change(call, output_NQHV):
             weights = call.P.rows(0, call.P.queries).double()
             weights[:, :, torch.tensor(self.queries)[:, None], torch.tensor(self.keys)] = 0
@@ -32,4 +32,4 @@ class Hidden(Intervention):
                     changed[rows, :, head] = hidden_NQHV[rows, :, head]
             return changed
 
-        return replace(engine, change=change)
+        return change
