@@ -30,7 +30,7 @@ from attnscope.attention.questions import (
     Window,
 )
 from attnscope.attention.spec import AttentionSpec, Visibility
-from attnscope.attention.tile_readers import READERS, RowSumReader
+from attnscope.attention.tile_readers import READERS, RowReader
 from attnscope.attention.tiling import TILE_BYTES, SmallAttention, TiledAttention
 from attnscope.errors import MemoryLimitError
 from attnscope.hooks.engines import ENGINES, Engine
@@ -348,7 +348,7 @@ def test_a_broken_tile_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_error_in_a_tile_ends_the_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     _, asked, _ = operators(queries=300)
 
-    class Broken(RowSumReader):
+    class Broken(RowReader):
         def visit(self, tile: tiles.Tile) -> None:
             raise RuntimeError("broken tile")
 

@@ -50,47 +50,11 @@ class Reader(ABC):
         """After the last tile."""
 
 
-class RowSumReader(Reader):
+class RowReader(Reader):
+    """A question whose answer is a number for each row, which the row's own tile says: see ROWS."""
+
     def visit(self, tile: Tile) -> None:
-        self.answer[tile.answer] = (tile.key0 + tile.rest) * tile.norm[..., 0]
-
-
-class EntropyReader(Reader):
-    def visit(self, tile: Tile) -> None:
-        # with p = exp t / Z, over any keys: H = ln(Z sum p) - (sum p t) / sum p, and Z = 1 / max_p
-        key0, energy = tile.energy
-        total = tile.rest
-        if not self.question.skip_key0:
-            energy, total = energy + key0, total + tile.key0
-        total = total.clamp_min(TINY)
-        entropy = ((total / tile.max_p[..., 0]).log() - energy / total).clamp_min(0.0)
-        self.answer[tile.answer] = entropy * (tile.norm[..., 0] > 0)
-
-
-class SumOfSquaresReader(Reader):
-    def visit(self, tile: Tile) -> None:
-        self.answer[tile.answer] = torch.linalg.vector_norm(tile.p, dim=-1).square() * (tile.norm[..., 0] > 0)
-
-
-class MaxWeightReader(Reader):
-    def visit(self, tile: Tile) -> None:
-        self.answer[tile.answer] = (tile.max_p * tile.norm)[..., 0]
-
-
-class HoldingReader(Reader):
-    def visit(self, tile: Tile) -> None:
-        held_Hr = holding(tile.p, tile.key0 + tile.rest, self.question.percent)
-        self.answer[tile.answer] = held_Hr * (tile.norm[..., 0] > 0)
-
-
-class OneKeyReader(Reader):
-    def visit(self, tile: Tile) -> None:
-        key_BQ = asked_key(self.question, self.P.visible)
-        key_r = key_BQ[tile.place.text if len(key_BQ) > 1 else 0, tile.rows].to(tile.p.device) - tile.low
-        index_1r1 = key_r.clamp(0, tile.p.shape[-1] - 1)[None, :, None]
-        there_r = (key_r >= 0) & (key_r < tile.p.shape[-1])
-        weight = tile.p.gather(-1, index_1r1.expand(*tile.p.shape[:2], 1)) * tile.norm
-        self.answer[tile.answer] = weight[..., 0] * there_r
+        self.answer[tile.answer] = ROWS[type(self.question)](self.question, self.P, tile)
 
 
 class ProductReader(Reader):
@@ -149,20 +113,6 @@ class FeatureReader(Reader):
         self.answer[tile.answer] = (sum_Hr * tile.norm[..., 0])[..., None]
 
 
-class DistanceReader(Reader):
-    def visit(self, tile: Tile) -> None:
-        first_query = tile.rows.start + self.P.keys - self.P.queries
-        sum_Hr = (tile.key0 + tile.rest) * (tile.norm[..., 0] > 0)
-        self.answer[tile.answer] = mean_distance(tile.p, sum_Hr, first_query, tile.low)
-
-
-class AbsoluteDistanceReader(Reader):
-    def visit(self, tile: Tile) -> None:
-        first_query = tile.rows.start + self.P.keys - self.P.queries
-        sum_Hr = (tile.key0 + tile.rest) * (tile.norm[..., 0] > 0)
-        self.answer[tile.answer] = mean_absolute_distance(tile.p, sum_Hr, first_query, tile.low)
-
-
 class EqualLabelsReader(Reader):
     def room(self) -> Tensor:
         """Sorted by label and position, a query's partners are one run of the keys: from first to past."""
@@ -179,8 +129,12 @@ class EqualLabelsReader(Reader):
     def pairs(self, tile: Tile) -> tuple[Tensor, Tensor]:
         """The (row, key) pairs of a tile that have equal labels."""
         text, keys = tile.place.text, tile.place.keys
-        row, run = _runs(self._first_BQ[text, tile.rows], self._count_BQ[text, tile.rows])
-        key = self._position_BK[text, run]
+        first_r, count_r = self._first_BQ[text, tile.rows], self._count_BQ[text, tile.rows]
+
+        # The runs written out: of first 1, 2 and count 2, 1 rows 0, 0, 1 and members 1, 2, 2.
+        row = torch.repeat_interleave(count_r)
+        before_r = count_r.cumsum(0) - count_r
+        key = self._position_BK[text, torch.arange(len(row), device=row.device) + (first_r - before_r)[row]]
         if keys.start == 0 and keys.stop >= tile.rows.stop + self._offset:
             return row, key
         inside = (key >= keys.start) & (key < keys.stop)
@@ -197,18 +151,6 @@ class EqualLabelsReader(Reader):
             weights = tile.p.view(H, r * n).index_select(1, row * n + column)
             mass_Hr = torch.zeros(H, r, device=tile.p.device).index_add_(1, row, weights)
         self.answer[tile.answer] = mass_Hr * tile.norm[..., 0]
-
-
-class WindowReader(Reader):
-    def visit(self, tile: Tile) -> None:
-        width, offset = self.question.width, self.P.keys - self.P.queries
-        _, r, n = tile.p.shape
-        first = max(0, tile.rows.start + offset - width + 1 - tile.low)
-        near = tile.p[..., first:]
-        query = torch.arange(tile.rows.start, tile.rows.start + r, device=near.device)[:, None] + offset
-        distance = query - torch.arange(tile.low + first, tile.low + n, device=near.device)
-        inside = (distance >= 0) & (distance < width)
-        self.answer[tile.answer] = (near * inside).sum(-1) * tile.norm[..., 0]
 
 
 class GroupMassReader(Reader):
@@ -341,29 +283,62 @@ def reader_of(question: ask.Question, P: AttentionOperator) -> Reader | None:
     return make(question, P) if make else None
 
 
+def _entropy(question: ask.Entropy, P: AttentionOperator, tile: Tile) -> Tensor:
+    # with p = exp t / Z, over any keys: H = ln(Z sum p) - (sum p t) / sum p, and Z = 1 / max_p
+    key0, energy = tile.energy
+    total = tile.rest
+    if not question.skip_key0:
+        energy, total = energy + key0, total + tile.key0
+    total = total.clamp_min(TINY)
+    return ((total / tile.max_p[..., 0]).log() - energy / total).clamp_min(0.0) * tile.sees_Hr
+
+
+def _one_key(question: ask.At | ask.Back | ask.Key, P: AttentionOperator, tile: Tile) -> Tensor:
+    key_BQ = asked_key(question, P.visible)
+    key_r = key_BQ[tile.place.text if len(key_BQ) > 1 else 0, tile.rows].to(tile.p.device) - tile.low
+    index_1r1 = key_r.clamp(0, tile.p.shape[-1] - 1)[None, :, None]
+    there_r = (key_r >= 0) & (key_r < tile.p.shape[-1])
+    weight = tile.p.gather(-1, index_1r1.expand(*tile.p.shape[:2], 1)) * tile.norm
+    return weight[..., 0] * there_r
+
+
+def _window(question: ask.Window, P: AttentionOperator, tile: Tile) -> Tensor:
+    width, (_, r, n), first_query = question.width, tile.p.shape, _first_query(P, tile)
+    first = max(0, first_query - width + 1 - tile.low)
+    near = tile.p[..., first:]
+    query = torch.arange(first_query, first_query + r, device=near.device)[:, None]
+    distance = query - torch.arange(tile.low + first, tile.low + n, device=near.device)
+    inside = (distance >= 0) & (distance < width)
+    return (near * inside).sum(-1) * tile.norm[..., 0]
+
+
+def _first_query(P: AttentionOperator, tile: Tile) -> int:
+    """The position of a tile's first query among the keys."""
+    return tile.rows.start + P.keys - P.queries
+
+
+# (H, r) each: what a tile's rows say of questions whose answers are a number for each row.
+ROWS: Mapping[type[ask.Question], Callable[[Any, AttentionOperator, Tile], Tensor]] = {
+    ask.RowSum: lambda question, P, tile: tile.sum * tile.norm[..., 0],
+    ask.Entropy: _entropy,
+    ask.SumOfSquares: lambda question, P, tile: torch.linalg.vector_norm(tile.p, dim=-1).square() * tile.sees_Hr,
+    ask.MaxWeight: lambda question, P, tile: (tile.max_p * tile.norm)[..., 0],
+    ask.Holding: lambda question, P, tile: holding(tile.p, tile.sum, question.percent) * tile.sees_Hr,
+    ask.Distance: lambda question, P, tile: mean_distance(
+        tile.p, tile.sum * tile.sees_Hr, _first_query(P, tile), tile.low
+    ),
+    ask.AbsoluteDistance: lambda question, P, tile: mean_absolute_distance(
+        tile.p, tile.sum * tile.sees_Hr, _first_query(P, tile), tile.low
+    ),
+    **dict.fromkeys((ask.At, ask.Back, ask.Key), _one_key),
+    ask.Window: _window,
+}
 READERS: Mapping[type[ask.Question], Callable[[Any, AttentionOperator], Reader]] = {
-    ask.RowSum: RowSumReader,
-    ask.Entropy: EntropyReader,
-    ask.SumOfSquares: SumOfSquaresReader,
-    ask.MaxWeight: MaxWeightReader,
-    ask.Holding: HoldingReader,
-    ask.Distance: DistanceReader,
-    ask.AbsoluteDistance: AbsoluteDistanceReader,
-    ask.At: OneKeyReader,
-    ask.Back: OneKeyReader,
-    ask.Key: OneKeyReader,
+    **dict.fromkeys(ROWS, RowReader),
     ask.Features: FeaturesReader,
     ask.EqualLabels: EqualLabelsReader,
-    ask.Window: WindowReader,
     ask.GroupMass: GroupMassReader,
     ask.Received: ReceivedReader,
     ask.TopK: TopKReader,
     ask.Strongest: StrongestReader,
 }
-
-
-def _runs(first: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
-    """[1, 5], [2, 1] -> rows [0, 0, 1] and members [1, 2, 5]: the runs written out."""
-    row = torch.repeat_interleave(count)
-    before = count.cumsum(0) - count
-    return row, torch.arange(len(row), device=count.device) + (first - before)[row]

@@ -150,6 +150,16 @@ class Tile:
         """The sum of p over the other keys, (H, r), so that the row without key 0 loses no digits."""
         return self.p[..., 1:].sum(-1) if self.low == 0 else self.p.sum(-1)
 
+    @property
+    def sum(self) -> Tensor:
+        """The sum of p over all keys, (H, r)."""
+        return self.key0 + self.rest
+
+    @property
+    def sees_Hr(self) -> Tensor:
+        """Whether a row sees any key."""
+        return self.norm[..., 0] > 0
+
     @cached_property
     def energy(self) -> tuple[Tensor, Tensor]:
         """p t of key 0, and summed over the other keys, (H, r) each; computed in the memory of t."""
