@@ -2,8 +2,6 @@
 
 Tiles are independent: on a CPU each core takes the next one, instead of every operator being split over the cores.
 
-Tiles shared out among the cores: on a CPU each takes the next one, instead of every operator being split.
-
 Shapes: B text, H head of a tile, G kv head of a tile, Q query, K key, D head dim, r rows of a tile, n keys of a tile,
 C columns multiplied by the weights.
 """
@@ -16,8 +14,8 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property, lru_cache, partial
-from typing import Any
+from functools import cached_property, lru_cache
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,9 +26,19 @@ from attnscope.attention.spec import HIDDEN, AttentionSpec, Visibility, hides
 
 def work_through(items: Iterator[Any], begin: Callable[[], Callable[[Any], None]], most: int) -> None:
     """Call what `begin` gives each of at most so many workers with the next item, until none is left."""
-    cores = torch.get_num_threads()
+    cores, inference = torch.get_num_threads(), torch.is_inference_mode_enabled()
     workers, shared = min(cores, most), _Items(items)
-    work = partial(_work, shared, begin, torch.is_inference_mode_enabled())
+
+    def work() -> None:
+        try:
+            with torch.inference_mode(inference), torch.no_grad():  # threads inherit neither
+                take = begin()
+                for item in shared:
+                    take(item)
+        except BaseException:
+            shared.close()
+            raise
+
     if workers == 1:
         work()
         return
@@ -54,18 +62,6 @@ class Room:
         if self._numbers.numel() < size:
             self._numbers = torch.empty(size, device=device)
         return self._numbers[:size].view(*shape)
-
-
-def _work(items: _Items, begin: Callable[[], Callable[[Any], None]], inference: bool) -> None:
-    """Take item after item, until none is left."""
-    try:
-        with torch.inference_mode(inference), torch.no_grad():  # threads inherit neither
-            take = begin()
-            for item in items:
-                take(item)
-    except BaseException:
-        items.close()
-        raise
 
 
 class _Items:
@@ -210,7 +206,8 @@ class Tiling:
         """Every tile's place: rows of as many kv heads as fit."""
         H, G, numbers = self.spec.heads, self.spec.kv_heads, self.tile_bytes // 4
         for number in range(self.spec.batch):
-            text = self._text(number)
+            q_HQD = self.spec.q_BHQD[number].float() * self.spec.scale
+            text = _Text(q_HQD, self.spec.k_BGKD[number].float().mT, self.columns(number))
             # the largest first: they end together, and their memory is enough for the others
             for rows, keys in reversed(list(self._ranges(numbers // (H // G)))):
                 per_group = (H // G) * (rows.stop - rows.start) * (keys.stop - keys.start)
@@ -240,15 +237,19 @@ class Tiling:
             yield tile(rows)
             start += rows
 
-    def _text(self, number: int) -> _Text:
-        q_HQD = self.spec.q_BHQD[number].float() * self.spec.scale
-        return _Text(q_HQD, self.spec.k_BGKD[number].float().mT, self.columns(number))
-
     def _tile(self, place: TilePlace, text: _Text, rooms: tuple[Room, Room]) -> Tile:
-        logits = self._logits(place, text, rooms[0])
+        # The heads of a group are stacked as rows, so that k is not repeated.
+        q_HrD, k_GDn = text.q_HQD[place.heads, place.rows], text.k_GDK[place.groups, :, place.keys]
+        G, n = len(k_GDn), k_GDn.shape[-1]
+        logits = rooms[0].of((*q_HrD.shape[:2], n), q_HrD.device)
+        torch.bmm(q_HrD.reshape(G, -1, q_HrD.shape[-1]), k_GDn, out=logits.view(G, -1, n))
+        logits = self._shaped(logits, place)
+
+        # The first of a row's largest is its maximum, where they are searched.
         top_heads = [head for head in self.top_heads if place.heads.start <= head < place.heads.stop]
-        top = self._top(logits, top_heads, place) if top_heads else None
-        first = top if len(top_heads) == len(logits) else None  # the first of a row's largest is its maximum
+        searched = logits[[head - place.heads.start for head in top_heads]] if len(top_heads) < len(logits) else logits
+        top = topk(searched, self.most) if top_heads else None
+        first = top if len(top_heads) == len(logits) else None
         peak = first[0][..., :1] if first else logits.amax(-1, keepdim=True)
         t = logits.sub_(peak.clamp_min(LEAST))
         t = t.clamp_(min=HIDDEN) if self.spec.visible.additive else t  # finite, so that 0 * t is 0
@@ -259,14 +260,6 @@ class Tiling:
         columns = columns[place.groups] if columns is not None else None
         return Tile(place, t, p, norm, share, max_p, top, top_heads, columns)
 
-    def _logits(self, place: TilePlace, text: _Text, room: Room) -> Tensor:
-        """(H, r, n); the heads of a group stacked as rows, so that k is not repeated."""
-        q_HrD, k_GDn = text.q_HQD[place.heads, place.rows], text.k_GDK[place.groups, :, place.keys]
-        G, n = len(k_GDn), k_GDn.shape[-1]
-        logits = room.of((*q_HrD.shape[:2], n), q_HrD.device)
-        torch.bmm(q_HrD.reshape(G, -1, q_HrD.shape[-1]), k_GDn, out=logits.view(G, -1, n))
-        return self._shaped(logits, place)
-
     def _shares(self, place: TilePlace, peak: Tensor, max_p: Tensor) -> tuple[Tensor, Tensor]:
         """What makes p the row of P, and what a sink logit leaves of the output, (H, r, 1) each."""
         blind = (peak == -torch.inf) | ((peak <= HIDDEN / 2) & (peak >= HIDDEN * 2))  # below: uniform, see `hides`
@@ -275,11 +268,6 @@ class Tiling:
             return norm, share
         remaining = torch.sigmoid(peak - max_p.log() - part(self.spec.sinks[..., None], place).float())
         return (norm, remaining) if self.spec.sinks_scale_output else (norm * remaining, share)
-
-    def _top(self, logits: Tensor, heads: Sequence[int], place: TilePlace) -> tuple[Tensor, Tensor]:
-        if len(heads) < len(logits):
-            logits = logits[[head - place.heads.start for head in heads]]
-        return topk(logits, self.most)
 
     def _shaped(self, logits: Tensor, place: TilePlace) -> Tensor:
         """Soft-cap, position bias, mask, in the families' own order."""
@@ -297,22 +285,24 @@ class Tiling:
         return logits.masked_fill_(hides(mask), 0.0).add_(mask)
 
 
-class _Text:
+class _Text(NamedTuple):
     """What the tiles of one text read: scaled queries, keys and columns in float32."""
 
-    def __init__(self, q_HQD: Tensor, k_GDK: Tensor, columns_GKC: Tensor | None) -> None:
-        self.q_HQD, self.k_GDK, self.columns_GKC = q_HQD, k_GDK, columns_GKC
+    q_HQD: Tensor
+    k_GDK: Tensor
+    columns_GKC: Tensor | None
 
 
 def reach(visible: Visibility, start: int, stop: int) -> tuple[int, int]:
     """The keys that some of these rows may see."""
-    keys = visible.keys
-    offset = keys - visible.queries
     if not visible.by_position:
         reach_2 = visible.reach_Q2[start:stop]
         return int(reach_2[:, 0].min()), int(reach_2[:, 1].max())
-    low = max(0, start + offset - visible.window + 1) if visible.window and visible.causal else 0
-    return low, min(keys, stop + offset) if visible.causal else keys
+    if not visible.causal:
+        return 0, visible.keys
+    offset = visible.keys - visible.queries
+    low = max(0, start + offset - visible.window + 1) if visible.window else 0
+    return low, min(visible.keys, stop + offset)
 
 
 def part(tensor: Tensor, place: TilePlace) -> Tensor:
@@ -332,10 +322,9 @@ def _hide_future(logits: Tensor, query: int, low: int, visible: Visibility) -> T
             future = torch.ones(r, n - ahead, dtype=torch.bool, device=logits.device).triu_(0)
             logits[..., ahead:].masked_fill_(future, HIDDEN)
     if visible.window is not None:
-        behind = query + r - 1 - visible.window - low + 1  # keys of the tile that its last row no longer sees
-        if behind > 0:
-            distance = torch.arange(query, query + r, device=logits.device)[:, None] - torch.arange(
-                low, low + behind, device=logits.device
-            )
-            logits[..., :behind].masked_fill_(distance >= visible.window, HIDDEN)
+        past = query + r - visible.window - low  # keys of the tile that its last row no longer sees
+        if past > 0:
+            query_r1 = torch.arange(query, query + r, device=logits.device)[:, None]
+            distance = query_r1 - torch.arange(low, low + past, device=logits.device)
+            logits[..., :past].masked_fill_(distance >= visible.window, HIDDEN)
     return logits
