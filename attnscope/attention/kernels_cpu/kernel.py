@@ -6,8 +6,6 @@ sizes are plain integers, so that the compiled code needs nothing of Numba.
 
 A tile is stored panel by panel: (panels, rows, 64) float32. Its rows are those of `heads` heads one after another,
 `queries` each, filled up to whole blocks of rows that are multiplied together.
-
-What the sweep does with one row of one panel: 64 logits, and what is kept of the row from panel to panel.
 """
 
 from __future__ import annotations
@@ -172,12 +170,8 @@ def keep_strongest(x, key, state, logits, keys, top):
 def read_row(x, state, sums, back):
     """exp in place of the logits of a panel's row, and the sums; back: how far its first key is behind the query."""
     peak = splat(number(state + PEAK))
-    whole, energy, squares, moment = (
-        load_floats(sums),
-        load_floats(sums + WIDTH),
-        load_floats(sums + 2 * WIDTH),
-        load_floats(sums + 3 * WIDTH),
-    )
+    whole, energy = load_floats(sums), load_floats(sums + WIDTH)
+    squares, moment = load_floats(sums + 2 * WIDTH), load_floats(sums + 3 * WIDTH)
     distance = minus(splat(F(back)), as_floats(ascending(I32(0))))
     for v in range(VECTORS):
         t = clamped(minus(load_floats(x + v * WIDTH), peak))
@@ -199,9 +193,8 @@ def read_labels(x, key, sums, mine, labels, past):
     """Add up the keys before `past` that have the query's label."""
     mass, own, end = load_floats(sums), integers(mine), integers(I32(past))
     for v in range(VECTORS):
-        same = both(
-            equal(load_integers(labels + 4 * key + v * WIDTH), own), below(ascending(I32(key + v * LANES)), end)
-        )
+        early = below(ascending(I32(key + v * LANES)), end)
+        same = both(equal(load_integers(labels + 4 * key + v * WIDTH), own), early)
         mass = plus(mass, where(same, load_floats(x + v * WIDTH), splat(F(0))))
     store(sums, mass)
 
@@ -456,12 +449,8 @@ def weigh_columns(a, queries, panel0, panel1):
                 # Four registers of keys at a time stay there over all rows.
                 for v in range(0, VECTORS, 4):
                     to, row = answer + v * WIDTH, x + v * WIDTH
-                    m0, m1, m2, m3 = (
-                        load_floats(to),
-                        load_floats(to + WIDTH),
-                        load_floats(to + 2 * WIDTH),
-                        load_floats(to + 3 * WIDTH),
-                    )
+                    m0, m1 = load_floats(to), load_floats(to + WIDTH)
+                    m2, m3 = load_floats(to + 2 * WIDTH), load_floats(to + 3 * WIDTH)
                     # A row's share times its factor turns the exponentials of the tile into weights.
                     for i in range(queries):
                         share = splat(number(weight + 4 * i))
@@ -485,9 +474,9 @@ def give(a, start, queries, panel0):
         query, head = start + long(row + 16), long(row + 24)
         note = given(a, "notes") + head * given(a, "head_step") + 4 * query
         state, sums = given(a, "state") + i * STATE, given(a, "sums") + i * WIDTH * (SUMS + given(a, "labels"))
-        sink = (
-            given(a, "sinks") + head * given(a, "sink_head") + query * given(a, "sink_row") if given(a, "sinks") else 0
-        )
+        sink = given(a, "sinks")
+        if sink:
+            sink += head * given(a, "sink_head") + query * given(a, "sink_row")
         note_row(state, sums, note, step, given(a, "first") + query, sink, given(a, "sinks_scale"))
         look_up(a, start, row, i, note + NOTES * step, panel0, padded)
         give_strongest(a, start, row, i)

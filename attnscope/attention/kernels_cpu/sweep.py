@@ -1,22 +1,12 @@
-"""What the sweep finds, and the answers that they give.
+"""Attention answered by one pass of the compiled sweep: every question of the closed set from one reading of each tile.
 
-Shapes: B text, H head, G kv head, R heads of a kv head, Q query, K key, S note of a row, r rows of a head in a job,
-n keys of a job, c weighted sums over rows; in a job b texts and g kv heads; in a question m groups of keys, and i of
-queries.
+The cores take job after job, each some rows of a kv head's heads. Of short texts a job takes several, and several kv
+heads: what a job costs however few its rows are is then paid once. What the sweep does not know (how many keys hold a
+row, the strongest of chosen keys) is left to the tiles.
 
-One pass of the compiled sweep over a call: the cores take job after job, each some rows of a kv head's heads.
-
-Of short texts a job takes several, and several kv heads: what a job costs however few its rows are is then paid once.
-
-Shapes: B text, H head, G kv head, R heads of a kv head, Q query, K key, D width of q and k, C columns that P is
-multiplied by, P panel of keys, r rows of a head in a job, n keys, c sums over rows; in a job b texts and g kv heads.
-
-Attention answered by a compiled sweep: every question of the closed set from one reading of each tile.
-
-What the sweep does not know (how many keys hold a row, the strongest of chosen keys) is left to the tiles.
-
-Shapes: B text, H head, G kv head, Q query, K key, D width of q and k, V width of v, C columns that P is multiplied
-by.
+Shapes: B text, H head, G kv head, R heads of a kv head, Q query, K key, D width of q and k, V width of v, C columns
+that P is multiplied by, P panel of keys, S note of a row, r rows of a head in a job, n keys of a job, c weighted sums
+over rows; in a job b texts and g kv heads; in a question m groups of keys, and i of queries.
 """
 
 from __future__ import annotations
@@ -89,7 +79,17 @@ class Answers:
     def places(self, job: Job) -> RecordValues:
         """Where the sweep writes what it finds in a job's rows."""
         notes, (weights, keys) = self.notes_SBHQ, (part[job.texts, None, :, job.rows] for part in self.top)
-        copies = self._copies(job)
+
+        # Of each product its first column, its width, address, bytes from row to row and from head to head; is it P V?
+        output = [] if self.output_BQHV is None else [self.output_BQHV.transpose(1, 2)]
+        start, answers = 0, [*output, *self.features]
+        copies = torch.empty(*job.shape, len(answers), 6, dtype=torch.int64)
+        for number, answer in enumerate(answers):
+            mine, width = self._of_job(answer, job), answer.shape[-1]
+            steps = 4 * mine.stride(3), 4 * mine.stride(2)
+            copies[:, :, number] = torch.tensor([start, width, 0, *steps, int(number < len(output))])
+            copies[:, :, number, 2] = torch.from_numpy(Each(mine).addresses)
+            start += width
         return {
             "notes": Each(self._of_job(notes[0], job)),
             "note_step": 4 * notes.stride(0),
@@ -105,21 +105,6 @@ class Answers:
     def _of_job(self, answer_BHQ: Tensor, job: Job) -> Tensor:
         """The part of a (B, H, Q, ...) answer that a job writes, (b, g, R, r, ...)."""
         return answer_BHQ.unflatten(1, (self.spec.kv_heads, -1))[job.texts, job.groups, :, job.rows]
-
-    def _copies(self, job: Job) -> Tensor:
-        """(b, g, products, 6): of each its first column, its width, address, bytes from row to row and from head to
-        head; is it P V?
-        """
-        start, output = 0, [] if self.output_BQHV is None else [self.output_BQHV.transpose(1, 2)]
-        answers = [*output, *self.features]
-        copies = torch.empty(*job.shape, len(answers), 6, dtype=torch.int64)
-        for number, answer in enumerate(answers):
-            mine, width = self._of_job(answer, job), answer.shape[-1]
-            steps = 4 * mine.stride(3), 4 * mine.stride(2)
-            copies[:, :, number] = torch.tensor([start, width, 0, *steps, int(number < len(output))])
-            copies[:, :, number, 2] = torch.from_numpy(Each(mine).addresses)
-            start += width
-        return copies
 
     def shares(self, job: Job) -> Tensor:
         """What each row of a job counts in each of the sums over rows, (b, c, r)."""
@@ -256,7 +241,9 @@ class Sweeping:
             low, high = reach(visible, start, start + 1)
             rows = math.sqrt((high - low) ** 2 + 2 * scores) - (high - low)  # of a triangle below them
             rows = max(1, round(rows / BLOCK)) * BLOCK
-            queries = _fitting(R, reach(visible, start, min(visible.queries, start + rows)))
+            first, past = reach(visible, start, min(visible.queries, start + rows))
+            fitting = min(MOST_ROWS, max(FEWEST_ROWS, _numbers() // max(PANEL, past - first)))
+            queries = max(1, fitting // (R * BLOCK)) * BLOCK
             stop = min(visible.queries, start + (min(rows, queries) if alone else rows))
             yield slice(start, stop), slice(*reach(visible, start, stop)), min(queries, stop - start)
             start = stop
@@ -285,62 +272,74 @@ class Sweeping:
         return Texts(q_bHQD.unflatten(1, (G, -1)), k_bGPDn, columns_bGcKs)
 
     def _read(self, job: Job, rooms: Rooms, sweep: Callable[[int, int], int], answers: Answers) -> None:
+        spec, visible, asked, texts, rows = self.spec, self.spec.visible, self.asked, job.texts, job.rows
+        masked, inputs = not visible.by_position, job.inputs
+        q_bgRrD, columns = inputs.q_bGRQD[:, job.groups, :, rows], inputs.columns_bGcKs
+        extra, sinks = self._extra(job), self.sinks
+        if sinks is not None:
+            sinks = sinks.unflatten(1, (spec.kv_heads, -1))[texts, job.groups]
+            sinks = sinks[..., rows] if sinks.shape[-1] > 1 else sinks
         shares_bcr = answers.shares(job)
-        count, columns = shares_bcr.shape[1], rooms.of_columns(job, shares_bcr.shape[1], self.panels)
-        values = self._calls(job) | self._inputs(job) | self._masks(job) | self._questions(job) | answers.places(job)
-        values |= rooms.of_job(job, self.asked, count)
-        values |= {"count": count, "shares": Each(shares_bcr[:, None]), "share_step": 4 * shares_bcr.stride(1)}
-        values |= {"columns": Each(columns)}
-        of_job = records(values, job.shape)
-        sweep(of_job.ctypes.data, len(of_job))
-        if count:
-            answers.add_in_turn(job, columns)
+        count = shares_bcr.shape[1]
+        sums = rooms.of("columns", *job.shape, count, job.heads, self.panels * PANEL).zero_()
 
-    def _calls(self, job: Job) -> RecordValues:
-        visible = self.spec.visible
-        masked = not visible.by_position
-        return {
+        # What is one for all texts, heads or rows has a step of 0: the sweep reads it again for each.
+        def step(table: Tensor | None, axis: int) -> int:
+            return 4 * table.stride(axis) if table is not None and table.shape[axis] > 1 else 0
+
+        def of_texts(table_nBX: Tensor) -> Each | None:
+            return Each(table_nBX[0, texts, None]) if len(table_nBX) else None
+
+        values: RecordValues = {
             "heads": job.heads,
-            "rows": job.rows.stop - job.rows.start,
+            "rows": rows.stop - rows.start,
             "queries": job.queries,
-            "first": job.rows.start + visible.keys - visible.queries,
+            "first": rows.start + visible.keys - visible.queries,
             "keys": visible.keys,
             "panels": self.panels,
             "causal": int(visible.causal and not masked),
             "window": 0 if masked or visible.window is None else visible.window,
-            "spans": None if self.spans_Q2 is None else self.spans_Q2[job.rows],
+            "spans": None if self.spans_Q2 is None else self.spans_Q2[rows],
             "scale": self.scale,
             "softcap": self.softcap,
-        }
-
-    def _inputs(self, job: Job) -> RecordValues:
-        inputs, groups, sinks = job.inputs, job.groups, self.sinks
-        q_bgRrD, columns = inputs.q_bGRQD[:, groups, :, job.rows], inputs.columns_bGcKs
-        if sinks is not None:
-            sinks = sinks.unflatten(1, (self.spec.kv_heads, -1))[job.texts, groups]
-            sinks = sinks[..., job.rows] if sinks.shape[-1] > 1 else sinks
-        return {
             "q": Each(q_bgRrD),
             "q_head": 4 * q_bgRrD.stride(2),
             "q_row": 4 * q_bgRrD.stride(3),
-            "k": Each(inputs.k_bGPDn[:, groups]),
-            "v": Each(columns[:, groups] if columns.shape[1] > 1 else columns),
+            "k": Each(inputs.k_bGPDn[:, job.groups]),
+            "v": Each(columns[:, job.groups] if columns.shape[1] > 1 else columns),
             "depth": q_bgRrD.shape[-1],
             "strips": columns.shape[2],
             "sinks": None if sinks is None else Each(sinks),
             "sink_head": 0 if sinks is None else 4 * sinks.stride(2),
-            "sink_row": 4 * sinks.stride(3) if sinks is not None and sinks.shape[-1] > 1 else 0,
-            "sinks_scale": int(self.spec.sinks_scale_output),
-        }
-
-    def _masks(self, job: Job) -> RecordValues:
-        extra = self._extra(job)
-        return {
+            "sink_row": step(sinks, 3),
+            "sinks_scale": int(spec.sinks_scale_output),
             "extra": None if extra is None else Each(extra),
-            "extra_head": 4 * extra.stride(2) if extra is not None and extra.shape[2] > 1 else 0,
-            "extra_row": 4 * extra.stride(3) if extra is not None and extra.shape[3] > 1 else 0,
+            "extra_head": step(extra, 2),
+            "extra_row": step(extra, 3),
             "extra_panel": job.panels[0],
+            "places": len(asked.places),
+            "place": of_texts(self.place_BQ[..., rows.start :]),
+            "place_step": 4 * self.place_BQ.stride(0),
+            "labels": len(asked.labels),
+            "own": of_texts(self.own_BQ[..., rows.start :]),
+            "own_step": 4 * self.own_BQ.stride(0),
+            "label": of_texts(self.label_BK),
+            "label_step": 4 * self.label_BK.stride(0),
+            "gaps": self.gaps,
+            "windows": len(asked.windows),
+            "widths": self.widths,
+            "top": asked.most,
+            "count": count,
+            "shares": Each(shares_bcr[:, None]),
+            "share_step": 4 * shares_bcr.stride(1),
+            "columns": Each(sums),
         }
+        # The record has addresses alone: what they are of must outlive the sweep, and does in `values`.
+        values |= answers.places(job) | rooms.of_job(job, asked, count)
+        of_job = records(values, job.shape)
+        sweep(of_job.ctypes.data, len(of_job))
+        if count:
+            answers.add_in_turn(job, sums)
 
     def _extra(self, job: Job) -> Tensor | None:
         """What is added to a job's logits: position bias and mask, (b, g, R, r, n of whole panels), any but n 1."""
@@ -365,27 +364,6 @@ class Sweeping:
         grouped = table.unflatten(1, (self.spec.kv_heads, -1))[:, job.groups] if table.shape[1] > 1 else table[:, None]
         grouped = grouped[..., job.rows, :] if grouped.shape[3] > 1 else grouped
         return grouped[..., job.keys] if grouped.shape[-1] > 1 else grouped
-
-    def _questions(self, job: Job) -> RecordValues:
-        texts, rows = job.texts, job.rows
-
-        def of_texts(table_nBX: Tensor) -> Each | None:
-            return Each(table_nBX[0, texts, None]) if len(table_nBX) else None
-
-        return {
-            "places": len(self.asked.places),
-            "place": of_texts(self.place_BQ[..., rows.start :]),
-            "place_step": 4 * self.place_BQ.stride(0),
-            "labels": len(self.asked.labels),
-            "own": of_texts(self.own_BQ[..., rows.start :]),
-            "own_step": 4 * self.own_BQ.stride(0),
-            "label": of_texts(self.label_BK),
-            "label_step": 4 * self.label_BK.stride(0),
-            "gaps": self.gaps,
-            "windows": len(self.asked.windows),
-            "widths": self.widths,
-            "top": self.asked.most,
-        }
 
 
 class Rooms:
@@ -413,16 +391,6 @@ class Rooms:
             "best_keys": self.of("best_keys", padded, most),
             "weights": self.of("weights", count, padded),
         }
-
-    def of_columns(self, job: Job, count: int, panels: int) -> Tensor:
-        """Zeros for what a job says of keys, (b, g, c, R, P * 64)."""
-        return self.of("columns", *job.shape, count, job.heads, panels * PANEL).zero_()
-
-
-def _fitting(R: int, keys: tuple[int, int]) -> int:
-    """How many rows of each of R heads are read at once over these keys."""
-    rows = min(MOST_ROWS, max(FEWEST_ROWS, _numbers() // max(PANEL, keys[1] - keys[0])))
-    return max(1, rows // (R * BLOCK)) * BLOCK
 
 
 @lru_cache(maxsize=1)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from llvmlite import ir
@@ -94,11 +95,7 @@ def given(context: Any, record: Any, name: Any) -> Any:
 def _loads(result: Any, kind: Any, align: int = 4) -> Any:
     """A function for Numba: what lies at an address."""
 
-    @emits(result, address)
-    def load(b: Any, place: Any) -> Any:
-        return b.load(_at(b, place, kind), align=align)
-
-    return load
+    return emits(result, address)(lambda b, place: b.load(_at(b, place, kind), align=align))
 
 
 def _stores(value: Any, kind: Any, align: int = 4) -> Any:
@@ -118,14 +115,8 @@ put, put_integer, put_long = _stores(f32, FLOAT), _stores(types.int32, INT), _st
 store = _stores(Floats, FLOATS)
 
 
-@emits(Floats, f32)
-def splat(b: Any, value: Any) -> Any:
-    return _splat(b, value, FLOATS)
-
-
-@emits(Ints, types.int32)
-def integers(b: Any, value: Any) -> Any:
-    return _splat(b, value, INTS)
+splat = emits(Floats, f32)(lambda b, value: _splat(b, value, FLOATS))
+integers = emits(Ints, types.int32)(lambda b, value: _splat(b, value, INTS))
 
 
 @emits(Ints, types.int32)
@@ -134,59 +125,24 @@ def ascending(b: Any, first: Any) -> Any:
     return b.add(_splat(b, first, INTS), ir.Constant(INTS, list(range(LANES))))
 
 
-@emits(Floats, Ints)
-def as_floats(b: Any, values: Any) -> Any:
-    return b.sitofp(values, FLOATS)
-
-
 def _of_each_pair(instruction: str) -> Any:
     """A function for Numba: an instruction of LLVM on each pair of numbers."""
-
-    @emits(Floats, Floats, Floats)
-    def paired(b: Any, x: Any, y: Any) -> Any:
-        return getattr(b, instruction)(x, y)
-
-    return paired
+    return emits(Floats, Floats, Floats)(lambda b, x, y: getattr(b, instruction)(x, y))
 
 
 plus, minus, times, over = map(_of_each_pair, ("fadd", "fsub", "fmul", "fdiv"))
+as_floats = emits(Floats, Ints)(lambda b, values: b.sitofp(values, FLOATS))
+where = emits(Floats, Mask, Floats, Floats)(lambda b, mask, x, y: b.select(mask, x, y))
+at_least = emits(Mask, Floats, Floats)(lambda b, x, y: b.fcmp_ordered(">=", x, y))
+equal = emits(Mask, Ints, Ints)(lambda b, x, y: b.icmp_signed("==", x, y))
+below = emits(Mask, Ints, Ints)(lambda b, x, y: b.icmp_signed("<", x, y))
+both = emits(Mask, Mask, Mask)(lambda b, x, y: b.and_(x, y))
 
 
 @emits(Floats, Floats, Floats, Floats)
 def fma(b: Any, x: Any, y: Any, z: Any) -> Any:
     """x y + z."""
     return _call(b, "llvm.fma", FLOATS, x, y, z)
-
-
-@emits(Floats, Floats, Floats)
-def larger(b: Any, x: Any, y: Any) -> Any:
-    """Of each pair the larger; y where x is NaN."""
-    return b.select(b.fcmp_ordered(">", x, y), x, y)
-
-
-@emits(Floats, Mask, Floats, Floats)
-def where(b: Any, mask: Any, x: Any, y: Any) -> Any:
-    return b.select(mask, x, y)
-
-
-@emits(Mask, Floats, Floats)
-def at_least(b: Any, x: Any, y: Any) -> Any:
-    return b.fcmp_ordered(">=", x, y)
-
-
-@emits(Mask, Ints, Ints)
-def equal(b: Any, x: Any, y: Any) -> Any:
-    return b.icmp_signed("==", x, y)
-
-
-@emits(Mask, Ints, Ints)
-def below(b: Any, x: Any, y: Any) -> Any:
-    return b.icmp_signed("<", x, y)
-
-
-@emits(Mask, Mask, Mask)
-def both(b: Any, x: Any, y: Any) -> Any:
-    return b.and_(x, y)
 
 
 @emits(i64, Mask)
@@ -210,14 +166,13 @@ def _reduce(b: Any, values: Any, pick: Callable[[Any, Any], Any]) -> Any:
     return b.extract_element(values, ir.Constant(INT, 0))
 
 
-@emits(f32, Floats)
-def total(b: Any, values: Any) -> Any:
-    return _reduce(b, values, b.fadd)
+def _larger(b: Any, x: Any, y: Any) -> Any:
+    return b.select(b.fcmp_ordered(">", x, y), x, y)
 
 
-@emits(f32, Floats)
-def largest_lane(b: Any, values: Any) -> Any:
-    return _reduce(b, values, lambda x, y: b.select(b.fcmp_ordered(">", x, y), x, y))
+larger = emits(Floats, Floats, Floats)(_larger)  # of each pair; y where x is NaN
+total = emits(f32, Floats)(lambda b, values: _reduce(b, values, b.fadd))
+largest_lane = emits(f32, Floats)(lambda b, values: _reduce(b, values, partial(_larger, b)))
 
 
 @emits(f32, f32)
