@@ -1,25 +1,18 @@
-"""The sizes that the compiled kernel and what calls it agree on. Nothing heavy is imported here.
+"""What the compiled kernel and its callers agree on: sizes, records, questions by how they are answered, and jobs.
 
 PANEL: keys that are read together. LANES: numbers of a vector register. BLOCK, STRIP: rows and columns of one product
-that stays in registers.
+that stays in registers. The sweep is given numbers: one record of NAMES for each kv head of each text of a job, which
+is what one core reads at once. Nothing heavy is imported here.
 
-What the sweep is given, as numbers: one record of NAMES for each kv head of each text of a job.
-
-What is asked of a call, sorted by how the sweep answers it.
-
-The jobs of a sweep: what one core reads at once.
-
-Shapes: H head, G kv head, R heads of a kv head, Q query, K key, D width of q and k, P panel of keys, n keys, c columns;
-in a job b texts.
-
-Shapes: B text, H head, Q query, K key, M feature.
+Shapes: B text, H head, G kv head, R heads of a kv head, Q query, K key, D width of q and k, M feature, P panel of keys,
+n keys, s columns of a strip; in a job b texts, and c strips.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -88,7 +81,17 @@ def records(values: RecordValues, shape: tuple[int, int]) -> np.ndarray:
     return rows.reshape(-1, len(NAMES))
 
 
-STATISTICS = (ask.RowSum, ask.Entropy, ask.SumOfSquares, ask.MaxWeight, ask.Distance)
+# The list of SweepQuestions that each kind of question belongs to.
+LISTS: Mapping[type[ask.Question], str] = {
+    **dict.fromkeys((ask.RowSum, ask.Entropy, ask.SumOfSquares, ask.MaxWeight, ask.Distance), "statistics"),
+    **dict.fromkeys((ask.At, ask.Back, ask.Key), "places"),
+    ask.EqualLabels: "labels",
+    ask.Window: "windows",
+    ask.Features: "features",
+    ask.Received: "received",
+    ask.GroupMass: "groups",
+    ask.TopK: "top",
+}
 INT32 = 2**31 - 1
 
 
@@ -106,40 +109,25 @@ class SweepQuestions:
     top: list[ask.TopK] = field(default_factory=list)
 
     @classmethod
-    def of(cls, questions: Sequence[ask.Question], spec: AttentionSpec) -> SweepQuestions:
+    def of(cls, questions: Sequence[ask.Question]) -> SweepQuestions:
         result = cls()
         for question in questions:
-            if (ways := result._ways(question, spec)) is not None:
-                ways.append(question)
+            fits = True
+            if isinstance(question, ask.MaxWeight):
+                fits = not question.skip_key0
+            elif isinstance(question, ask.TopK):
+                fits = question.k + question.skip_key0 <= MOST_TOP
+            elif isinstance(question, ask.EqualLabels):
+                both = question.query_label_BQ, question.key_label_BK
+                fits = all(part.numel() == 0 or int(part.abs().max()) <= INT32 for part in both)
+            if fits and type(question) in LISTS:
+                getattr(result, LISTS[type(question)]).append(question)
         return result
 
-    def _ways(self, question: ask.Question, spec: AttentionSpec) -> list[Any] | None:
-        """The list that a question belongs to, None where the sweep has no way for it."""
-        if isinstance(question, STATISTICS):
-            return None if isinstance(question, ask.MaxWeight) and question.skip_key0 else self.statistics
-        if isinstance(question, ask.TopK):
-            return self.top if question.k + question.skip_key0 <= MOST_TOP else None
-        if isinstance(question, ask.EqualLabels):
-            both = question.query_label_BQ, question.key_label_BK
-            fits = all(part.numel() == 0 or int(part.abs().max()) <= INT32 for part in both)
-            return self.labels if fits else None
-        lists: dict[type[ask.Question], list[Any]] = {
-            ask.At: self.places,
-            ask.Back: self.places,
-            ask.Key: self.places,
-            ask.Window: self.windows,
-            ask.Features: self.features,
-            ask.Received: self.received,
-            ask.GroupMass: self.groups,
-        }
-        return lists.get(type(question))
-
     @property
-    def known(self) -> list[ask.Question]:
-        return [
-            *(*self.statistics, *self.places, *self.labels, *self.windows),
-            *(*self.features, *self.received, *self.groups, *self.top),
-        ]
+    def known(self) -> bool:
+        """Whether the sweep answers any."""
+        return any(getattr(self, name) for name in LISTS.values())
 
     @property
     def most(self) -> int:
@@ -166,13 +154,9 @@ class SweepQuestions:
 
     def columns(self, texts: slice) -> list[Tensor]:
         """The features of some texts' keys, (b, K, M) each."""
-        count = texts.stop - texts.start
-        return [
-            (
-                question.features.expand(count, -1, -1) if question.features.ndim == 2 else question.features[texts]
-            ).float()
-            for question in self.features
-        ]
+        every = [question.features for question in self.features]
+        parts = [table if table.ndim == 2 else table[texts] for table in every]
+        return [part.expand(texts.stop - texts.start, -1, -1).float() for part in parts]
 
 
 def _stacked(tables: Sequence[Tensor]) -> Tensor:

@@ -414,7 +414,7 @@ class CompiledAttention(TiledAttention):
     def swept(self, questions: Sequence[Question]) -> dict[Question, Any]:
         if self.spec.device.type != "cpu":
             return {}
-        asked = SweepQuestions.of(questions, self.spec)
+        asked = SweepQuestions.of(questions)
         wants_output = self.with_output and self._output is None
         if not (asked.known or wants_output):
             return {}
