@@ -1,11 +1,10 @@
 """One layer's attention as a linear operator P: ask it, don't materialise it.
 
 Almost every question about a head is `P @ F` for some features F of the keys, or one entry per row, `P.at(j)`.
-Metrics and probes are written once against `AttentionOperator`; how the answer is found is the subclass's business.
+Metrics and collectors are written once against `AttentionOperator`; how the answer is found is the subclass's business.
+Here are the matrix that a model made, and uniform attention: the null that a head's score is read against.
 
-Uniform attention over the visible keys: the null that a head's score is read against.
-
-Shapes: B text, H head, G kv head, Q query, K key, M feature.
+Shapes: B text, H head, Q query, K key, M feature.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import torch
 from torch import Tensor
 
 from attnscope.attention import questions as ask
-from attnscope.attention.questions import At, Entropy, Features, Question, Received, RowSum, TopK
+from attnscope.attention.questions import Question
 from attnscope.attention.rows import Block, asked_key, read_blocks
 from attnscope.attention.spec import AttentionSpec, Visibility, row_blocks
 from attnscope.errors import UsageError
@@ -68,7 +67,7 @@ class AttentionOperator(ABC):
 
     def row_sum(self) -> Tensor:
         """(B, H, Q): see `questions.RowSum`."""
-        return self.ask(RowSum())
+        return self.ask(ask.RowSum())
 
     def sink_share(self, row_sum: Tensor) -> Tensor:
         """What each row lacks of 1, given its sum; exactly 0 where no sink logit takes a share."""
@@ -76,25 +75,25 @@ class AttentionOperator(ABC):
 
     def __matmul__(self, features: Tensor) -> Tensor:
         """P @ F: F (K, M) or (B, K, M) -> (B, H, Q, M)."""
-        return self.ask(Features(features))
+        return self.ask(ask.Features(features))
 
     def at(self, key_BQ: Tensor) -> Tensor:
         """(B, H, Q): the weight of query i on key `key_BQ[b, i]`, (B or 1, Q) or (Q,); 0 where there is none."""
-        return self.ask(At(key_BQ if key_BQ.ndim == 2 else key_BQ[None]))
+        return self.ask(ask.At(key_BQ if key_BQ.ndim == 2 else key_BQ[None]))
 
     def entropy(self, skip_key0: bool = False) -> Tensor:
         """(B, H, Q) nats: see `questions.Entropy`."""
-        return self.ask(Entropy(skip_key0))
+        return self.ask(ask.Entropy(skip_key0))
 
     def received(self, query_share_BQ: Tensor | None = None) -> Tensor:
         """(B, H, K): what each key receives, on average over all queries by default; see `questions.Received`."""
         if query_share_BQ is None:
             query_share_BQ = torch.full((1, self.queries), 1 / self.queries, device=self.device)
-        return self.ask(Received(query_share_BQ))
+        return self.ask(ask.Received(query_share_BQ))
 
     def topk(self, k: int, heads: Sequence[int] | None = None, skip_key0: bool = False) -> tuple[Tensor, Tensor]:
         """The k largest weights of every row and their keys, (B, heads, Q, k) each: see `questions.TopK`."""
-        return self.ask(TopK(min(k, self.keys), None if heads is None else tuple(heads), skip_key0))
+        return self.ask(ask.TopK(min(k, self.keys), None if heads is None else tuple(heads), skip_key0))
 
     def largest_key(self, query_BH: Tensor, skip_key0: bool = False) -> Tensor:
         """(B, H): the key of the largest weight of one query of each text and head, from q and k.
@@ -187,10 +186,10 @@ class UniformAttention(AttentionOperator):
     def rows(self, start: int, stop: int) -> Tensor:
         return self.visible.rows(start, stop) * self._share_BHQ[..., start:stop, None]
 
-    def together(self, questions: Iterable[ask.Question]) -> Mapping[ask.Question, Any]:
+    def together(self, questions: Iterable[Question]) -> Mapping[Question, Any]:
         """From the counts where they tell, else from the rows."""
         every = list(questions)
-        forms = BY_COUNT if self._run_Q2 is None else {**BY_COUNT, **BY_RUN}
+        forms = {**BY_COUNT, **(BY_RUN if self.visible.by_position else {})}
         direct = {question: forms[type(question)](self, question) for question in every if type(question) in forms}
         return {**super().together([question for question in every if question not in direct]), **direct}
 
@@ -211,10 +210,6 @@ class UniformAttention(AttentionOperator):
         sums_BKM = torch.nn.functional.pad(features_BKM.cumsum(1), (0, 0, 1, 0))
         first_Q, past_Q = self._runs
         return self._of_counts((sums_BKM[:, past_Q] - sums_BKM[:, first_Q])[:, None])
-
-    def _distance(self, question: ask.Distance) -> Tensor:
-        first_Q, past_Q = self._runs
-        return (self.visible.position_Q - (first_Q + past_Q - 1) / 2)[None, None]
 
     def _equal_labels(self, question: ask.EqualLabels) -> Tensor:
         first_Q, past_Q = self._runs
@@ -242,39 +237,28 @@ class UniformAttention(AttentionOperator):
     def _of_counts(self, sums_BHQM: Tensor) -> Tensor:
         return (sums_BHQM * self._share_BHQ[..., None]).float()
 
-    @property
-    def _runs(self) -> tuple[Tensor, Tensor]:
-        assert self._run_Q2 is not None
-        first_Q, past_Q = self._run_Q2.unbind(-1)
-        return first_Q, past_Q
-
     @cached_property
-    def _run_Q2(self) -> Tensor | None:
-        """The first visible key of each query and the one after its last; None where it may be in pieces."""
+    def _runs(self) -> tuple[Tensor, Tensor]:
+        """The first visible key of each query and the one after its last, where each sees one run of keys."""
         visible = self.visible
-        if not visible.by_position:
-            return None
         past_Q = visible.position_Q + 1 if visible.causal else torch.full_like(visible.position_Q, self.keys)
-        first_Q = torch.zeros_like(past_Q)
-        if visible.window is not None:
-            first_Q = (visible.position_Q - visible.window + 1).clamp_min(0)
-        return torch.stack([first_Q, past_Q], -1)
+        if visible.window is None:
+            return torch.zeros_like(past_Q), past_Q
+        return (visible.position_Q - visible.window + 1).clamp_min(0), past_Q
 
 
 Form = Callable[[UniformAttention, Any], Tensor]
-BY_COUNT: Mapping[type[ask.Question], Form] = {
+BY_COUNT: Mapping[type[Question], Form] = {
     ask.RowSum: lambda P, question: (P.visible.counts_BHQ > 0).float(),
-    ask.At: UniformAttention._one_key,
-    ask.Back: UniformAttention._one_key,
-    ask.Key: UniformAttention._one_key,
+    **dict.fromkeys((ask.At, ask.Back, ask.Key), UniformAttention._one_key),
     ask.Entropy: UniformAttention._entropy,
     ask.SumOfSquares: lambda P, question: P._share_BHQ,
     ask.MaxWeight: UniformAttention._largest,
     ask.Holding: lambda P, question: (-(-P.visible.counts_BHQ * question.percent // 100)).float(),
 }
-BY_RUN: Mapping[type[ask.Question], Form] = {
+BY_RUN: Mapping[type[Question], Form] = {
     ask.Features: UniformAttention._features,
-    ask.Distance: UniformAttention._distance,
+    ask.Distance: lambda P, question: (P.visible.position_Q - (sum(P._runs) - 1) / 2)[None, None],
     ask.EqualLabels: UniformAttention._equal_labels,
     ask.Window: UniformAttention._window,
     ask.Received: UniformAttention._received,

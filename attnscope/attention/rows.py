@@ -1,22 +1,15 @@
-"""How dense rows answer each question: the definitions that every faster way is tested against.
+"""How dense rows answer each question, and rows that are computed again with some of their weights cut.
 
-Shapes: B text, H head, Q query, K key, M feature, G group of tokens, r rows of a block, k kept keys; h, q, m the heads,
-queries and keys that are asked about.
-
-The k largest of every row, and their places.
-
-Shapes: n entries of a row, k of them wanted; any number of dimensions before.
-
-Some rows of a call's attention computed again from its q, k and v, with some of their weights cut.
-
-The closed form, (o - sum p v) / (1 - sum p), loses the digits where most of a row is cut: rows are computed again.
+The answers of dense rows are the definitions that every faster way is tested against. Rows are computed again from q, k
+and v: the closed form, (o - sum p v) / (1 - sum p), loses the digits where most of a row is cut.
 
     rows = RowsAgain(spec, heads=(0, 1))
     for block in rows.blocks(query_NR):
         output_NrPV = block.output(cut_NPrK, "mask")
 
-Shapes: B text, N text or row of a pass, H head, G kv head, P asked head, Q query, R asked row, r row of a block, K
-key, D width of q and k, V width of v.
+Shapes: B text, N text or row of a pass, H head, G kv head or group of tokens, P asked head, Q query, R asked row,
+r rows of a block, K key, M feature, D width of q and k, V width of v, k kept keys; n entries of a row; h, q, m the
+heads, queries and keys that are asked about.
 """
 
 from __future__ import annotations
@@ -126,6 +119,11 @@ class Block:
         return -p_ln_p[..., 0], -p_ln_p[..., 1:].sum(-1)
 
     @property
+    def seen(self) -> Tensor:
+        """Which keys the rows see, (B or 1, H or 1, r, K)."""
+        return self.visible.rows(self.start, self.stop).to(self.rows.device)
+
+    @property
     def first_query(self) -> int:
         """The position of the block's first query among the keys."""
         return self.start + self.visible.keys - self.visible.queries
@@ -220,7 +218,7 @@ def _top_k(block: Block, question: ask.TopK) -> tuple[Tensor, Tensor]:
     if block.top is not None and question.k + question.skip_key0 <= block.top[0].shape[-1]:
         return of_found(block.top, question)
     rows, count = block.rows, block.stop - block.start
-    hidden = block.visible.rows(block.start, block.stop).to(rows.device).float() - 1  # faster than a masked fill
+    hidden = block.seen.float() - 1  # faster than a masked fill
     if question.heads is not None:
         rows = rows[:, list(question.heads)]
         hidden = hidden[:, list(question.heads)] if hidden.shape[1] > 1 else hidden
@@ -247,10 +245,6 @@ def of_found(largest: tuple[Tensor, Tensor], question: ask.TopK) -> tuple[Tensor
     return weights[..., : question.k], keys[..., : question.k]
 
 
-def _max_weight(block: Block, question: ask.MaxWeight) -> Tensor:
-    return _top_k(block, ask.TopK(1, None, True))[0][..., 0] if question.skip_key0 else block.rows.amax(-1)
-
-
 def _largest(entries: Tensor, question: ask.TopK) -> tuple[Tensor, Tensor]:
     """The k largest of every row, filled up to k with NaN; what is below 0 is hidden. Writes over the entries."""
     if question.skip_key0:
@@ -261,31 +255,26 @@ def _largest(entries: Tensor, question: ask.TopK) -> tuple[Tensor, Tensor]:
     return weights, torch.nn.functional.pad(keys, short)
 
 
-def _strongest(block: Block, question: ask.Strongest) -> list[tuple[Tensor, Tensor]]:
-    seen = block.visible.rows(block.start, block.stop).to(block.rows.device)
-    return strongest(question, block.rows, seen, block.start)
-
-
 READ: Mapping[type[ask.Question], Callable[[Block, Any], Any]] = {
     ask.RowSum: lambda block, question: block.row_sum,
     ask.Entropy: _entropy,
     ask.SumOfSquares: lambda block, question: (
         (block.rows * block.rows).sum(-1) / block.row_sum.square().clamp_min(TINY)
     ),
-    ask.MaxWeight: _max_weight,
+    ask.MaxWeight: lambda block, question: (
+        _top_k(block, ask.TopK(1, None, True))[0][..., 0] if question.skip_key0 else block.rows.amax(-1)
+    ),
     ask.Holding: lambda block, question: holding(block.rows, block.row_sum, question.percent),
     ask.Distance: lambda block, question: mean_distance(block.rows, block.row_sum, block.first_query),
     ask.AbsoluteDistance: lambda block, question: mean_absolute_distance(block.rows, block.row_sum, block.first_query),
-    ask.At: _one_key,
-    ask.Back: _one_key,
-    ask.Key: _one_key,
+    **dict.fromkeys((ask.At, ask.Back, ask.Key), _one_key),
     ask.EqualLabels: _equal_labels,
     ask.Window: _window,
     ask.Features: _features,
     ask.GroupMass: _group_mass,
     ask.Received: _received,
     ask.TopK: _top_k,
-    ask.Strongest: _strongest,
+    ask.Strongest: lambda block, question: strongest(question, block.rows, block.seen, block.start),
 }
 
 
@@ -468,19 +457,16 @@ class RowBlock:
         vars(block)["logits_NPrK"] = self.logits_NPrK.expand(from_NPrK.shape).gather(-1, from_NPrK)
         return block
 
-    def blind(self, cut_NPrK: Tensor | None = None) -> Tensor:
-        """Boolean (N, r, P): a row that sees no key, or none but what is cut."""
-        uncut_NPrK = self.seen_NPrK if cut_NPrK is None else self.seen_NPrK & ~cut_NPrK
-        shape = len(self.query_Nr), self.query_Nr.shape[1], len(self.places_P)
-        return (~uncut_NPrK.any(-1)).transpose(1, 2).expand(shape)
+    def blind(self) -> Tensor:
+        """Boolean (N, r, P): a row that sees no key."""
+        return (~self.seen_NPrK.any(-1)).transpose(1, 2).expand(*self.query_Nr.shape, len(self.places_P))
 
     @cached_property
     def _asked(self) -> AttentionSpec:
         """The asked heads' sink logits; q, k and v are not theirs."""
         sinks = self.spec.sinks
-        return replace(
-            self.spec, sinks=sinks if sinks is None else sinks.expand(-1, self.spec.heads, -1)[:, self.places_P]
-        )
+        sinks = None if sinks is None else sinks.expand(-1, self.spec.heads, -1)[:, self.places_P]
+        return replace(self.spec, sinks=sinks)
 
     def _softmax(self, logits_NPrK: Tensor) -> Tensor:
         return self._asked.normalised(logits_NPrK, 0, logits_NPrK.shape[2])

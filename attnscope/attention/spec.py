@@ -1,8 +1,6 @@
-"""What one attention call computes: q, k, v, and how its logits become weights.
+"""What one attention call computes: which keys each query may see, q, k, v, and how its logits become weights.
 
-The seam makes one of each call; the dense and the tiled operator, parity and explain read it.
-
-Which keys each query may see.
+The hooks make one of each call; the dense and the tiled operator, the certificate and the steps read it.
 
 Shapes: B text, H head, G kv head, R heads of a group as rows, Q query, K key, D width of q and k, V width of v.
 """
@@ -37,7 +35,6 @@ class Visibility:
     causal: bool = True
     window: int | None = None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    _matches: dict[tuple[int, ...], tuple[Tensor, Tensor, Tensor]] = field(default_factory=dict)
     _once: dict[Hashable, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -133,21 +130,16 @@ class Visibility:
 
     def matches(self, query_label_BQ: Tensor, key_label_BK: Tensor, gap: int, start: int, stop: int) -> Tensor:
         """(B, stop - start, K) float: 1 on the keys j <= i - gap whose label equals the query's; layers share it."""
-        key = id(query_label_BQ), id(key_label_BK), gap, start, stop
-        if key in self._matches:
-            return self._matches[key][-1]
-        same_BQK = query_label_BQ[:, start:stop, None] == key_label_BK[:, None, :]
-        latest_Q = self.position_Q[start:stop, None].to(same_BQK.device) - gap
-        matches_BQK = (same_BQK & (torch.arange(self.keys, device=same_BQK.device) <= latest_Q)).float()
-        if 4 * matches_BQK.numel() <= KEPT_BYTES:
-            while len(self._matches) >= 4:
-                del self._matches[next(iter(self._matches))]
-            self._matches[key] = (
-                query_label_BQ,
-                key_label_BK,
-                matches_BQK,
-            )  # holding the labels keeps their ids their own
-        return matches_BQK
+
+        def make() -> tuple[Tensor, Tensor, Tensor]:
+            same_BQK = query_label_BQ[:, start:stop, None] == key_label_BK[:, None, :]
+            latest_Q = self.position_Q[start:stop, None].to(same_BQK.device) - gap
+            matches_BQK = (same_BQK & (torch.arange(self.keys, device=same_BQK.device) <= latest_Q)).float()
+            return query_label_BQ, key_label_BK, matches_BQK  # holding the labels keeps their ids their own
+
+        if 4 * len(query_label_BQ) * (stop - start) * self.keys > KEPT_BYTES:
+            return make()[-1]
+        return self.once((id(query_label_BQ), id(key_label_BK), gap, start, stop), make)[-1]
 
     def cells(self, row_sizes: Sequence[int], column_sizes: Sequence[int]) -> Tensor | None:
         """(rows, columns) boolean: does any query of a run of queries see any key of a run? None with a mask."""
@@ -289,7 +281,7 @@ class AttentionSpec:
             q_BHQD=self.q_BHQD[:count],
             k_BGKD=self.k_BGKD[:count],
             v_BGKV=self.v_BGKV[:count],
-            visible=replace(visible, mask=mask, _matches={}, _once={}),
+            visible=replace(visible, mask=mask, _once={}),
             bias=bias if bias is None else bias[:count],
             sinks=sinks if sinks is None else sinks[:count],
         )
