@@ -13,8 +13,8 @@ from attnscope.attention.spec import AttentionSpec, Visibility
 from attnscope.errors import ModelError, UsageError
 from attnscope.hooks.engines import ENGINES, UNCHECKED
 from attnscope.hooks.listen import listen
+from attnscope.interventions.base import replacing, zeros
 from attnscope.interventions.knockout import Knockout
-from attnscope.interventions.replacement import replacing, zeros
 from attnscope.interventions.spec import Cut
 from attnscope.model.families import family_of
 from attnscope.model.selection import CROSS, DECODER

@@ -31,8 +31,7 @@ from attnscope.hooks.calls import AttentionCall
 from attnscope.hooks.engines import UNCHECKED, Engine
 from attnscope.hooks.generation import check_causal
 from attnscope.hooks.listen import calls_interface, listen
-from attnscope.interventions.base import LOSS, Intervention, Measure, OnOutput
-from attnscope.interventions.replacement import Replacement, Replacing
+from attnscope.interventions.base import LOSS, Intervention, Measure, OnOutput, Replacement, Replacing
 from attnscope.interventions.spec import HeadSet, Task
 from attnscope.model.loaded import pads, to_be_found
 

@@ -39,8 +39,7 @@ from attnscope.hooks.calls import AttentionCall, relative_error
 from attnscope.hooks.engines import Change
 from attnscope.hooks.forward import check_gradients, with_gradients
 from attnscope.hooks.report import tolerance
-from attnscope.interventions.base import Intervention
-from attnscope.interventions.replacement import Replacing
+from attnscope.interventions.base import Intervention, Replacing
 from attnscope.interventions.spec import HeadSet, PatchTarget, Task
 from attnscope.model.selection import DECODER
 

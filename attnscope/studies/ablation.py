@@ -42,9 +42,8 @@ from attnscope.hooks.engines import UNCHECKED
 from attnscope.hooks.listen import listen
 from attnscope.hooks.projections import ProjectionInputs, frozen_scales, projection
 from attnscope.inputs.prompt import Prompt
-from attnscope.interventions.base import LOSS, Intervention, Measure
+from attnscope.interventions.base import LOSS, Intervention, Measure, Replacement
 from attnscope.interventions.passes import Advance, Passes, prepared
-from attnscope.interventions.replacement import Replacement
 from attnscope.interventions.spec import HeadSet, Task
 from attnscope.model.geometry import Geometry
 from attnscope.model.selection import everything, pairs

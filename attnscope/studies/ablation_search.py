@@ -40,10 +40,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 import numpy as np
 
 from attnscope.errors import InputError, UsageError
-from attnscope.interventions.base import LOSS, Intervention, Measure
+from attnscope.interventions.base import LOSS, Intervention, Measure, Replacement
 from attnscope.interventions.passes import Advance, Passes, prepared
 from attnscope.interventions.patching import BACKWARD, first_order
-from attnscope.interventions.replacement import Replacement
 from attnscope.interventions.spec import HeadSet, Task
 from attnscope.model.geometry import Geometry
 from attnscope.model.selection import HeadIndex, HeadsByRole, everything, pairs, select

@@ -24,9 +24,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from attnscope.interventions.base import LOSS, Intervention, Measure
+from attnscope.interventions.base import LOSS, Intervention, Measure, Replacement
 from attnscope.interventions.passes import Advance, Passes, of, prepared
-from attnscope.interventions.replacement import Replacement
 from attnscope.interventions.spec import HeadSet, Task
 from attnscope.model.libraries import versions
 from attnscope.model.selection import DECODER, everything

@@ -8,8 +8,7 @@ from torch import Tensor
 
 from attnscope.hooks.calls import CallSite
 from attnscope.hooks.engines import Change
-from attnscope.interventions.base import Intervention
-from attnscope.interventions.replacement import replacing
+from attnscope.interventions.base import Intervention, replacing
 from attnscope.interventions.spec import HeadSet
 
 

@@ -13,8 +13,8 @@ from attnscope.cli.study_tables import ablation_notes
 from attnscope.errors import InputError, ModelError
 from attnscope.hooks.engines import ENGINES
 from attnscope.hooks.listen import listen
+from attnscope.interventions.base import replacing
 from attnscope.interventions.passes import measured, prepared
-from attnscope.interventions.replacement import replacing
 from attnscope.interventions.spec import HeadSet, Task
 from attnscope.model.loading import wrap
 from attnscope.studies.ablation import copy

@@ -10,9 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from attnscope.errors import UsageError
-from attnscope.interventions.base import LOSS
+from attnscope.interventions.base import LOSS, Replacing
 from attnscope.interventions.passes import measured
-from attnscope.interventions.replacement import Replacing
 from attnscope.interventions.spec import HeadSet
 from attnscope.studies.ablation import texts
 from attnscope.studies.parts import StudyRecord
