@@ -1,8 +1,6 @@
-"""One attention call, as a model made it, and the record of a forward pass's calls.
+"""One attention call, as a model made it: an operator to ask, the model's own function, and how the call held.
 
-The attention function of a model with the arguments of one call.
-
-Check one attention call for consistency: rows sum to 1, masked keys get nothing, P V is the call's own output.
+A call is checked for consistency: rows sum to 1, masked keys get nothing, P V is the call's own output.
 
 Shapes: B text, H head, Q query, K key, V width of v, R sampled rows, G kv head.
 """
@@ -154,8 +152,8 @@ def check_call(call: AttentionCall, route: str) -> CallCheck:
     if mask is not None:
         check.mask = "boolean" if mask.dtype == torch.bool else "additive"
     if call.weights_BHQK is not None:
-        row_sum_error, masked_weight = _matrix_errors(call)
-        check.note(row_sum_error=row_sum_error, masked_weight=masked_weight)
+        off, masked_weight = _matrix_errors(call)
+        check.note(row_sum_error=None if check.sink_logits else off, masked_weight=masked_weight)
     if call.v_BGKV is not None and call.output_BQHV is not None:
         check.note(value_error=_value_error(call, call.v_BGKV, call.output_BQHV))
     own = call.weights_BHQK if call.output_BQHV is None else call.output_BQHV
@@ -201,20 +199,17 @@ def relative_error(actual: Tensor, expected: Tensor) -> Tensor:
     return difference / expected.abs().max().float().clamp_min(1e-30)
 
 
-def _matrix_errors(call: AttentionCall) -> tuple[Tensor | None, Tensor]:
-    """Largest |row sum - 1| (None with sink logits), and the largest weight on a masked key."""
-    P = call.P
+def _matrix_errors(call: AttentionCall) -> tuple[Tensor, Tensor]:
+    """Largest |row sum - 1|, and the largest weight on a masked key."""
+    P, largest = call.P, []
     sees_BHQ = (P.visible.counts_BHQ.to(P.device) > 0).float()  # rows that see nothing are uniform in eager attention
-    largest = []
     for a, b in P.blocks():
         hidden = (~P.visible.rows(a, b).to(P.device)).float()  # a product is several times as fast as a fill
         hidden = hidden * sees_BHQ[..., a:b, None] if P.visible.mask is not None else hidden
         shared = [axis for axis in (0, 1) if hidden.shape[axis] == 1]  # by texts or heads: of those the largest
         most = P.rows(a, b).amax(shared, keepdim=True) if shared else P.rows(a, b)
         largest.append((most * hidden).max())
-    off = ((P.row_sum() - 1).abs() * sees_BHQ).max()
-    with_sinks = call.spec is not None and call.spec.row_sinks is not None
-    return None if with_sinks else off, torch.stack(largest).max()
+    return ((P.row_sum() - 1).abs() * sees_BHQ).max(), torch.stack(largest).max()
 
 
 def _value_error(call: AttentionCall, v_BGKV: Tensor, output_BQHV: Tensor) -> Tensor | None:

@@ -1,12 +1,11 @@
-"""Who computes a layer's attention: the model itself, attnscope's tiles, or both side by side.
+"""Who computes a layer's attention, the model itself, attnscope's tiles, or both side by side, and what that costs.
 
-The seam hands every call that comes through the attention interface to the engine; the engine gives the layer's output
-back, shows the call to the listener as an operator, and says how it held. A new engine is one more row of ENGINES.
+The listener hands every call that comes through the attention interface to the engine; the engine gives the layer's
+output back, shows the call to who asked as an operator, and says how it held. A new engine is one more row of ENGINES.
+Its cost is the most memory that one layer's attention takes, without the model itself.
 
-What engines cost: the most memory that one layer's attention takes, without the model itself.
-
-eager_bytes(geometry, 2048, 4)      # grows with the square of the text
-fused_bytes(geometry, 2048)         # grows with the text
+    eager_bytes(geometry, 2048, 4)      # grows with the square of the text
+    fused_bytes(geometry, 2048)         # grows with the text
 
 Shapes: B text, Q query, R sampled rows, H head, V width of v.
 """
@@ -196,7 +195,11 @@ class Engine:
         P = self.operator(spec) if weights is None else DenseAttention(weights, spec.visible, spec)
         call = AttentionCall(place, P, spec, weights, output)
         with full_precision(P.device):
-            check = check_own(call, own) if self.checked else unchecked(call, output.dtype)
+            if self.checked:
+                check = check_own(call, own)
+            else:  # that a call was made is noted, and nothing is measured
+                path, dtype = call.path, output.dtype
+                check = CallCheck(call.layer, call.call, path, P.heads, "interface", dtype=dtype, stack=call.stack)
             on_call(call)
         return call, output, check
 
@@ -229,11 +232,6 @@ def check_own(call: AttentionCall, own: OriginalAttention) -> CallCheck:
     if call.weights_BHQK is None and call.spec and getattr(own.attend, "__name__", "").startswith("sdpa"):
         check.kernel = sdpa_kernel(call.spec)
     return check
-
-
-def unchecked(call: AttentionCall, dtype: torch.dtype) -> CallCheck:
-    """That a call was made whose output has this dtype; nothing is measured."""
-    return CallCheck(call.layer, call.call, call.path, call.P.heads, "interface", dtype=dtype, stack=call.stack)
 
 
 def select_operator(spec: AttentionSpec) -> TiledAttention:

@@ -1,21 +1,14 @@
-"""Whether a model's attention asks the interface, and what its forward pass must be given for its weights to be heard.
+"""What families do in their own way: the route of their calls, the stacks of their modules, weights that they return.
 
-Of transformers' own families `families.py` knows it. Of code that somebody else wrote, a pass over two tokens shows it.
+Whether a model's attention asks the interface `model/families.py` knows of transformers' own families; of code that
+somebody else wrote, a pass over two tokens shows it. An encoder-decoder says which of its parts the encoder is; whether
+a module of the decoder attends to the text so far or to the encoder's states is seen when it runs, by what it is given.
 
-Which stack of a model an attention module belongs to, and whether its keys are what an encoder gave.
-
-An encoder-decoder says which of its parts the encoder is. Whether a module of the decoder attends to the text so far or
-to the encoder's states is seen when it runs, by what it is given.
-
-What attention modules return, where their family never asks the interface: the weights among it, at true positions.
-
-Most return (output, weights), others put more around the weights or return them in pieces.
-
-Attention that asks no interface, seen while its module computes it: logits, values and heads' outputs.
-
-While such a module runs, torch hands on each of its own functions that is called there. The logits are what that
-softmax was given which gave the module's weights. The values are what these weights were multiplied with, and the
-product is the heads' outputs. What the module returns as weights decides which softmax and which product those are.
+Where a family never asks the interface, most modules return (output, weights), others put more around the weights or
+return them in pieces. While such a module runs, torch hands on each of its own functions that is called there. The
+logits are what that softmax was given which gave the module's weights. The values are what these weights were
+multiplied with, and the product is the heads' outputs. What the module returns as weights decides which softmax and
+which product those are.
 
 Shapes: B text, T token, N block, H head, Q query, K key, W keys of a window, X global tokens of the text with most, G
 kv head, V width of v.
@@ -343,17 +336,14 @@ def _are(x: Tensor, weights_BHQK: Tensor) -> bool:
 def _values(product: FunctionCall, B: int, H: int, Q: int, K: int) -> tuple[Tensor | None, Tensor | None]:
     """What weights were multiplied with (B, G, K, V), and what that gave (B, Q, H, V); None in another arrangement."""
     assert product.gave is not None
-    if product.name == "einsum":
-        return _values_of_sum(product)
-    right: Tensor = product.args[1]
-    v_BGKV = right.unflatten(0, (B, H)) if right.ndim == 3 else right
-    if v_BGKV.ndim != 4 or v_BGKV.shape[2] != K or H % v_BGKV.shape[1]:
-        return None, None
-    return v_BGKV.expand(B, -1, -1, -1), product.gave.reshape(B, H, Q, -1).transpose(1, 2)
+    if product.name != "einsum":
+        right: Tensor = product.args[1]
+        v_BGKV = right.unflatten(0, (B, H)) if right.ndim == 3 else right
+        if v_BGKV.ndim != 4 or v_BGKV.shape[2] != K or H % v_BGKV.shape[1]:
+            return None, None
+        return v_BGKV.expand(B, -1, -1, -1), product.gave.reshape(B, H, Q, -1).transpose(1, 2)
 
-
-def _values_of_sum(product: FunctionCall) -> tuple[Tensor | None, Tensor | None]:
-    """The same of `einsum("bnij,jbnd->ibnd", weights, values)`, whatever the order of the letters."""
+    # Of `einsum("bnij,jbnd->ibnd", weights, values)` the letters say the order, whatever it is.
     equation, *operands = product.args
     operands = operands if isinstance(operands[0], Tensor) else list(operands[0])
     inputs, _, output = equation.replace(" ", "").partition("->")
@@ -363,6 +353,5 @@ def _values_of_sum(product: FunctionCall) -> tuple[Tensor | None, Tensor | None]
         return None, None
     text, head, query, key = tuple(left)
     [width] = widths
-    assert product.gave is not None
     v_BHKV = operands[1].permute([right.index(letter) for letter in (text, head, key, width)])
     return v_BHKV, product.gave.permute([output.index(letter) for letter in (text, query, head, width)])

@@ -1,10 +1,7 @@
-"""How a model is run: its backbone, its own logits at some positions, without a cache.
+"""How a model is run: its backbone, its own logits at some positions, without a cache, or with gradients.
 
-Passes that need gradients, whatever mode their caller is in: `torch.no_grad()`, `torch.inference_mode()`.
-
-What a model's forward is given of prompts: ids, and what some bring with them or instead of them.
-
-What fails while a model runs: its own code, a hook that somebody else left in it, or whoever listens.
+What its forward is given of prompts are ids, and what some bring with them or instead of them. What fails while it runs
+is its own code, a hook that somebody else left in it, or whoever listens.
 
 Shapes: B text, T token.
 """
@@ -246,8 +243,20 @@ def own_errors(model: nn.Module) -> Iterator[None]:
 
 def hook_error(error: BaseException, model: nn.Module) -> ForwardError | None:
     """What to raise for an error that rose in somebody else's hook on the model; None for an error elsewhere."""
-    codes, own = set(_hook_codes(bare_model(model))), _packages(model) | {"torch", "accelerate"}
-    failed = None
+    # All that torch calls before or after the forward of one of the model's modules.
+    hooks: list[Any] = [*torch_module._global_forward_hooks.values(), *torch_module._global_forward_pre_hooks.values()]
+    for part in bare_model(model).modules():
+        hooks += [*part._forward_hooks.values(), *part._forward_pre_hooks.values()]
+    codes = set[CodeType]()
+    for hook in hooks:
+        while isinstance(hook, functools.partial):
+            hook = hook.func
+        plain = getattr(hook, "__func__", hook)
+        code = getattr(plain, "__code__", None) or getattr(type(plain).__call__, "__code__", None)
+        codes |= {code} if code is not None else set()
+
+    # The last of them on the way to the error is to blame, where no listener of attnscope's was called after it.
+    own, failed = _packages(model) | {"torch", "accelerate"}, None
     for frame, _ in walk_tb(error.__traceback__):
         package = frame.f_globals.get("__name__", "").partition(".")[0]
         if package == OURS:
@@ -264,21 +273,6 @@ def hook_error(error: BaseException, model: nn.Module) -> ForwardError | None:
 
 def _kind(model: nn.Module) -> str:
     return getattr(config_of(model), "model_type", None) or type(bare_model(model)).__name__
-
-
-def _hook_codes(model: nn.Module) -> Iterator[CodeType]:
-    """The code of every function that torch calls before or after the forward of one of the model's modules."""
-    hooks = [*torch_module._global_forward_hooks.values(), *torch_module._global_forward_pre_hooks.values()]
-    for part in model.modules():
-        hooks += [*part._forward_hooks.values(), *part._forward_pre_hooks.values()]
-    for hook in hooks:
-        plain: Any = hook
-        while isinstance(plain, functools.partial):
-            plain = plain.func
-        plain = getattr(plain, "__func__", plain)
-        code = getattr(plain, "__code__", None) or getattr(type(plain).__call__, "__code__", None)
-        if code is not None:
-            yield code
 
 
 def _packages(model: nn.Module) -> set[str]:

@@ -1,18 +1,17 @@
-"""A vision tower that attends window by window: its calls of a layer, handed on as one when the layer is done.
+"""Calls over pieces of a text, such as a vision tower's over its windows, as the one call that they amount to.
 
-Windows of equal size are the texts of one batch, so that a layer is asked once per size, not once per window.
+A tower that attends window by window has its calls of a layer handed on as one when the layer is done. Windows of equal
+size are the texts of one batch, so that a layer is asked once per size, not once per window.
 
-Calls over pieces of a text, such as a vision tower's over its windows, as the one call that they amount to.
-
-Shapes: B text, H head, Q query, K key, T patch, W window of equal size, N patch of a window, D width of a head, W
-piece of equal size, N token of a piece.
+Shapes: B text, H head, Q query, K key, T patch, W window or piece of equal size, N patch or token of it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -69,26 +68,21 @@ def in_one(calls: Sequence[AttentionCall]) -> list[AttentionCall]:
 
 def joined_checks(checks: Sequence[CallCheck]) -> CallCheck:
     """How such calls held, as of one: the largest of what is off; None where one was not measured."""
-
     settle(checks)
-
-    def largest(name: str) -> float | None:
+    largest: dict[str, Any] = {}
+    for name in ("row_sum_error", "masked_weight", "value_error"):
         numbers = [getattr(check, name) for check in checks]
-        return None if None in numbers else max(numbers)
-
+        largest[name] = None if None in numbers else max(numbers)
     return replace(
         checks[0],
-        row_sum_error=largest("row_sum_error"),
-        masked_weight=largest("masked_weight"),
-        value_error=largest("value_error"),
+        **largest,
         keys=sum(check.keys for check in checks),
         queries=sum(check.queries for check in checks),
         answered_by={kind: reader for check in checks for kind, reader in check.answered_by.items()},
     )
 
 
-@dataclass(frozen=True)
-class PendingCall:
+class PendingCall(NamedTuple):
     """One call that was heard; weights_BHQK: the model's own, None under fused implementations."""
 
     place: CallSite
@@ -120,9 +114,9 @@ class WindowedTower:
         plain = seen and spec.batch == 1 and spec.bias is None and spec.sinks is None
         if self.engine.alters or not plain:
             return self.engine.run(place, spec, own, self.on_call)
-        output, weights = own()
-        self.waiting.setdefault(own.module, []).append(PendingCall(place, spec, own, output, weights))
-        return output, None
+        call = PendingCall(place, spec, own, *own())
+        self.waiting.setdefault(own.module, []).append(call)
+        return call.output_BQHV, None
 
     def done(self, module: nn.Module) -> list[CallCheck]:
         """How the calls of a module held, which has made all: of the first picture as one, of others by their size."""
