@@ -14,6 +14,7 @@ from attnscope.cli.figure_options import Look
 from attnscope.cli.groups import FIRST, command_line, option_group
 from attnscope.cli.heads import GROUPS
 from attnscope.cli.options import Config, Format, MayAsk, OneHead, PairedText, Query, Seed, Selected, Writing
+from attnscope.cli.single import answer, read_text
 from attnscope.errors import UsageError
 from attnscope.utils.folders import PICTURES
 from attnscope.utils.signals import unwinding
@@ -98,7 +99,6 @@ def explain_model(asked: StepsText, steps: Steps, telling: Telling) -> int:
     """Explain one head of a model."""
     head = steps.named
 
-    from attnscope.cli.single import answer, read_text
     from attnscope.inputs.tokens import check_expression
     from attnscope.observe.request import Request
     from attnscope.serve.questions import ExplainHead

@@ -17,7 +17,7 @@ from attnscope.cli.figure_options import FIGURES, Drawing, kinds_of_file
 from attnscope.cli.groups import SETTING, build, command_line, of_run, option_group
 from attnscope.cli.options import Entries, Question, Relations, Results, TextRun
 from attnscope.cli.output import Top
-from attnscope.cli.single import FEW, Show, draw, stream
+from attnscope.cli.single import FEW, Show, draw, export_text, observe_text, report_checks, stream
 from attnscope.errors import UsageError
 from attnscope.utils.folders import PICTURES, TABLES
 
@@ -190,7 +190,6 @@ def heads(
     over = over_picture(asked, entries, question, drawing) and "picture" in (kinds or ())
     format = output.wanted_format(printing.format)
 
-    from attnscope.cli.single import export_text, observe_text, report_checks
     from attnscope.observe.request import Request
 
     groups = (asked, entries, question, ranking.as_given(question), printing, relations, drawing)
@@ -221,7 +220,6 @@ def heads(
             depth=entries.over_layers(order),
             figures=(kinds or FIGURES) if printing.draws else (),
             style=style(),
-            spreadsheet=printing.spreadsheet,
         )
         if printing.folder and "heads" in (kinds or FIGURES) and len(drawn) < len(seen.heads):
             said = f"{len(drawn)} of {len(seen.heads)} heads drawn one by one; --top or --select draws others"

@@ -20,7 +20,7 @@ from attnscope.cli.groups import SETTING, build, command_line, of_run, option_gr
 from attnscope.cli.heads import GROUPS as OF_HEADS
 from attnscope.cli.heads import MeasuredEntries, Ranking, over_picture
 from attnscope.cli.options import Config, Exporting, Question, TextRun
-from attnscope.cli.single import Show, draw, first_heads, stream
+from attnscope.cli.single import Show, draw, export_text, first_heads, observe_text, report_checks, stream
 from attnscope.errors import UsageError, visible
 from attnscope.utils.folders import PICTURES
 from attnscope.utils.signals import unwinding
@@ -113,7 +113,6 @@ def heatmap(
         kinds = kinds_of_file(kinds, entries.select, pictures.file)
     kinds = kinds or (*FIGURES[:-1], *["picture"] * over)
 
-    from attnscope.cli.single import export_text, observe_text, report_checks
     from attnscope.observe.request import MapFields, Request
 
     groups = (asked, entries, question, ranking.as_given(question), pictures, drawing)

@@ -13,6 +13,7 @@ from attnscope.cli.heads import GROUPS
 from attnscope.cli.options import Heads, Results, TextRun
 from attnscope.cli.output import Top
 from attnscope.cli.relations import relations_sheet
+from attnscope.cli.single import export_text, observe_text, report_checks
 from attnscope.metrics.roles import SINK_MASS
 from attnscope.utils.folders import TABLES
 
@@ -58,16 +59,12 @@ def keys(asked: TextRun, chosen: Heads, top: Top, printing: Listing) -> int:
     """
     format = output.wanted_format(printing.format)
 
-    from attnscope.cli.options import Entries
-    from attnscope.cli.single import export_text, observe_text, report_checks
     from attnscope.observe.request import Request
 
     options = of_run("keys", asked, chosen, top, printing)
-    entries = Entries(select=chosen.select, atlas=chosen.atlas, by=chosen.by)
-    seen = observe_text(asked, entries, printing, options, Request(view=entries.view(), metrics=()))
+    seen = observe_text(asked, chosen, printing, options, Request(view=chosen.view(), metrics=()))
     table = seen.key_table()
-    if printing.out:
-        export_text(seen, printing, options=options, figures=(), keys=True, spreadsheet=printing.spreadsheet)
+    export_text(seen, printing, options=options, figures=(), keys=True)
     sheet = partial(keys_sheet, table, top.shown)
     output.emit_first(table, top, format, sheet, printing.quiet, printing.spreadsheet)
     for line in LEGEND if format == "table" else ():

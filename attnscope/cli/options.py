@@ -323,6 +323,12 @@ class Heads(Selected):
 
     by: Annotated[Literal["kv"] | None, "Average the heads that share a kv head.", HELD] = None
 
+    def view(self) -> View:
+        """How entries are read."""
+        from attnscope.observe.layers import View
+
+        return View(by_kv=self.by == "kv")
+
 
 @option_group
 class Entries(Heads):
@@ -334,10 +340,7 @@ class Entries(Heads):
     ] = "softmax"
 
     def view(self) -> View:
-        """How entries are read."""
-        from attnscope.observe.layers import View
-
-        return View(self.weights, self.by == "kv")
+        return replace(super().view(), weights=self.weights)
 
     def check(self, group: str | None = None, scale: str = "auto") -> None:
         """Raise UsageError where --group or --scale asks of logits or norms what only weights can give."""

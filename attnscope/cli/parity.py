@@ -15,6 +15,7 @@ from attnscope.cli.groups import option_group
 from attnscope.cli.heads import GROUPS
 from attnscope.cli.options import ModelTexts, Printing, Selected
 from attnscope.cli.output import check_file
+from attnscope.cli.single import prepared, read_given
 from attnscope.model.selection import DECODER, prefix
 from attnscope.utils.signals import unwinding
 
@@ -66,8 +67,6 @@ def parity(asked: ModelTexts, selected: Selected, tolerance: Tolerance, printing
     checks them. Exits with 1 where a layer or the whole does not hold, or a layer cannot be checked.
     """
     format = output.wanted_format(printing.format)
-
-    from attnscope.cli.single import prepared, read_given
 
     if asked.has_text or asked.picture:
         text = read_given(asked, printing)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, TypedDict
@@ -14,6 +15,7 @@ from attnscope.cli.groups import FIRST, HELD, of_run, option_group
 from attnscope.cli.heads import GROUPS
 from attnscope.cli.options import Heads, Question, Relations, Results, TextRun
 from attnscope.cli.output import Top
+from attnscope.cli.single import export_text, observe_text, report_checks
 from attnscope.utils import display as cells
 from attnscope.utils.folders import TABLES
 
@@ -47,10 +49,7 @@ class Related(Heads):
     foil: Annotated[str | None, "With --weights logit: over the logit of this, not over the mean of all."] = None
 
     def view(self) -> View:
-        """How entries are read."""
-        from attnscope.observe.layers import View
-
-        return View(self.weights, self.by == "kv", foil=self.foil)
+        return replace(super().view(), weights=self.weights, foil=self.foil)
 
 
 @option_group
@@ -110,7 +109,6 @@ def relations(asked: TextRun, entries: Related, question: Question, top: Top, pr
     """
     format = output.wanted_format(printing.format)
 
-    from attnscope.cli.single import export_text, observe_text, report_checks
     from attnscope.observe.request import Request
 
     keep = Request(
@@ -123,8 +121,7 @@ def relations(asked: TextRun, entries: Related, question: Question, top: Top, pr
     )
     options = of_run("relations", asked, entries, question, top, printing, listed)
     seen = observe_text(asked, entries, printing, options, keep)
-    if printing.out:
-        export_text(seen, printing, options=options, figures=(), spreadsheet=printing.spreadsheet, **listed.written())
+    export_text(seen, printing, options=options, figures=(), **listed.written())
     how = listed.shown() if format == "table" or top.top is not None else listed.written()
     table = seen.relations(**how)
     sheet = partial(relations_sheet, table, top.shown)

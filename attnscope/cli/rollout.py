@@ -14,6 +14,7 @@ from attnscope.cli.heads import GROUPS
 from attnscope.cli.options import Relations, Results, Selected, TextRun
 from attnscope.cli.output import Top
 from attnscope.cli.relations import relations_sheet
+from attnscope.cli.single import export_text, observe_text, report_checks
 from attnscope.utils.folders import PICTURES, TABLES
 
 if TYPE_CHECKING:
@@ -58,23 +59,14 @@ def rollout(asked: TextRun, top: Top, printing: Rolled, units: Units, drawing: M
     """
     format = output.wanted_format(printing.format)
 
-    from attnscope.cli.single import export_text, observe_text, report_checks
     from attnscope.observe.request import Request
 
     options = of_run("rollout", asked, top, printing, units, drawing)
     seen = observe_text(asked, Selected(), printing, options, Request(metrics=(), rollout=units.group or "bins"))
-    table = seen.rollout_table(units.keys_per_query, units.min_weight)
-    if printing.out:
-        export_text(
-            seen,
-            printing,
-            options=options,
-            figures=(),
-            top_k=units.keys_per_query,
-            min_weight=units.min_weight,
-            style=drawing.style(command_line("rollout", asked, top, printing, units, drawing)),
-            spreadsheet=printing.spreadsheet,
-        )
+    top_k = units.keys_per_query
+    table = seen.rollout_table(top_k, units.min_weight)
+    style = drawing.style(command_line("rollout", asked, top, printing, units, drawing))
+    export_text(seen, printing, options=options, figures=(), style=style, top_k=top_k, min_weight=units.min_weight)
     sheet = partial(relations_sheet, table, top.shown)
     output.emit_first(table, top, format, sheet, printing.quiet, printing.spreadsheet)
     return max(

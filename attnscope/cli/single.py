@@ -24,6 +24,7 @@ from attnscope.cli.options import (
     Noise,
     OneText,
     Selected,
+    Spreadsheet,
     TextRun,
     Writing,
 )
@@ -207,12 +208,14 @@ def say(lines: Iterable[str], quiet: bool) -> None:
 
 
 def export_text(seen: Observation, writing: Exporting, **how: Unpack[ExportOptions]) -> list[Path]:
-    """Write what was seen into --out, with a bar while pictures are drawn; says what was written."""
+    """Write what was seen where --out names a place, with a bar while pictures are drawn; says what was written."""
+    if writing.out is None:
+        return []
     from attnscope.export.drawing import drawings
     from attnscope.export.export import Export, export, export_file
 
-    assert writing.out is not None
-    asked = replace(Export(**how), force=writing.force, workers=None)
+    spreadsheet = isinstance(writing, Spreadsheet) and writing.spreadsheet
+    asked = replace(Export(**how), force=writing.force, workers=None, spreadsheet=spreadsheet)
     if writing.file is not None:
         with unwinding(), output.progress("drawing", None, writing.quiet):
             export_file(seen, writing.file, asked, ONE_PICTURE)

@@ -13,6 +13,7 @@ from attnscope.cli.figure_options import Scale
 from attnscope.cli.groups import FIRST, fill, of_run, option_group
 from attnscope.cli.heads import GROUPS
 from attnscope.cli.options import Heads, Question, Results, TextRun
+from attnscope.cli.single import export_text, observe_text, report_checks
 from attnscope.errors import UsageError
 from attnscope.utils.folders import TABLES
 
@@ -75,19 +76,15 @@ def text(
         )
     format = output.wanted_format(printing.format)
 
-    from attnscope.cli.options import Entries
-    from attnscope.cli.single import export_text, observe_text, report_checks
     from attnscope.figures import Style
     from attnscope.observe.observation import look_table, looks
     from attnscope.observe.request import Request
 
     options = of_run("text", asked, chosen, question, mean, printing, colours)
-    entries = Entries(select=chosen.select, atlas=chosen.atlas, by=chosen.by)
-    keep = Request(view=entries.view(), metrics=(), per_token=True, **question.asks())
-    seen = observe_text(asked, entries, printing, options, keep)
+    keep = Request(view=chosen.view(), metrics=(), per_token=True, **question.asks())
+    seen = observe_text(asked, chosen, printing, options, keep)
     over = mean.mean or ("none" if chosen.select else "all")
-    if printing.out:
-        export_text(seen, printing, options=options, figures=(), per_token=over, spreadsheet=printing.spreadsheet)
+    export_text(seen, printing, options=options, figures=(), per_token=over)
     if format == "table":
         from rich.console import Group
 

@@ -9,6 +9,7 @@ from attnscope.cli.config import with_options
 from attnscope.cli.groups import option_group
 from attnscope.cli.options import Format, MayAsk, Noise, OneText, Pair, Question
 from attnscope.cli.relations import relations_sheet
+from attnscope.cli.single import read_text, say, served
 from attnscope.inputs.tokens import GRAMMAR, PRECEDENCE
 
 if TYPE_CHECKING:
@@ -44,8 +45,6 @@ def tokens(asked: Listed, question: Question, printing: Format, noise: Noise) ->
     asks = question.asks()
     format = output.wanted_format(printing.format)
 
-    from attnscope.cli.single import read_text, say
-
     read = read_tokens(asked, read_text(asked, noise), noise)
 
     from attnscope.inputs.tokens import choose, chosen_lines
@@ -64,7 +63,6 @@ def tokens(asked: Listed, question: Question, printing: Format, noise: Noise) ->
 
 def read_tokens(asked: Listed, text: str | list[int], noise: Noise) -> Tokenised:
     """The text as the model reads it; longer than that too, unless it is to be cut."""
-    from attnscope.cli.single import served
     from attnscope.observe.request import CaptureSpec
     from attnscope.serve.questions import Tokenise, tokenised
 

@@ -17,6 +17,7 @@ from attnscope.cli.groups import FIRST, command_line, option_group
 from attnscope.cli.heads import GROUPS
 from attnscope.cli.options import Config, OtherSide, Question, Selected, TextRun, Writing
 from attnscope.cli.output import check_file
+from attnscope.cli.single import answer, load_model, read_run, report_checks
 from attnscope.errors import UsageError
 from attnscope.serve.questions import ShowPage
 from attnscope.utils.signals import unwinding
@@ -77,7 +78,6 @@ def view(asked: TextRun, selected: Selected, question: Question, pages: Pages) -
     if pages.from_tables:
         return page_of_tables(asked, pages, command)
 
-    from attnscope.cli.single import report_checks
     from attnscope.viewer.page import Plan, about, page_of
     from attnscope.viewer.side import Side, StackedSide, stacked
     from attnscope.viewer.study_pages import WhySide
@@ -100,7 +100,6 @@ def shown_sides(
     asked: TextRun, selected: Selected, question: Question, pages: Pages, purpose: ShowPage
 ) -> tuple[CaptureSpec, list[PageSide]]:
     """What is asked of the text; what the page shows of it, and of what it is compared with."""
-    from attnscope.cli.single import answer, read_run
     from attnscope.observe.request import Request
 
     if asked.picture and pages.of_two:
@@ -112,7 +111,6 @@ def shown_sides(
 
 def model_beside(asked: TextRun, ask: CaptureSpec, pages: Pages, purpose: ShowPage) -> PageSide:
     """What the page shows of the text by the model, and next to it by another."""
-    from attnscope.cli.single import load_model
     from attnscope.inputs.sound import Sound
     from attnscope.serve.questions import other_side
 
