@@ -60,20 +60,15 @@ def batch(asked: BatchRun) -> int:
         go = _to_stdout if asked.to_stdout else _to_folder
         outcome = go(asked, job, corpus, stop, progress.note)
     code = ending(outcome, corpus, stop, asked)
-    if asked.summary and not outcome.tally.stopped:
-        _summarise(asked, job)
+    if asked.summary and asked.out is not None and not outcome.tally.stopped:
+        from attnscope.corpus.tables import summarised, write_summary
+
+        with unwinding(), output.progress("summary", len(summarised(job.output)), asked.quiet) as advance:
+            path = write_summary(asked.out, job.output, advance)
+        output.log(f"means over the texts in {path}", asked.quiet)
     after = next_command(asked.out, job.output) if asked.out and outcome.measured else ""
     output.log(after, asked.quiet or not after or outcome.tally.stopped)
     return code
-
-
-def _summarise(asked: BatchRun, job: Job) -> None:
-    from attnscope.corpus.tables import summarised, write_summary
-
-    assert asked.out is not None
-    with unwinding(), output.progress("summary", len(summarised(job.output)), asked.quiet) as advance:
-        path = write_summary(asked.out, job.output, advance)
-    output.log(f"means over the texts in {path}", asked.quiet)
 
 
 def _to_folder(asked: BatchRun, job: Job, corpus: Corpus, stop: GracefulStop, note: Callable[..., None]) -> Outcome:

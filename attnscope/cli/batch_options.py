@@ -113,15 +113,6 @@ class Sources(GlobalTokens, Tokens):
         others = ("audio-field", "picture-field", "answer-field", "answer", "chat")
         self._refuse("pair-field", *others, why="a pair of texts is read alone")
         self._refuse("picture-field", "truncate", "max-tokens", why="a text with pictures is not cut")
-        self._check_answers()
-
-    @property
-    def answered(self) -> bool:
-        """Whether an answer follows each text."""
-        return (self.answer_field, self.answer) != (None, None)
-
-    def _check_answers(self) -> None:
-        """Raise UsageError for an answer that cannot be meant."""
         if self.answer_field is not None and self.answer is not None:
             raise UsageError("each record gives its answer, and one of all texts was given", "leave out {answer}")
         if self.answered and (self.truncate or self.max_tokens):
@@ -130,6 +121,11 @@ class Sources(GlobalTokens, Tokens):
             )
         if self.answer is not None and not self.answer.strip():
             raise UsageError("the answer is empty", "give one with at least one word")
+
+    @property
+    def answered(self) -> bool:
+        """Whether an answer follows each text."""
+        return (self.answer_field, self.answer) != (None, None)
 
     def _refuse(self, option: str, *others: str, why: str) -> None:
         """Raise UsageError where an option was given beside one of these."""

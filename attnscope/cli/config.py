@@ -109,7 +109,11 @@ def typed(context: typer.Context, groups: tuple[type, ...], where: str, name: st
     option = _option(context, groups, name)
     text = str(value) if isinstance(value, bool | int | float) else value
     parts = text if option.multiple else [text]
-    if not isinstance(parts, list) or not all(map(_can_be_typed, parts)):
+    try:  # a command line and a path hold no NUL, and no half of a surrogate pair
+        can_be_typed = isinstance(parts, list) and not any(b"\0" in os.fsencode(part) for part in parts)
+    except (UnicodeEncodeError, TypeError):
+        can_be_typed = False
+    if not can_be_typed:
         kind = "a list of texts" if option.multiple else "text"
         raise UsageError(f"{where}: expected {kind}, got {brief(text)}", "correct the value")
     try:
@@ -121,14 +125,6 @@ def typed(context: typer.Context, groups: tuple[type, ...], where: str, name: st
 def _option(context: typer.Context, groups: tuple[type, ...], name: str) -> Any:
     """The option or setting of a field, which converts its values."""
     return {**{one.name: one for one in context.command.params}, **converters(groups)}[name]
-
-
-def _can_be_typed(value: object) -> bool:
-    """Whether it is text that a command line and a path can hold: without a NUL, and half of a surrogate pair."""
-    try:
-        return isinstance(value, str) and b"\0" not in os.fsencode(value)
-    except UnicodeEncodeError:
-        return False
 
 
 def flagged(context: typer.Context, name: str) -> bool:
@@ -160,28 +156,27 @@ def read_config(path: Path | str, keys: Mapping[str, str]) -> dict[str, Any]:
         raise UsageError(f"{path} holds a {type(content).__name__}, expected options", "write them as key: value")
     for name in content:
         _check_key(path, name, keys)
-    return {name: value for name, value in _flat(path, content, keys).items() if value is not None}
-
-
-def _flat(path: Path | str, content: dict[str, Any], keys: Mapping[str, str]) -> dict[str, Any]:
-    """The keys of a file, those of its section `figures` among them."""
     section = content.get(FIGURES)
-    if not isinstance(section, dict):
-        return content
-    inner = {KINDS if key == FIGURES else key: key for key in keys_of(Drawing) if key in keys}
-    others = {name: value for name, value in content.items() if name != FIGURES}
-    for name in section:
-        _check_key(f"{path}: {FIGURES}", name, inner)
-        if inner[name] in others:
-            raise UsageError(f"{path}: {name!r} is given twice, in {FIGURES} too", "leave out one of them")
-    return others | {inner[name]: value for name, value in section.items()}
+    if isinstance(section, dict):  # a section of options, else the value of --figures
+        inner = {KINDS if key == FIGURES else key: key for key in keys_of(Drawing) if key in keys}
+        content = {name: value for name, value in content.items() if name != FIGURES}
+        for name in section:
+            _check_key(f"{path}: {FIGURES}", name, inner)
+            if inner[name] in content:
+                raise UsageError(f"{path}: {name!r} is given twice, in {FIGURES} too", "leave out one of them")
+        content |= {inner[name]: value for name, value in section.items()}
+    return {name: value for name, value in content.items() if value is not None}
 
 
 def _parse(path: Path) -> Any:
     import yaml
 
     try:
-        return yaml.load(_content(path), Loader=_strict())
+        with path.open("rb") as stream:
+            data = stream.read(MOST_BYTES + 1)  # it may be a stream without an end
+        if len(data) > MOST_BYTES:
+            raise UsageError(f"{path} is over {MOST_BYTES} bytes", "name a file of options")
+        return yaml.load(data.decode(), Loader=_strict())
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise UsageError(f"{path} is not YAML: {error.problem} in line {line}", "correct that line") from None
@@ -196,15 +191,6 @@ def _parse(path: Path) -> Any:
     except Exception as error:  # PyYAML's own, of tags, dates, numbers of 5,000 digits and a thousand brackets
         why = f"{type(error).__name__}: {error}"
         raise UsageError(f"{path} holds a value that cannot be read: {why}", "correct the file") from None
-
-
-def _content(path: Path) -> str:
-    """The text of the file, which may be no stream without an end."""
-    with path.open("rb") as stream:
-        data = stream.read(MOST_BYTES + 1)
-    if len(data) > MOST_BYTES:
-        raise UsageError(f"{path} is over {MOST_BYTES} bytes", "name a file of options")
-    return data.decode()
 
 
 def _strict() -> type:
@@ -342,15 +328,6 @@ def tokens_of(path: Path) -> Prompt | Sound:
 CONTEXT = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
 
 
-def check_place() -> None:
-    """Raise UsageError where the folder that a command runs in was removed: no path can be read from there."""
-    try:
-        os.getcwd()
-    except FileNotFoundError:
-        hint = "change to another, for example: cd ~"
-        raise UsageError("the folder that this shell is in was removed", hint) from None
-
-
 def with_options(
     *groups: type,
     file: tuple[type, ...] = (),
@@ -371,7 +348,12 @@ def with_options(
 
     def give(run: Callable[..., int]) -> Callable[..., int]:
         def command(context: typer.Context, **given: Any) -> int:
-            check_place()
+            try:  # from a folder that was removed no path can be read
+                os.getcwd()
+            except FileNotFoundError:
+                hint = "change to another, for example: cd ~"
+                raise UsageError("the folder that this shell is in was removed", hint) from None
+            # What counts more comes later: a run that is repeated, a file of options, what the line itself says.
             settings = typed_settings(context, groups, given.pop("set", None))
             folder = given.get("given") if of_folder else None
             folder = Path(folder) if folder and os.path.isdir(folder) and folders(Path(folder)) else None

@@ -61,16 +61,35 @@ def examined() -> dict[str, Any]:
     """The facts as plain data: sizes in bytes."""
     import torch
 
+    from attnscope.attention.kernels_cuda.operator import c_compiler, python_header
+    from attnscope.figures.fonts import fonts_for
+
+    names = {"cpu": platform.machine()}
+    names |= {f"cuda:{index}": torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())}
+    if torch.backends.mps.is_available():
+        names["mps"] = platform.processor()
+    # What Triton builds its kernels with, and the cuDNN that PyTorch brings.
+    compiler, header = c_compiler(), python_header().is_file()
+    # The first family is the one that draws everything else; a script without another would be boxes.
+    fonts = {script: fonts_for([character]).families[1:] for script, character in SCRIPTS.items()}
+    # Files of snapshots are links to blobs, which count once.
+    folder, models = cache_folder(), cached_models()
+    used = sum(_bytes(blob) for model in models for blob in (model / "blobs").glob("*"))
     return {
         "python": platform.python_version(),
         "system": platform.platform(),
         "versions": {name: installed for name in PACKAGES if (installed := _version(name))},
-        "devices": _devices(),
-        "kernels": _kernels(),
+        "devices": [{"device": device, "name": name, "free_bytes": _free(device)} for device, name in names.items()],
+        "kernels": {"cc": compiler, "python_header": header, "cudnn": torch.backends.cudnn.version()},
         "threads": {"torch": torch.get_num_threads(), "cores": os.cpu_count()},
-        "fonts": {script: _font(character) for script, character in SCRIPTS.items()},
+        "fonts": {script: next(iter(families), None) for script, families in fonts.items()},
         "browser": _browser(),
-        "cache": _cache(),
+        "cache": {
+            "folder": _tilde(str(folder)),
+            "models": len(models),
+            "bytes": used,
+            "free_bytes": _room(folder),
+        },
         "environment": {name: _tilde(os.environ[name]) for name in VARIABLES if name in os.environ},
     }
 
@@ -85,26 +104,6 @@ def _version(package: str) -> str | None:
     return None
 
 
-def _devices() -> list[dict[str, Any]]:
-    import torch
-
-    names = {"cpu": platform.machine()}
-    names |= {f"cuda:{index}": torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())}
-    if torch.backends.mps.is_available():
-        names["mps"] = platform.processor()
-    return [{"device": device, "name": name, "free_bytes": _free(device)} for device, name in names.items()]
-
-
-def _kernels() -> dict[str, Any]:
-    """What Triton builds its kernels with, and the cuDNN that PyTorch brings."""
-    import torch
-
-    from attnscope.attention.kernels_cuda.operator import c_compiler, python_header
-
-    compiler, there = c_compiler(), python_header().is_file()
-    return {"cc": compiler, "python_header": there, "cudnn": torch.backends.cudnn.version()}
-
-
 def _free(device: str) -> int | None:
     """Its free bytes, None where a broken driver does not say: that, too, belongs into the report."""
     from attnscope.utils.memory import free_memory
@@ -114,27 +113,12 @@ def _free(device: str) -> int | None:
     return None
 
 
-def _font(character: str) -> str | None:
-    """The font that draws it, None where it would be a box."""
-    from attnscope.figures.fonts import fonts_for
-
-    return next(iter(fonts_for([character]).families[1:]), None)
-
-
 def _browser() -> str | None:
     """The browser that opens a page; without a display one that is installed, which says so."""
     with suppress(webbrowser.Error):
         return Path(webbrowser.get().name).name
     name = next(filter(shutil.which, BROWSERS), None)
     return name and f"{name}, without a display to open it on"
-
-
-def _cache() -> dict[str, Any]:
-    """The models that were downloaded: the snapshots' files are links to the blobs, which count once."""
-    folder = cache_folder()
-    models = cached_models()
-    used = sum(_bytes(blob) for model in models for blob in (model / "blobs").glob("*"))
-    return {"folder": _tilde(str(folder)), "models": len(models), "bytes": used, "free_bytes": _room(folder)}
 
 
 def _bytes(file: Path) -> int:

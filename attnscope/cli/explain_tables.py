@@ -32,7 +32,12 @@ LONGEST_LABEL = 16
 
 def steps_sheet(explanation: Explanation, whole: bool = False) -> RenderableType:
     """All steps for a person; `whole` prints every matrix from corner to corner (for small ones)."""
-    parts: list[RenderableType] = [_headline(explanation), Text()]
+    headline = Text(f"{explanation.head} of {explanation.source}, step by step, for query {explanation.query}: ")
+    for place, label in enumerate(explanation.labels):
+        chosen = place == explanation.query
+        headline.append(f"[{_short(label)}]" if chosen else _short(label), "bold reverse" if chosen else "")
+        headline.append(" ")
+    parts: list[RenderableType] = [headline, Text()]
     for number, step in enumerate(explanation.steps, 1):
         body = [Text(step.formula, "cyan"), Text(step.why), *_tables(step, explanation, whole)]
         body += [_verdict(check) for check in step.checks]
@@ -42,16 +47,6 @@ def steps_sheet(explanation: Explanation, whole: bool = False) -> RenderableType
             body.append(Text("checked by the steps that follow", "dim"))
         parts += [Text(f"{number:>2}  {step.name}", "bold"), *(Padding(part, (0, 0, 0, 4)) for part in body), Text()]
     return Group(*parts, _summary(explanation))
-
-
-def _headline(explanation: Explanation) -> Text:
-    """Which head, which text, which query."""
-    words = Text(f"{explanation.head} of {explanation.source}, step by step, for query {explanation.query}: ")
-    for place, label in enumerate(explanation.labels):
-        chosen = place == explanation.query
-        words.append(f"[{_short(label)}]" if chosen else _short(label), "bold reverse" if chosen else "")
-        words.append(" ")
-    return words
 
 
 def _verdict(check: Check) -> Text:
@@ -237,14 +232,11 @@ def _vector(row_D: np.ndarray) -> str:
     """`0.1234 -0.2000 1.3000 0.0100 … 28 more`; up to four numbers are shown whole."""
     shown = row_D[:FIRST]
     tiny = 0 < float(np.abs(shown).max()) < 1e-3  # else four decimals for all of them
-    first = " ".join((_number(float(value)) if tiny else _decimals(float(value))).rjust(7) for value in shown)
+    # Four decimals, whole numbers without: 0.0000 is what is not 0, and too small for them.
+    rounded = [float(value) if tiny else round(float(value), 4) + 0.0 for value in shown]
+    numbers = ["0.0000" if near == 0 and value else _number(near) for near, value in zip(rounded, shown, strict=True)]
+    first = " ".join(number.rjust(7) for number in numbers)
     return first if len(row_D) <= FIRST else f"{first} … {len(row_D) - FIRST} more"
-
-
-def _decimals(value: float) -> str:
-    """Four decimals, whole numbers without, however small."""
-    rounded = round(value, 4) + 0.0
-    return "0.0000" if rounded == 0 and value else _number(rounded)
 
 
 def _number(value: float) -> str:

@@ -6,7 +6,7 @@ What is printed below the table of heads: what its words mean, what it leaves ou
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -58,14 +58,17 @@ def ranked(seen: Observation, shown: Sequence[Head], sort: str, width: int) -> H
     room = width - sum(column.width(rows) for column in (*which, weight))
     room -= min(relation.width(rows), max(LEAST_RELATION, width // 3))
 
-    sorted_by, _ = order_of(sort)
+    sorted_by, ascending = order_of(sort)
     offered = score_columns(seen)
     room -= 2 * any(column.key == sorted_by for column in offered)  # its arrow
     kept = fitting(offered, rows, room, (sorted_by, MASS.id, UNIFORM, *LENGTHS, *LOOKBACKS))
     hidden = [ROLES] * (seen.atlas is not None and width < NARROW)
     hidden += [column.title for column in offered if column not in kept]
     columns = (*which, *kept, relation, weight)
-    marked = [replace(column, title=_marked(column.title, sort), name=column.key) for column in columns]
+    # The column that sorts has an arrow; without a metric it is that of the heads.
+    titles = {**{metric.id: metric.short for metric in KNOWN.values()}, **COLUMNS, "layer": "head"}
+    arrows = {titles[sorted_by]: f" {'▴' if ascending else '▾'}"}
+    marked = [replace(one, title=one.title + arrows.get(one.title, ""), name=one.key) for one in columns]
     return HeadsTable(Sheet(rows, marked, dim=len(shown)), hidden)
 
 
@@ -121,13 +124,6 @@ def score_columns(seen: Observation) -> list[Column]:
     return columns
 
 
-def _marked(title: str, sort: str) -> str:
-    """The heading, with an arrow where the heads are sorted by it."""
-    name, ascending = order_of(sort)
-    sorts = {**{metric.id: metric.short for metric in KNOWN.values()}, **COLUMNS, "layer": "head"}[name]
-    return f"{title} {'▴' if ascending else '▾'}" if title == sorts else title
-
-
 def _token(prompt: Prompt, position: int) -> str:
     from rich.text import Text
 
@@ -158,7 +154,12 @@ def legend(table: HeadsTable, shown: Sequence[Head]) -> list[str]:
     uniform = f"uniform: the same numbers for attention spread uniformly{marked}"
     said = {"role": "; role -: this text cannot show it", "roles": "; roles: by a scan of the model"}
     uniform += "".join(words for title, words in said.items() if title in table.names)
-    lines += [*_mass(shown), uniform, *[TEXT_WORDS] * (TEXT_ROLE in table.names), HEADS_LEGEND_RELATION]
+    masses = [head.mass for head in shown if head.mass is not None]
+    if masses and all(map(math.isnan, masses)):
+        lines.append(f"{MASS.short} -: no query sees one of the keys")
+    elif masses:
+        lines.append(MASS_WORDS)
+    lines += [uniform, *[TEXT_WORDS] * (TEXT_ROLE in table.names), HEADS_LEGEND_RELATION]
     if table.hidden:
         count = f"{len(table.hidden)} more column{'s' * (len(table.hidden) > 1)}"
         lines.append(f"{count}: a wider terminal, --sort METRIC or a pipe shows them")
@@ -174,13 +175,6 @@ def column_words(names: Container[str]) -> list[str]:
         else:
             lines.append(said)
     return lines
-
-
-def _mass(shown: Sequence[Head]) -> list[str]:
-    masses = [head.mass for head in shown if head.mass is not None]
-    if masses and all(map(math.isnan, masses)):
-        return [f"{MASS.short} -: no query sees one of the keys"]
-    return [MASS_WORDS] * bool(masses)
 
 
 def without_attention(seen: Observation) -> list[str]:
@@ -204,27 +198,18 @@ def missing_support(seen: Observation) -> list[str]:
         return [f"no {of_text}roles: they need at least {NEEDED_ROWS} queries, got {len(asked.positions)}"]
     where: dict[str, list[tuple[int, str]]] = {}
     for key, support in seen.support.items():
-        for line in _too_few(support, "this text has" if asked is None else "these queries have", key.stack):
+        # Each role has its reason; where many roles have several, their names say more.
+        missing, who_has = not_shown(support, key.stack), "this text has" if asked is None else "these queries have"
+        names = ", ".join(name for roles in missing.values() for name in roles)
+        reasons = [f"{names}: {who_has} too few tokens, or too few that are repeated"]
+        for line in reasons if len(missing) > 1 else unsupported(support, who_has, key.stack):
             where.setdefault(line, []).append((key.layer, seen.visible[key]))
-    lines = [
-        f"{'text roles ' * bool(of_text)}not judged{_in_layers(places) * (len(places) < len(seen.support))}: {line}"
-        for line, places in where.items()
-    ]
+    lines = []
+    for line, places in where.items():
+        stacks = ", ".join(dict.fromkeys(stack for _, stack in places))
+        layers = f" in layers {spelled([layer for layer, _ in places])} ({stacks})" * (len(places) < len(seen.support))
+        lines.append(f"{'text roles ' * bool(of_text)}not judged{layers}: {line}")
     if lines and not seen.atlas and all(has_decoder_heads(key.stack) for key in seen.support):
         name = seen.facts["model"]["name"]
         lines[-1] += f"; attnscope scan {name} --out DIR finds roles without a text, --atlas DIR shows them"
     return lines
-
-
-def _too_few(support: Mapping[str, int], who_has: str, stack: str) -> list[str]:
-    """Why roles cannot be judged, each role's reason; of many roles their names."""
-    found = not_shown(support, stack)
-    if len(found) <= 1:
-        return unsupported(support, who_has, stack)
-    names = [name for some in found.values() for name in some]
-    return [f"{', '.join(names)}: {who_has} too few tokens, or too few that are repeated"]
-
-
-def _in_layers(places: Sequence[tuple[int, str]]) -> str:
-    stacks = dict.fromkeys(stack for _, stack in places)
-    return f" in layers {spelled([layer for layer, _ in places])} ({', '.join(stacks)})"

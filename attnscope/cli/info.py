@@ -24,7 +24,6 @@ from attnscope.utils import display as cells
 if TYPE_CHECKING:
     from rich.console import Group
 
-    from attnscope.model.geometry import LayerGeometry
     from attnscope.model.options import LoadOptions
     from attnscope.observe.choice import Case
 
@@ -138,7 +137,17 @@ def describe(
         "both_ways": geometry.both_ways or None,
         "device": device,
         "layers": len(geometry.layers),
-        "attention_layers": [_layer_facts(stack, layer) for stack, layer in attention],
+        "attention_layers": [
+            {
+                "stack": stack,
+                "layer": layer.index,
+                "type": layer.type,
+                **{name: getattr(layer, name) for name in (*SIZES, "window", "generated_window")},
+                "keys": layer.in_words,
+                "parallel": layer.parallel or None,
+            }
+            for stack, layer in attention
+        ],
         "layers_without_attention": [
             {"stack": stack, "layer": layer.index, "type": layer.type} for stack, layer in every if not layer.attention
         ],
@@ -157,22 +166,6 @@ def describe(
             }
             for length in lengths
         ],
-    }
-
-
-def _layer_facts(stack: str, layer: LayerGeometry) -> dict[str, Any]:
-    return {
-        "stack": stack,
-        "layer": layer.index,
-        "type": layer.type,
-        "heads": layer.heads,
-        "kv_heads": layer.kv_heads,
-        "head_dim": layer.head_dim,
-        "value_dim": layer.value_dim,
-        "window": layer.window,
-        "generated_window": layer.generated_window,
-        "keys": layer.in_words,
-        "parallel": layer.parallel or None,
     }
 
 
@@ -209,7 +202,11 @@ def _sheet(facts: dict[str, Any]) -> Group:
         words = ("" if value is None else str(value) for value in shape)
         layers.add_row(*(stack,) * several, numbers, *words)
     costs = output.sheet()
-    engines = _different(facts["costs"])
+    # Of engines that take the same, the first has a column.
+    names: dict[tuple[int, ...], str] = {}
+    for name in facts["costs"][0]["engines"]:
+        names.setdefault(tuple(cost["engines"][name] for cost in facts["costs"]), name)
+    engines = list(names.values())
     for name in ("tokens", *(f"{name}: one layer" for name in engines), "all matrices kept"):
         costs.add_column(name, justify="right")
     if facts["costs"][0]["auto"]:
@@ -240,14 +237,6 @@ def _counted(facts: dict[str, Any]) -> str:
     counts = Counter(layer["stack"] for layer in (*facts["attention_layers"], *facts["layers_without_attention"]))
     ordered = sorted(counts.items(), key=lambda item: STACKS.index(item[0]))
     return ", ".join(f"{stack} {count}" for stack, count in ordered) if len(counts) > 1 else str(facts["layers"])
-
-
-def _different(costs: list[dict[str, Any]]) -> list[str]:
-    """The engines, of those that take the same the first."""
-    engines: dict[tuple[int, ...], str] = {}
-    for name in costs[0]["engines"]:
-        engines.setdefault(tuple(cost["engines"][name] for cost in costs), name)
-    return list(engines.values())
 
 
 def _runs(facts: dict[str, Any]) -> list[tuple[str, str, tuple[Any, ...]]]:

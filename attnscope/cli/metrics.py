@@ -50,12 +50,20 @@ def _everything(columns: dict[str, list[str]]) -> Group:
     from rich.console import Group
     from rich.text import Text
 
+    from attnscope.metrics.roles import NEAR_UNIFORM, OTHER, ROLES
+
     shown = _table("id", "short", "range", "reading")
     for row in zip(*(columns[name] for name in ("id", "short", "range", "reading")), strict=True):
         shown.add_row(*map(Text, row))
+    roles = _table("role on a text", "named where")
+    for role in ROLES:
+        roles.add_row(role.name, Text(f"{role.condition}; {role.needed} rows ({role.rows})"))
+    roles.add_row(OTHER, "none of these, where the text has the rows for all of them; else -")
+    mark = f"a mark, no role: entropy_normalised at least {NEAR_UNIFORM}, as random weights give"
+    roles.add_row("near_uniform", mark)
     atlas = "with an atlas (attnscope scan) role is what it names, and these are text_role"
     more = "formula, rows, unit and source of a metric: attnscope metrics ID"
-    return Group(shown, _roles(), Text(f"{atlas}\n{more}", style="dim"))
+    return Group(shown, roles, Text(f"{atlas}\n{more}", style="dim"))
 
 
 def _table(*titles: str) -> RichTable:
@@ -66,22 +74,17 @@ def _table(*titles: str) -> RichTable:
     return table
 
 
-def _grid() -> RichTable:
-    """Two columns, so that a long line continues under its own beginning."""
-    from rich.table import Table
-
-    grid = Table.grid(padding=(0, 1))
-    grid.add_column(no_wrap=True)
-    grid.add_column()
-    return grid
-
-
 def _sheet(columns: dict[str, list[str]]) -> RichTable:
+    """A line per field of each metric."""
+    from rich.table import Table
     from rich.text import Text
 
     from attnscope.model.selection import SOFTMAX
 
-    sheet = _grid()
+    # Two columns, so that a long line continues under its own beginning.
+    sheet = Table.grid(padding=(0, 1))
+    sheet.add_column(no_wrap=True)
+    sheet.add_column()
     for values in zip(*columns.values(), strict=True):
         metric = dict(zip(columns, values, strict=True))
         if metric["stacks"] == ", ".join(SOFTMAX):
@@ -91,17 +94,3 @@ def _sheet(columns: dict[str, list[str]]) -> RichTable:
             sheet.add_row(Text(field, style="dim"), metric[field])
         sheet.add_row()
     return sheet
-
-
-def _roles() -> RichTable:
-    from rich.text import Text
-
-    from attnscope.metrics.roles import NEAR_UNIFORM, OTHER, ROLES
-
-    shown = _table("role on a text", "named where")
-    for role in ROLES:
-        shown.add_row(role.name, Text(f"{role.condition}; {role.needed} rows ({role.rows})"))
-    shown.add_row(OTHER, "none of these, where the text has the rows for all of them; else -")
-    mark = f"a mark, no role: entropy_normalised at least {NEAR_UNIFORM}, as random weights give"
-    shown.add_row("near_uniform", mark)
-    return shown

@@ -129,17 +129,13 @@ class _Screen:
     """The terminal, for whole lines of data: a hidden character is `⟨202E⟩`, in JSON its escape, with equal meaning."""
 
     def __init__(self, format: str) -> None:
-        self.written = _json_escape if format == "jsonl" else numbered
+        self.written = (lambda char: json.dumps(char)[1:-1]) if format == "jsonl" else numbered
 
     def write(self, data: bytes) -> int:
         return sys.stdout.buffer.write(visible(data.decode(), DATA_LINES, self.written).encode())
 
     def flush(self) -> None:
         sys.stdout.buffer.flush()
-
-
-def _json_escape(char: str) -> str:
-    return json.dumps(char)[1:-1]
 
 
 def tell(facts: Mapping[str, Any], format: str | None, picture: Callable[[], RenderableType]) -> None:

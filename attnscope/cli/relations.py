@@ -143,12 +143,20 @@ def relations_sheet(table: pa.Table, top: int | None, wrapped: str = "") -> Rich
     """
     from pyarrow import types
 
-    from attnscope.utils.tables import rows
+    from attnscope.utils.tables import rows, words
 
     shown = output.sheet()
     if "stack" in table.column_names and len(table.column("stack").unique()) <= 1:  # a file has it in any case
         table = table.drop_columns("stack")
-    table = _with_names(table)
+    if "kv_head" in table.column_names:
+        # Heads by name, as on every terminal: `L1H4`, and its kv head where heads share one.
+        layer, head, kv = (table.column(name).to_pylist() for name in ("layer", "head", "kv_head"))
+        numbers = zip(layer, head, kv, strict=True)
+        names = [cells.head_name(place, group if one is None else one, one is None) for place, one, group in numbers]
+        shared = any(one is not None and one != group for one, group in zip(head, kv, strict=True))
+        table = table.drop_columns(["layer", "head"] + ["kv_head"] * (not shared))
+        table = table.rename_columns({"kv_head": "kv"}) if shared else table
+        table = table.add_column(0, "head", words(names))
     for field in table.schema:
         number = types.is_integer(field.type) or types.is_floating(field.type)
         shown.add_column(field.name, justify="right" if number else "left", no_wrap=number, min_width=3)
@@ -156,23 +164,6 @@ def relations_sheet(table: pa.Table, top: int | None, wrapped: str = "") -> Rich
         named = zip(table.column_names, row, strict=True)
         shown.add_row(*(str(value or "") if name == wrapped else _cell(name, value) for name, value in named))
     return shown
-
-
-def _with_names(table: pa.Table) -> pa.Table:
-    """Heads by name, as on every terminal: `L1H4`, and its kv head where heads share one."""
-    from attnscope.utils.tables import words
-
-    if "kv_head" not in table.column_names:
-        return table
-    layer, head, kv = (table.column(name).to_pylist() for name in ("layer", "head", "kv_head"))
-    of_kv = [one is None for one in head]
-    numbers = (kv[place] if none else head[place] for place, none in enumerate(of_kv))
-    named = words([cells.head_name(*one) for one in zip(layer, numbers, of_kv, strict=True)])
-    shared = any(one is not None and one != other for one, other in zip(head, kv, strict=True))
-    kept = table.drop_columns(["layer", "head"] + ["kv_head"] * (not shared))
-    if shared:
-        kept = kept.rename_columns({"kv_head": "kv"})
-    return kept.add_column(0, "head", named)
 
 
 def _cell(name: str, value: object) -> RichText:

@@ -63,21 +63,17 @@ def observe_text(
         from attnscope.figures.processes import begin
 
         begin("attnscope.export.drawing")
+    from attnscope.figures import load_in_thread
+
     found: Observation = answer(
         asked,
         ask,
         Observe(),
         writing,
         check=partial(check_out, writing=writing, options=options),
-        beside=_load_drawing if writing.draws and keep.rollout else nothing,
+        beside=load_in_thread if writing.draws and keep.rollout else nothing,
     )
     return found
-
-
-def _load_drawing() -> None:
-    from attnscope.figures import load_in_thread
-
-    load_in_thread()
 
 
 def nothing(*given: object) -> None:

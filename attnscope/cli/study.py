@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from attnscope.cli.load_options import Checkpoint
     from attnscope.cli.options import Writing
     from attnscope.cli.output import Top
-    from attnscope.corpus.items import Item
     from attnscope.model.loaded import LoadedModel
     from attnscope.studies.parts import StudyRecord
     from attnscope.studies.study import Cost, Study
@@ -74,24 +73,19 @@ def questions(
     assert asked.texts is not None
     found = []
     for item in texts_in(asked.texts, most, chat=asked.chat, stdin=stdin):
-        own = {name: _field(item, name) for name in fields if item.fields.get(name) is not None}
+        own = {name: value for name in fields if (value := item.fields.get(name)) is not None}
+        for name, value in own.items():
+            if not isinstance(value, str | int) or isinstance(value, bool):
+                example = "bank#2" if name in ("query", "key", "at") else "some words"
+                wrong = f"field {name!r}: expected text, got {brief(value)}"
+                raise InputError(f"{item.id}: {wrong}", f'write "{name}": "{example}"')
+            own[name] = str(value)
         try:
             [question] = make([{"text": item.text, **own}])
         except UsageError as error:
             raise UsageError(f"{item.id}: {error.message}", error.hint) from error
         found.append(replace(question, where=item.id))  # type: ignore[type-var]
     return found
-
-
-def _field(item: Item, name: str) -> str:
-    """A field of a record as text. Raises InputError for what is none."""
-    value = item.fields[name]
-    if not isinstance(value, str | int) or isinstance(value, bool):
-        example = "bank#2" if name in ("query", "key", "at") else "some words"
-        raise InputError(
-            f"{item.id}: field {name!r}: expected text, got {brief(value)}", f'write "{name}": "{example}"'
-        )
-    return str(value)
 
 
 def load_studied(asked: Checkpoint, writing: Writing) -> LoadedModel:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from attnscope.cli import output
@@ -91,6 +93,12 @@ def token_table(prompt: Prompt) -> pa.Table:
     from attnscope.utils.tables import as_table, integers, words
 
     written = [(start, stop) if start < stop else (None, None) for start, stop in prompt.characters]
+    # As --query names them: `user#2`, and of a pair `text` or `pair`.
+    counts = Counter[str]()
+    turns: list[tuple[str, Span]] = []
+    for turn in prompt.turns:
+        counts[turn.name] += 1
+        turns.append((f"{turn.name}#{counts[turn.name]}", turn))
     columns: dict[str, Any] = {
         "position": list(range(len(prompt))),
         "token": list(prompt.tokens),
@@ -100,8 +108,8 @@ def token_table(prompt: Prompt) -> pa.Table:
         "stop": integers([stop for _, stop in written]),
         "word": _numbers(prompt.words),
         "sentence": _numbers(prompt.sentences),
-        "turn": words(_turns(prompt)),
-        "segment": words(_segments(prompt)),
+        "turn": words(_names(turns, len(prompt))),
+        "segment": words(_names([(span.name, span) for span in prompt.segments], len(prompt))),
     }
     return as_table(columns)
 
@@ -110,19 +118,9 @@ def _numbers(spans: tuple[Span, ...]) -> list[int]:
     return [number for number, span in enumerate(spans) for _ in range(span.start, span.stop)]
 
 
-def _segments(prompt: Prompt) -> list[str | None]:
-    """Which text of a pair each token is of, in the words of --query: `text` or `pair`."""
-    segments: list[str | None] = [None] * len(prompt)
-    for span in prompt.segments:
-        segments[span.start : span.stop] = [span.name] * (span.stop - span.start)
-    return segments
-
-
-def _turns(prompt: Prompt) -> list[str | None]:
-    """The turn of each token in the words of --query: `user#2`."""
-    turns: list[str | None] = [None] * len(prompt)
-    counted: dict[str, int] = {}
-    for turn in prompt.turns:
-        counted[turn.name] = counted.get(turn.name, 0) + 1
-        turns[turn.start : turn.stop] = [f"{turn.name}#{counted[turn.name]}"] * (turn.stop - turn.start)
-    return turns
+def _names(spans: Iterable[tuple[str, Span]], count: int) -> list[str | None]:
+    """The name of the span that each of so many tokens is in, None where it is in none."""
+    names: list[str | None] = [None] * count
+    for name, span in spans:
+        names[span.start : span.stop] = [name] * (span.stop - span.start)
+    return names
