@@ -328,7 +328,7 @@ def test_a_hint_in_python_names_options_that_the_call_has(monkeypatch, name) -> 
     options, others = options_of(name), 0
     for hint in hints_of_source():
         refusing = Refusing(hint)
-        monkeypatch.setattr("attnscope.serve.session.request_status", partial(getattr, refusing))  # `connect` begins with it
+        monkeypatch.setattr("attnscope.serve.session.request_status", partial(getattr, refusing))
         with pytest.raises(UsageError) as caught:
             public(name)(*[refusing] * GIVEN.get(name, 2))
         said = str(caught.value).removeprefix("no; ")

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from attnscope.interventions.base import LOSS, Measure
 from attnscope.interventions.passes import Advance
-from attnscope.interventions.replacement import Replacing
+from attnscope.interventions.base import Replacing
 from attnscope.interventions.spec import HeadSet, Task
 from attnscope.studies.ablation import texts
 from attnscope.studies.parts import Parts, StudyRecord
