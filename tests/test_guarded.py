@@ -10,10 +10,11 @@ import pytest
 
 import attnscope
 from attnscope.errors import InputError, ModelError, UsageError
-from attnscope.inputs import prompt as prompts
+from attnscope.inputs import labels
 from attnscope.inputs.answers import reading_target, target
 from attnscope.inputs.prompt import from_ids, from_text
 from attnscope.inputs.tokens import DEEPEST, check_expression, defined, find
+from attnscope.model.loaded import LoadedModel
 from attnscope.observe.inputs import ids_of
 from attnscope.observe.request import CaptureSpec
 from attnscope.observe.run import prepare
@@ -43,8 +44,8 @@ def test_a_target_has_a_deadline() -> None:
         read("das Haus", None, (), None)
 
 
-@pytest.mark.usefixtures("soon")
-def test_the_target_of_a_run_is_read_apart() -> None:
+def stuck_on_targets() -> LoadedModel:
+    """A T5 with somebody else's tokenizer, whose calls for a target never end."""
     from helpers.stack_families import tiny
 
     tokenizer = attnscope.load("demo").tokenizer
@@ -60,8 +61,13 @@ def test_the_target_of_a_run_is_read_apart() -> None:
     loaded = attnscope.wrap(tiny("t5", vocab_size=2000, decoder_start_token_id=0), tokenizer)
     brought = replace(loaded, source_folder=Path("somewhere"))
     assert brought.brought
+    return brought
+
+
+@pytest.mark.usefixtures("soon")
+def test_the_target_of_a_run_is_read_apart() -> None:
     with pytest.raises(ModelError, match=r"\b1 seconds"):
-        prepare(brought, CaptureSpec([5, 6, 7], target="das Haus"))
+        prepare(stuck_on_targets(), CaptureSpec([5, 6, 7], target="das Haus"))
 
 
 @pytest.mark.usefixtures("soon")
@@ -73,14 +79,9 @@ def test_an_answer_beside_a_picture_is_read_apart() -> None:
 
 @pytest.mark.usefixtures("soon")
 def test_a_batch_goes_on_after_a_target_that_never_ends() -> None:
-    from attnscope.corpus.asks import targets
-
-    loaded = SimpleNamespace(
-        tokenizer=Stuck(), brought=True, geometry=SimpleNamespace(decoder_positions=None), model=SimpleNamespace()
-    )
-    loaded.model.config = loaded.model.generation_config = SimpleNamespace(decoder_start_token_id=None)
-    with targets(loaded) as read, pytest.raises(InputError, match=r"\b1 seconds"):  # type: ignore[arg-type]
-        read(CaptureSpec("text", target="das Haus"))
+    records = [{"text": "a", "target": "das Haus"}, {"text": "b", "target": "das Haus"}]
+    dataset = attnscope.batch(stuck_on_targets(), records, target_field="target")
+    assert [failure.reason.count("1 seconds") for failure in dataset.failures] == [1, 1]
 
 
 def test_a_template_that_asks_for_gigabytes_is_refused(tmp_path) -> None:
@@ -173,8 +174,8 @@ def test_only_ids_that_stay_are_named(demo, truncate, monkeypatch) -> None:
     ids = from_text(demo.tokenizer, "日本語 the bank é 日本 " * 40).ids
     head = [0] * (ids[0] == demo.tokenizer.bos_token_id)
     whole, named = from_ids(demo.tokenizer, ids), set()
-    real = prompts._name
-    monkeypatch.setattr(prompts, "_name", lambda tokenizer, token: named.add(token) or real(tokenizer, token))
+    real = labels._names
+    monkeypatch.setattr(labels, "_names", lambda tokenizer, ids: named.update(ids) or real(tokenizer, ids))
     for most in (5, 17, 64, len(ids) - 1, len(ids), len(ids) + 1):
         cut = from_ids(demo.tokenizer, ids, max_tokens=most, truncate=truncate)
         stay = range(len(ids))[:most] if truncate == "right" else [*head, *range(len(head) + len(ids) - most, len(ids))]

@@ -22,8 +22,10 @@ from typing import Any
 
 import pytest
 
-from attnscope.certificate import whole
+from attnscope.certificate.check import check_parity
 from attnscope.errors import ModelError, UsageError
+from attnscope.inputs.prompt import from_text
+from attnscope.model.loaded import LoadedModel
 from attnscope.utils import folders as claim
 from attnscope.utils import folders as journal
 from attnscope.utils import signals
@@ -155,13 +157,13 @@ def test_a_link_is_refused_without_the_flag_that_refuses_links(tmp_path: Path, m
 
 
 def test_a_second_instance_that_fails_is_reported_without_sigkill(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    demo: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failed = types.SimpleNamespace(returncode=1, stderr="ValueError: no such layer\n")
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: failed)
     monkeypatch.delattr(signal, "SIGKILL")
     with pytest.raises(ModelError, match="no second instance of demo could be run: ValueError: no such layer"):
-        whole._run(tmp_path, "demo")
+        check_parity(demo, from_text(demo.tokenizer, "the bank"), whole=True)
 
 
 @pytest.mark.parametrize("lacks", ["", "pthread_kill"])

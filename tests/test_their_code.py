@@ -3,6 +3,8 @@
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -122,7 +124,12 @@ def test_code_that_fails_is_told_in_one_line(folder: Path, tmp_path: Path) -> No
 
 def test_a_second_instance_is_allowed_that_code(loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """Made in this process, as `alone` makes it in one of its own."""
-    monkeypatch.setattr(whole, "_run", lambda folder, model: alone.main(folder))
+
+    def run(words: list[str], **_: Any) -> SimpleNamespace:
+        alone.main(Path(words[-1]))
+        return SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr(whole.subprocess, "run", run)
     assert check_parity(loaded, [5, 6, 7, 8, 9], whole=True).whole.holds
 
 

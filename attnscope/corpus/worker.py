@@ -94,12 +94,12 @@ class Replicas:
         with _one_core_each(self.threads):
             futures = [pool.submit(on_free_replica, group) for group in groups]
             try:
-                results = [future.result() for future in futures]
+                done = [future.result() for future in futures]
             finally:  # where one fails, none continues after the caller has returned
                 for future in futures:
                     future.cancel()
                 wait(futures)
-        left = [result for result in results if result is not None]
+        left = [result for result in done if result is not None]
         return left if len(left) == len(groups) else None
 
 

@@ -432,8 +432,8 @@ def save_patching(record: PatchedPairs, folder: Path, style: Style = Style()) ->
         if record.gap is not None:
             lost_N, back_N = record.normalised(lost_N), record.normalised(back_N)
     else:
-        names = ("effect", "restored") if record.gap is None else ("normalised", "restored_normalised")
-        lost_N, back_N = (record.statistics[name] for name in names)
+        lost, back = ("effect", "restored") if record.gap is None else ("normalised", "restored_normalised")
+        lost_N, back_N = record.statistics[lost], record.statistics[back]
     effects = {"lost": lost_N, "given back": back_N}
     if over in ("heads", "kv"):
         # A kv group's heads have the effect of their group.

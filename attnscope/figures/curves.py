@@ -15,6 +15,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import seaborn as sns
@@ -72,8 +73,8 @@ class Frame:
         """The line of 0, what both axes are, and a legend above them with so many columns."""
         self.ax.axhline(0, color=DARK_INK, linewidth=0.8)
         self.name_axes(x_name, y_name)
-        legend = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0.2}
-        self.ax.legend(fontsize=MARK_SIZE, frameon=False, ncols=columns, **legend)
+        corner: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0.2}
+        self.ax.legend(fontsize=MARK_SIZE, frameon=False, ncols=columns, **corner)
 
     def name_axes(self, x_name: str, y_name: str) -> None:
         """What both axes are, and lines across at the marks."""
@@ -443,7 +444,7 @@ def courses_figure(
         for head in sorted(range(len(heads)), key=lambda head: head in course.named):
             colour, marker = looks[head] if head in course.named else (GREY, "o")
             thick, size = (2.2, 4.5) if head in course.named else (0.8, 1.5)
-            line = {"color": colour, "marker": marker, "linewidth": thick, "markersize": size}
+            line: dict[str, Any] = {"color": colour, "marker": marker, "linewidth": thick, "markersize": size}
             ax.plot(course.values_RN[:, head], clip_on=False, **line)
         low = float(np.nanmin(course.values_RN)) if np.isfinite(course.values_RN).any() else 0.0
         ax.set_ylim(min(-0.02, low), 1.02)
@@ -514,8 +515,8 @@ def depth_figure(depths: Sequence[Depth], style: Style, note: str, room: float) 
     uniform = any(np.isfinite(depth.null_N).any() for depth in depths)
     legend += [("95 % interval of the mean over the texts", DARK_INK)] * intervals
     legend += [("uniform attention", ORANGE)] * uniform
-    layers = len(np.unique(np.concatenate([depth.layer_N for depth in depths])))
-    return panels.titled(f"{', '.join(depth.name for depth in depths)} over {layers} layers", note, 48, legend)
+    count = len(np.unique(np.concatenate([depth.layer_N for depth in depths])))
+    return panels.titled(f"{', '.join(depth.name for depth in depths)} over {count} layers", note, 48, legend)
 
 
 @dataclass(frozen=True)

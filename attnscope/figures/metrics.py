@@ -129,8 +129,8 @@ class Sheet:
         # Frames of the first heads and numbers are light on dark colours and dark on light ones.
         for row, column in panel.first:
             box = (column - INSET, row - INSET), 2 * INSET, 2 * INSET
-            frame = {"edgecolor": _ink(image, panel.values_LH[row, column]), "linewidth": px(2)}
-            ax.add_patch(Rectangle(*box, fill=False, clip_on=False, **frame))
+            ink = _ink(image, panel.values_LH[row, column])
+            ax.add_patch(Rectangle(*box, fill=False, clip_on=False, edgecolor=ink, linewidth=px(2)))
         for (row, column), value in np.ndenumerate(panel.values_LH):
             if panel.values_printed and self.step[0] >= LEAST_PRINTED and np.isfinite(value):
                 text = cell_number(value, self.style, 2 if abs(value) < 10 else 1)

@@ -344,14 +344,14 @@ def _values(product: FunctionCall, B: int, H: int, Q: int, K: int) -> tuple[Tens
         return v_BGKV.expand(B, -1, -1, -1), product.gave.reshape(B, H, Q, -1).transpose(1, 2)
 
     # Of `einsum("bnij,jbnd->ibnd", weights, values)` the letters say the order, whatever it is.
-    equation, *operands = product.args
-    operands = operands if isinstance(operands[0], Tensor) else list(operands[0])
+    equation, *rest = product.args
+    operands: Sequence[Tensor] = rest if isinstance(rest[0], Tensor) else rest[0]
     inputs, _, output = equation.replace(" ", "").partition("->")
-    left, right = inputs.split(",") if inputs.count(",") == 1 else ("", "")
-    widths = set(right) - set(left)
-    if len(left) != 4 or len(right) != 4 or len(widths) != 1 or left[2] in right or len(output) != 4:
+    first, second = inputs.split(",") if inputs.count(",") == 1 else ("", "")
+    widths = set(second) - set(first)
+    if len(first) != 4 or len(second) != 4 or len(widths) != 1 or first[2] in second or len(output) != 4:
         return None, None
-    text, head, query, key = tuple(left)
+    text, head, query, key = tuple(first)
     [width] = widths
-    v_BHKV = operands[1].permute([right.index(letter) for letter in (text, head, key, width)])
+    v_BHKV = operands[1].permute([second.index(letter) for letter in (text, head, key, width)])
     return v_BHKV, product.gave.permute([output.index(letter) for letter in (text, query, head, width)])

@@ -100,7 +100,7 @@ def parse(expression: str) -> tuple[Part, ...]:
         match = _PART.match(expression, at)
         assert match is not None  # the plain word takes whatever is there
         at, more = match.end(), match["more"] == ","
-        written, number = match[0].rstrip(",").strip(), match["place"] and int(match["place"])
+        written, number = match[0].rstrip(",").strip(), int(match["place"]) if match["place"] else None
         if number == 0:
             raise UsageError(f"{written!r} asks for place 0", "the first place is #1, the last #-1")
         kind: Kind = "name"

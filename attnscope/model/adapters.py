@@ -285,7 +285,7 @@ def _with_tokens(model: PreTrainedModel, config: Any, learnt: Tensor | None, wha
         )
     # The numbers of a virtual token: an embedding's, or the keys and values of every layer.
     in_layers = config.peft_type.value == PREFIX
-    shape = (model.get_input_embeddings().weight.shape[1],)
+    shape: tuple[int, ...] = (model.get_input_embeddings().weight.shape[1],)
     if in_layers:
         geometry = geometry_of(model.config, count=False)
         shapes = {(layer.kv_heads, layer.head_dim, layer.value_dim) for layer in geometry.layers}

@@ -180,14 +180,18 @@ def needed(module: str, name: str, *attributes: str) -> Any:
     return value
 
 
-@cache  # what is imported stays as it is
 def knows_interface(kind: type) -> bool:
     """Whether the file of transformers that a class comes from asks its attention interface.
 
     >>> knows_interface(transformers.ViTModel)
     True
     """
-    return hasattr(sys.modules.get(kind.__module__), "ALL_ATTENTION_FUNCTIONS")
+    return _asks_interface(kind.__module__)
+
+
+@cache  # what is imported stays as it is
+def _asks_interface(module: str) -> bool:
+    return hasattr(sys.modules.get(module), "ALL_ATTENTION_FUNCTIONS")
 
 
 def versions() -> dict[str, str]:

@@ -152,22 +152,22 @@ def check_numbers(fit: Fit, config: Any, stored: Mapping[str, Stored], name: str
         longer = {name[: sign.start()] for name in stored for sign in SEPARATORS.finditer(name)}
         of_layer = Counter(name.rpartition(".")[0] for name in stored if not name.endswith(".bias"))
         checked = {name for name in checked - longer if of_layer[name.rpartition(".")[0]] == 1}
-    key = None if method and packs else next((key for key in _narrow(fit, stored) if key in checked), None)
-    if key is not None:
+    lacking = None if method and packs else next((key for key in _narrow(fit, stored) if key in checked), None)
+    if lacking is not None:
         why = "no scale of it" if method else "its config names no method to unpack it"
-        raise ModelError(f"{name} stores {key} as {stored[key].dtype}, and {why}", OTHERWISE)
+        raise ModelError(f"{name} stores {lacking} as {stored[lacking].dtype}, and {why}", OTHERWISE)
     check_plain(fit.model, name)
     # Float8 weights are unpacked by blocks: transformers divides the sides of a weight by their number. Where a side is
     # no multiple of the blocks, the last of which is then smaller, that makes blocks of another size, or no whole ones.
     size = None if packs else (_stated(config) or {}).get("weight_block_size")
     for key, tensor in stored.items() if size else ():
-        scale = stored.get(f"{key}_scale_inv") or stored.get(f"{key.removesuffix('.weight')}.scale")
+        scales = stored.get(f"{key}_scale_inv") or stored.get(f"{key.removesuffix('.weight')}.scale")
         sides = tensor.shape[-2:]
-        if scale is None or len(sides) != 2 or not tensor.is_float8:
+        if scales is None or len(sides) != 2 or not tensor.is_float8:
             continue
         grid = tuple(-(-side // width) for side, width in zip(sides, size, strict=True))
         ragged = any(side % width and count > 1 for side, width, count in zip(sides, size, grid, strict=True))
-        if ragged and scale.shape[-2:] == grid:
+        if ragged and scales.shape[-2:] == grid:
             (rows, columns), (high, wide) = sides, size
             raise ModelError(
                 f"{name} stores {key}, {rows} x {columns}, in blocks of {high} x {wide} that do not fill it, and "

@@ -207,7 +207,8 @@ def prepare(
     if prompt.medium.tower and not ask.keep.asks:
         loaded = replace(loaded, geometry=with_tower(loaded.geometry, loaded.model.config))
     # An atlas that is named is read now, so that a wrong one is refused before the pass; else when a name is wanted.
-    folder, named_by = loaded.source_folder, None
+    folder = loaded.source_folder
+    named_by: HeadNames | NamesBeside | None = None
     if ask.atlas is not None:
         from attnscope.observe.atlas import atlas_of  # for the few asks that name one
 

@@ -147,20 +147,23 @@ def _has_fields(value: object) -> bool:
     return isinstance(value, Mapping) or (isinstance(value, list) and any(map(_has_fields, value)))
 
 
-def _change(label: str, old: object, new: object) -> str:
-    before, now = ("not given" if value is None else brief(value) for value in (old, new))
+def _change(label: str, old: object, new: object, shorten: Callable[[object], str] = brief) -> str:
+    before, now = ("not given" if value is None else shorten(value) for value in (old, new))
     return f"{label} was {before}, now {now}"
 
 
-def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+def changes(before: Mapping[str, Any], now: Mapping[str, Any], shorten: Callable[[object], str] = brief) -> list[str]:
     """What two records say differently, in words, in the order of the names.
 
     >>> changes({"top": 5, "query": None}, {"top": 6, "query": "last"})
     ["query was not given, now 'last'", 'top was 5, now 6']
     """
-    names = [name for name in sorted({*before, *now}) if before.get(name) != now.get(name)]
-    labels = [name if PLAIN.fullmatch(name) else brief(name) for name in names]
-    return [_change(label, before.get(name), now.get(name)) for label, name in zip(labels, names, strict=True)]
+    lines = []
+    for name in sorted({*before, *now}):
+        old, new = before.get(name), now.get(name)
+        if old != new:
+            lines.append(_change(name if PLAIN.fullmatch(name) else shorten(name), old, new, shorten))
+    return lines
 
 
 @contextmanager

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from attnscope.interventions.base import LOSS, Measure
+from attnscope.interventions.base import LOSS, Measure, Replacing
 from attnscope.interventions.passes import Advance
-from attnscope.interventions.base import Replacing
 from attnscope.interventions.spec import HeadSet, Task
 from attnscope.studies.ablation import texts
 from attnscope.studies.parts import Parts, StudyRecord
