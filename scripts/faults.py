@@ -3,7 +3,7 @@
     python scripts/faults.py draw ROOM           # candidates from the syntax tree, in the order of a seed
     python scripts/faults.py show [NAME ...]     # does each change what its command prints or its exit code?
     python scripts/faults.py run [NAME ...]      # which tests find each? An hour for all
-    python scripts/faults.py table               # the table of CONTRIBUTING, from the results of a run
+    python scripts/faults.py table               # a table by room, from the results of a run
 
 A fault is data, in `faults.toml`: the text of a line before and after, and a command that shows what it changes. Half
 of them are drawn by seed, half are written by hand.

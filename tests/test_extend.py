@@ -1,5 +1,6 @@
 """What CONTRIBUTING.md says that an extension touches is all that it takes: done on a copy, run there, and left out."""
 
+import ast
 import json
 import os
 import re
@@ -19,6 +20,8 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))
 from extend import EXTENSIONS, Cost, extend  # noqa: E402
 
+GUIDE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+PACKAGE = ROOT / "attnscope"
 TEXT = "the financial bank is located on river bank by the river"
 EDITED = {  # files of existing code, at most
     "a metric": 1,
@@ -117,12 +120,58 @@ def said(copy: tuple[Path, dict[str, Cost]]) -> dict[tuple[str, ...], Result]:
 
 @pytest.mark.parametrize("what", EXTENSIONS)
 def test_it_takes_the_files_that_the_guide_names(what: str, copy: tuple[Path, dict[str, Cost]]) -> None:
-    [line] = [line for line in (ROOT / "CONTRIBUTING.md").read_text().splitlines() if line.startswith(f"| {what} |")]
+    [line] = [line for line in GUIDE.splitlines() if line.startswith(f"| {what} |")]
     edited, new, lines = copy[1][what]
     assert len(edited) <= EDITED[what]
     assert sorted(edited + new) == sorted(EXTENSIONS[what])
     assert all(f"`{name}`" in line for name in (*edited, *(Path(name).with_stem("NAME") for name in new)))
     assert lines >= len(edited + new)
+
+
+def rooms_of_the_guide() -> list[str]:
+    """The names at the beginning of its list's lines, in their order."""
+    block = GUIDE.partition("## The rooms")[2].split("```")[1]
+    return re.findall(r"^  (\w+)/? ", block, re.MULTILINE)
+
+
+def files_of_the_guide() -> list[tuple[str, str]]:
+    """(file of the package or the checkout; what is to be in it, "" for the file alone), of the walk and the table."""
+    sections = GUIDE.partition("## The walk of one text")[2].partition("## Habits")[0]
+    return re.findall(r"`([a-z_]+/[\w/]+\.(?:py|js|json))`(?:\s+`([A-Za-z_.]+)`)?", sections)
+
+
+def defined(path: Path) -> set[str]:
+    """What a file defines: `name`, and `Class.name`."""
+    names = set()
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        name = getattr(node, "name", "") or ast.unparse(getattr(node, "target", getattr(node, "targets", [node])[0]))
+        names |= {name, *(f"{name}.{inner.name}" for inner in getattr(node, "body", []) if hasattr(inner, "name"))}
+    return names
+
+
+def test_the_guide_lists_every_room_once_each_after_those_that_it_imports_from() -> None:
+    rooms = rooms_of_the_guide()
+    assert sorted(rooms) == sorted(["errors", *(path.name for path in PACKAGE.iterdir() if is_room(path))])
+    for place, room in enumerate(rooms):
+        sources = [path.read_text(encoding="utf-8") for path in sorted((PACKAGE / room).rglob("*.py"))]
+        used = {name for source in sources for name in re.findall(r"^ *from attnscope\.(\w+)", source, re.MULTILINE)}
+        assert used & set(rooms) <= set(rooms[: place + 1]), room
+
+
+def is_room(path: Path) -> bool:
+    return path.is_dir() and path.name != "__pycache__" and any(path.iterdir())
+
+
+def test_every_file_and_name_of_the_walk_is_there() -> None:
+    places = files_of_the_guide()
+    assert sum(bool(name) for _, name in places) > 20
+    for file, name in places:
+        if "NAME" in file:
+            assert (PACKAGE / file).parent.is_dir(), file
+            continue
+        path = PACKAGE / file if (PACKAGE / file).exists() else ROOT / file
+        assert path.exists(), file
+        assert not name or name in defined(path), (file, name)
 
 
 @pytest.mark.parametrize(

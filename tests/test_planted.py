@@ -1,6 +1,6 @@
 """`scripts/faults.toml`: planted faults are still there to be planted, in every room, and each shows.
 
-`python scripts/faults.py run` finds out what the tests find of them; CONTRIBUTING has its table.
+`python scripts/faults.py run` finds out what the tests find of them.
 """
 
 import ast
