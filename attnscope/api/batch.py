@@ -117,6 +117,7 @@ class BatchOptions:
         about: what each file says of its run; pictures: what is drawn of each text; atlas: what names the heads.
         """
         spans = names_of_spans(self.spans)
+        # What is written of each text.
         output = DatasetOutput(
             tables=tuple(name for name in TABLES if name in self.tables),
             format=self.format,
@@ -128,6 +129,14 @@ class BatchOptions:
             chosen=self.chosen,
             spans=spans,
         )
+        # Which tokens are meant; what no text makes right is refused before any is read.
+        meanings = [f"{name}={means}" for name, means in self.define.items()]
+        groups = defined([*meanings, *(span for span in self.spans if "=" in span)])
+        query, key = (None if value is None else str(value) for value in (self.query, self.key))
+        for expression in (query, key):
+            if expression is not None:
+                check_expression(expression, groups)
+        # What the tables and pictures need of a pass.
         request = Request(
             view=View(self.weights, self.by == "kv"),
             metrics=with_asked(self.metrics, "layer"),
@@ -137,7 +146,9 @@ class BatchOptions:
             maps="all" if pictures else None,
             weights=self.matrices,
             spans=spans,
-            **self._asked(),
+            query=query,
+            key=key,
+            define=groups,
         )
         return Job(
             load,
@@ -152,27 +163,16 @@ class BatchOptions:
     @property
     def chosen(self) -> tuple[str, ...]:
         """Which of query and key name tokens."""
-        return tuple(
-            one for one in ("query", "key") if (getattr(self, one), getattr(self, f"{one}_field")) != (None, None)
-        )
-
-    def _asked(self) -> dict[str, Any]:
-        """Which tokens are meant. Raises UsageError for what no text makes right."""
-        meanings = [f"{name}={means}" for name, means in self.define.items()]
-        groups = defined([*meanings, *(one for one in self.spans if "=" in one)])
-        asked = {name: None if (one := getattr(self, name)) is None else str(one) for name in ("query", "key")}
-        for expression in asked.values():
-            if expression is not None:
-                check_expression(expression, groups)
-        return {**asked, "define": groups}
+        sides = {"query": (self.query, self.query_field), "key": (self.key, self.key_field)}
+        return tuple(name for name, values in sides.items() if values != (None, None))
 
     @property
     def held(self) -> dict[str, Any]:
         """The options that change the rows: what an output folder is held to."""
-        names = (one.name for one in fields(BatchOptions) if one.name not in NOT_HELD)
-        said = {name.replace("_", "-"): getattr(self, name) for name in names}
+        names = (option.name for option in fields(BatchOptions) if option.name not in NOT_HELD)
+        options = {name.replace("_", "-"): getattr(self, name) for name in names}
         asked = ",".join(name for name in LENGTHS if name in with_asked(self.metrics, "layer")) or None
-        return said | {"tables": ",".join(self.tables), "metrics": asked}
+        return options | {"tables": ",".join(self.tables), "metrics": asked}
 
 
 OF_JOB: tuple[str, ...] = (
@@ -206,7 +206,7 @@ def batch(call: BatchCall) -> Batch:
     """Heads and relations of every text, in padded passes, as a dataset.
 
     texts: texts, records with a `text`, or paths of files, folders or globs. out: the folder that the dataset is
-    written to, where the same call goes on after it was stopped; without one it lives as long as what is returned.
+    written to, where the same call resumes after it was stopped; without one it lives as long as what is returned.
     options: the fields of `BatchOptions`. Raises UsageError for an option that does not exist and for a folder with
     another dataset; what is wrong with one text is listed in `failures`.
 
@@ -216,7 +216,23 @@ def batch(call: BatchCall) -> Batch:
     """
     model = call.model
     check_loaded(model)
-    corpus = _corpus(call.texts, call)
+    # Texts, records, or paths of them: all of one kind.
+    if isinstance(call.texts, str):
+        raise UsageError("expected texts, got one", "give a list, or a file as pathlib.Path")
+    texts = [call.texts] if isinstance(call.texts, Path) else list(call.texts)
+    if not texts:
+        raise UsageError("there is nothing to read", "give at least one text")
+    how = {name: getattr(call, name) for name in ("text_field", "id_field", "audio_field", "chat")}
+    if all(isinstance(text, Path) for text in texts):
+        corpus = Corpus(tuple(map(str, texts)), **how)
+    else:
+        wrong = next((text for text in texts if not isinstance(text, str | Mapping)), None)
+        if wrong is not None:
+            raise UsageError(
+                f"expected a text or a record, got {type(wrong).__name__}", "give texts, records, or paths"
+            )
+        corpus = Corpus((), given=tuple(texts), **how)  # type: ignore[arg-type]  # which was looked at
+    # Without a folder the dataset lives as long as what is returned.
     held = tempfile.TemporaryDirectory(prefix="attnscope-") if call.out is None else None
     folder = Path(held.name if held else str(call.out))
     load, atlas = model.options or LoadOptions(model=model.name), atlas_of(model, call.atlas)
@@ -227,21 +243,6 @@ def batch(call: BatchCall) -> Batch:
     if call.summary:
         write_summary(folder, job.output)
     return Batch(folder, tally, tuple(journal.failures()), held)
-
-
-def _corpus(texts: CorpusTexts, asked: BatchOptions) -> Corpus:
-    how = {name: getattr(asked, name) for name in ("text_field", "id_field", "audio_field", "chat")}
-    if isinstance(texts, str):
-        raise UsageError("expected texts, got one", "give a list, or a file as pathlib.Path")
-    given = [texts] if isinstance(texts, Path) else list(texts)
-    if not given:
-        raise UsageError("there is nothing to read", "give at least one text")
-    if all(isinstance(one, Path) for one in given):
-        return Corpus(tuple(map(str, given)), **how)
-    wrong = next((one for one in given if not isinstance(one, str | Mapping)), None)
-    if wrong is not None:
-        raise UsageError(f"expected a text or a record, got {type(wrong).__name__}", "give texts, records, or paths")
-    return Corpus((), given=tuple(given), **how)  # type: ignore[arg-type]  # which was looked at
 
 
 @dataclass(frozen=True, repr=False)

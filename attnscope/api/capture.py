@@ -47,20 +47,17 @@ def read_texts(loaded: LoadedModel, asks: Sequence[CaptureSpec]) -> list[Observa
     if len(asks) == 1 or alone or loaded.geometry.task == SEQ2SEQ or loaded.geometry.over_patches:
         return [read(loaded, ask) for ask in asks]
     runs = [prepare(loaded, ask, compared=place == 0) for place, ask in enumerate(asks)]
-    found: dict[int, Observation] = {}
-    apart = [
-        (run.engine.name, len(run.prompt) * (not pads(loaded.model)), _place(run, at)) for at, run in enumerate(runs)
-    ]
+    # What keeps a text apart from others: its engine, its length where padding is not exact, its own inputs or map.
+    apart = []
+    for at, run in enumerate(runs):
+        medium, text = run.prompt.medium, TextInputs(run.prompt, run.chosen)
+        binned = run.request.maps is not None and not drawn_whole(text, run.request)
+        own = at if binned or medium.inputs or medium.unasked else -1
+        apart.append((run.engine.name, len(run.prompt) * (not pads(loaded.model)), own))
+    observations: dict[int, Observation] = {}
     for group in batches([len(run.prompt) for run in runs], batch_limit(loaded), apart):
-        found |= dict(zip(group, _together([runs[place] for place in group], first), strict=True))
-    return [found[place] for place in range(len(runs))]
-
-
-def _place(run: Run, at: int) -> int:
-    """What keeps a text apart from others: its own place, with binned maps or other inputs; else -1."""
-    medium, request = run.prompt.medium, run.request
-    binned = request.maps is not None and not drawn_whole(TextInputs(run.prompt, run.chosen), request)
-    return at if binned or medium.inputs or medium.unasked else -1
+        observations |= dict(zip(group, _together([runs[place] for place in group], first), strict=True))
+    return [observations[place] for place in range(len(runs))]
 
 
 def _together(runs: Sequence[Run], ask: CaptureSpec) -> list[Observation]:
@@ -158,7 +155,13 @@ def capture(
     if (text is None) == (audio is None):
         raise UsageError("expected one text, or one sound", "give a text, or {audio=FILE}")
     check_loaded(model)
-    heads = None if layers is None else _heads_of(model, layers)
+    heads, there = None, model.geometry.heads_by_layer
+    if layers is not None:
+        for layer in layers:
+            if layer not in there:
+                known = ", ".join(map(str, there))
+                raise UsageError(f"there is no layer {layer} with attention", f"there are {known}")
+        heads = {layer: range(there[layer]) for layer in layers}
     keep = kept(heads, request, query, key, define, how)
     if is_several(text):
         return [Capture.made_of(one) for one in read_texts(model, [_ask(one, keep, how) for one in text])]
@@ -211,11 +214,3 @@ def _instead(name: str, value: object) -> str:
 def is_several(text: Any) -> bool:
     """Whether a list of texts was given, not one as token ids."""
     return isinstance(text, list | tuple) and bool(text) and not any(isinstance(one, int) for one in text)
-
-
-def _heads_of(model: LoadedModel, layers: Sequence[int]) -> dict[int, range]:
-    there = model.geometry.heads_by_layer
-    for layer in layers:
-        if layer not in there:
-            raise UsageError(f"there is no layer {layer} with attention", f"there are {', '.join(map(str, there))}")
-    return {layer: range(there[layer]) for layer in layers}

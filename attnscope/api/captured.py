@@ -1,6 +1,6 @@
 """What `attnscope.capture` returns: an observation that draws, exports and shows itself.
 
-What a notebook shows of a capture: its heads in the terminal's columns, and its text, coloured.
+A notebook shows its heads in the terminal's columns, and its text, coloured.
 
 Shapes: H head, Q query, K key, T token.
 """
@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from attnscope.errors import UsageError
-from attnscope.inputs.tokens import TokenMatch, choose, described
+from attnscope.inputs.tokens import choose, described
 from attnscope.metrics.metrics import KEPT_FIRST, KNOWN, LENGTHS, LOOKBACKS, MASS, METRICS
 from attnscope.model.selection import STACKS
 from attnscope.observe.layers import LayerKey
@@ -48,13 +48,13 @@ def place_of(seen: Observation, name: str) -> tuple[LayerKey, int]:
 
     Raises UsageError for what names no head of the model, UnknownLayerError for one of a layer without attention.
     """
-    found = NAME.fullmatch(name.strip())
-    if found is None:
+    match = NAME.fullmatch(name.strip())
+    if match is None:
         raise UsageError(f"expected the name of a head, got {name!r}", "write it as L1H4 or 1.4")
-    stack = found[1].lower() if found[1] else seen.stack
+    stack = match[1].lower() if match[1] else seen.stack
     if stack not in STACKS or stack not in seen.stacks:
-        raise UsageError(f"this model has no {found[1]} layers", f"it has {', '.join(seen.stacks)}")
-    key, number = LayerKey(int(found[2]), stack), int(found[3])
+        raise UsageError(f"this model has no {match[1]} layers", f"it has {', '.join(seen.stacks)}")
+    key, number = LayerKey(int(match[2]), stack), int(match[3])
     heads, _ = seen.of(stack).kv_of[key]
     if number >= heads:
         raise UsageError(f"there is no head {name}", f"the heads of layer {key.layer} are 0 to {heads - 1}")
@@ -73,48 +73,39 @@ def matrix_of(seen: Observation, name: str) -> torch.Tensor:
 
 def heads_html(seen: Observation) -> str:
     """The first heads in the order of the terminal: head, role, metrics, the strongest relation and its weight."""
+    # So many that the first are read without scrolling; the note says how many more there are.
     heads = seen.kept_heads(seen.ranked_by)[:SHOWN_HEADS]
-    names = _metrics(seen)
-    roles = ["roles", "text role"] if seen.atlas else ["role"]
+    # The columns of numbers, as the terminal orders them.
+    scores = seen.columns.scores
+    first = [MASS.id, UNIFORM] if MASS.id in scores else []
+    first += [name for name in (*LENGTHS, *LOOKBACKS) if name in scores]
+    ordered = dict.fromkeys((*first, *KEPT_FIRST, *METRICS))
+    names = [name for name in ordered if name in (*scores, *first, *COLUMNS)]
     kv = any(head.head is not None and head.head != head.kv_head for head in heads)
-    titles = ["head", *["kv"] * kv, *roles, *(COLUMNS.get(name) or _short(name) for name in names)]
+    titles = ["head", *["kv"] * kv, *(["roles", "text role"] if seen.atlas else ["role"])]
+    titles += [COLUMNS.get(name) or (KNOWN[name].short if name in KNOWN else name) for name in names]
     titles += ["strongest relation", "weight"]
     rows = []
     for head in heads:
-        said = [" ".join(head.atlas_roles) or head.role, head.text_role] if seen.atlas else [head.role]
-        relation = head.strongest
-        cells_of = [head.name, *[str(head.kv_head)] * kv, *said, *(_score(seen, head, name) for name in names)]
-        rows.append([*cells_of, _relation(seen, head), cells.number(relation.weight if relation else None)])
+        of_stack, strongest = seen.of(head.stack), head.strongest
+        row = [head.name, *[str(head.kv_head)] * kv]
+        row += [" ".join(head.atlas_roles) or head.role, head.text_role] if seen.atlas else [head.role]
+        for name in names:
+            if name in COLUMNS:
+                row.append(f"{_token(of_stack.keys, head.top_key)} {cells.number(head.top_key_mass)}")
+            else:
+                row.append(cells.score(head.uniform if name == UNIFORM else head.score[name]))
+        if strongest is None:
+            row += [cells.MISSING, cells.number(None)]
+        else:
+            query, key = _token(of_stack.queries, strongest.query), _token(of_stack.keys, strongest.key)
+            row += [f"{query} → {key}", cells.number(strongest.weight)]
+        rows.append(row)
     more = len(seen.kept_heads()) - len(heads)
     note = f"<p>{more} more heads in table()</p>" if more else ""
     head_row = "".join(f"<th>{html.escape(title)}</th>" for title in titles)
     body = "".join(f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
     return f"<table><tr>{head_row}</tr>{body}</table>{note}"
-
-
-def _metrics(seen: Observation) -> list[str]:
-    """The columns of numbers, as the terminal orders them."""
-    there = seen.columns.scores
-    named = [MASS.id, UNIFORM] if MASS.id in there else []
-    named += [name for name in (*LENGTHS, *LOOKBACKS) if name in there]
-    return [name for name in dict.fromkeys((*named, *KEPT_FIRST, *METRICS)) if name in (*there, *named, *COLUMNS)]
-
-
-def _short(name: str) -> str:
-    return KNOWN[name].short if name in KNOWN else name
-
-
-def _score(seen: Observation, head: Head, name: str) -> str:
-    if name == UNIFORM:
-        return cells.score(head.uniform)
-    if name in COLUMNS:
-        return f"{_token(seen.of(head.stack).keys, head.top_key)} {cells.number(head.top_key_mass)}"
-    return cells.score(head.score[name])
-
-
-def _relation(seen: Observation, head: Head) -> str:
-    one, stack = head.strongest, seen.of(head.stack)
-    return f"{_token(stack.queries, one.query)} → {_token(stack.keys, one.key)}" if one else cells.MISSING
 
 
 def _token(prompt: Prompt, position: int) -> str:
@@ -141,19 +132,19 @@ class ColouredText:
 
     def __repr__(self) -> str:
         most = np.argsort(-self.weight_T, kind="stable")[:3]
-        said = ", ".join(f"{_token(self.prompt, place)} {self.weight_T[place]:.2f}" for place in most.tolist())
-        return f"ColouredText: {self.title}; most: {said}"
+        largest = ", ".join(f"{_token(self.prompt, place)} {self.weight_T[place]:.2f}" for place in most.tolist())
+        return f"ColouredText: {self.title}; most: {largest}"
 
     def _repr_html_(self) -> str:
-        """The text: the stronger a token's ground, the more it gets; darkest is the largest beside token 0."""
+        """The text: the stronger a token's ground, the more it gets; darkest is the largest of those after token 0."""
         others = self.weight_T[1:] if len(self.weight_T) > 1 else self.weight_T
         largest = float(others.max()) or 1.0
         spans = []
         for place, (token, weight) in enumerate(zip(self.prompt.plain, self.weight_T.tolist(), strict=True)):
             line = "; outline: 1px solid" if place in self.queries else ""
             style = f"background: rgba({INK}, {min(1.0, weight / largest) * 0.75:.2f}){line}"
-            said = html.escape(token).replace("\n", "⏎<br>")
-            spans.append(f'<span title="{weight:.4f}" style="{style}">{said}</span>')
+            shown = html.escape(token).replace("\n", "⏎<br>")
+            spans.append(f'<span title="{weight:.4f}" style="{style}">{shown}</span>')
         note = f"{self.title}; darkest: {largest:.2f}, token 0: {self.weight_T[0]:.2f}"
         text = "".join(spans)
         return f'<div><p><small>{html.escape(note)}</small></p><p style="white-space: pre-wrap">{text}</p></div>'
@@ -165,28 +156,22 @@ def coloured_text(seen: Observation, query: str | int | None, head: str | None) 
     query: which, those of the capture or the last without it. head: of one head, else the mean of all that were kept.
     Raises UsageError where no matrices were kept, and for what names no token or head.
     """
-    found = _queries(seen, query)
-    rows = list(found.positions)
+    match = seen.chosen.query if query is None else None
+    if match is None:
+        match = choose(seen.queries, "last" if query is None else str(query), None, {}, ()).query
+    assert match is not None
+    rows = list(match.positions)
     if head is not None:
         matrices, whose = [matrix_of(seen, head)[None]], head
     else:
-        matrices = [one for one in seen.of(seen.stack).weights.values() if len(one)]
+        matrices = [weights for weights in seen.of(seen.stack).weights.values() if len(weights)]
         if not matrices:
             raise UsageError("no matrices were kept of this capture", "ask for Request(weights=True)")
         whose = f"mean of {sum(map(len, matrices))} heads"
-    per_head = [one[:, rows].mean(1) for one in matrices]  # (H, K) each
-    weight_T = np.concatenate([one.double().numpy() for one in per_head]).mean(0)
-    alike = seen.queries is seen.keys
-    title = f"{whose}, query {found.expression}: {described(seen.queries, found)}"
-    return ColouredText(seen.keys, weight_T, title, tuple(rows) if alike else ())
-
-
-def _queries(seen: Observation, query: str | int | None) -> TokenMatch:
-    if query is None and seen.chosen.query is not None:
-        return seen.chosen.query
-    found = choose(seen.queries, "last" if query is None else str(query), None, {}, ()).query
-    assert found is not None
-    return found
+    per_head = [weights[:, rows].mean(1) for weights in matrices]  # (H, K) each
+    weight_T = np.concatenate([means.double().numpy() for means in per_head]).mean(0)
+    title = f"{whose}, query {match.expression}: {described(seen.queries, match)}"
+    return ColouredText(seen.keys, weight_T, title, tuple(rows) if seen.queries is seen.keys else ())
 
 
 NAMES = (  # that TAB offers
@@ -208,8 +193,8 @@ class Capture(Observation):
     @classmethod
     def made_of(cls, seen: Observation) -> Capture:
         """The same numbers, with their ways out."""
-        parts = {one.name: getattr(seen, one.name) for one in fields(seen)}
-        return cls(**parts | {"other_stacks": {stack: cls.made_of(one) for stack, one in seen.other_stacks.items()}})
+        parts = {part.name: getattr(seen, part.name) for part in fields(seen)}
+        return cls(**parts | {"other_stacks": {stack: cls.made_of(of) for stack, of in seen.other_stacks.items()}})
 
     def token_table(self, mean: Literal["none", "layer", "all"] = "none") -> pa.Table:
         """Every token's weight: a row per head and token, or per token of the heads' mean in a layer, or of all.
@@ -230,11 +215,10 @@ class Capture(Observation):
             >>> seen.head("L1H4").score["entropy"]
         """
         key, number = place_of(self, name)
-        there = (one for one in self.heads if (one.layer, one.stack) == (key.layer, key.stack))
-        found = next((one for one in there if one.head == number), None)
-        if found is None:
-            raise UsageError("heads were averaged over each kv head", "ask for View(by_kv=False)")
-        return found
+        for head in self.heads:
+            if (head.layer, head.stack, head.head) == (key.layer, key.stack, number):
+                return head
+        raise UsageError("heads were averaged over each kv head", "ask for View(by_kv=False)")
 
     def matrix(self, name: str) -> torch.Tensor:
         """The weights of one head by its name, (Q, K) fp32 on the CPU. Raises UsageError where they were not kept."""
@@ -244,7 +228,7 @@ class Capture(Observation):
         """The text, coloured by the weight that its tokens get: for a notebook, `.table()` has the numbers.
 
         query: the tokens that look, as `last` or `Mary`; those of the capture, or the last, without it. head: of one
-        head, as `L1H4`; the mean of all heads whose matrices were kept, without it. Raises UsageError for what names no
+        head, as `L1H4`; the mean of all heads with kept matrices, without it. Raises UsageError for what names no
         token or head, and where no matrices were kept.
 
             >>> seen.text(query="last", head="L2H1")
@@ -254,8 +238,8 @@ class Capture(Observation):
     def heatmap(self, layer: int | str, head: int | None = None, **style: Unpack[StyleFields]) -> Picture:
         """One head's map as a picture, for a notebook or `.save(path)`; style: the fields of `figures.Style`.
 
-        layer, head: as numbers, or the name of the head alone, as "L1H4". Raises UsageError for a head whose map was
-        not kept.
+        layer, head: as numbers, or the name of the head alone, as "L1H4". Raises UsageError for a head
+        without a kept map.
         """
         from attnscope.export.drawing import head_picture
 

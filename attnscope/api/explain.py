@@ -67,22 +67,16 @@ def explain(call: ExplainCall) -> Explained:
 
 def followed(run: Run, head: str) -> Explained:
     """The steps of one head for the token that the run asks about. Raises UsageError unless each is exactly one."""
-    position = one_token(run)
+    query = run.chosen.query
+    assert query is not None
+    if len(query.positions) != 1:
+        message = f"query {query.expression} means {described(run.prompt, query)}, expected one token"
+        raise UsageError(message, "write its position, or bank#2")
     layer, number = one_head(head, run.loaded.geometry.heads_by_layer)
-    return Explained(explain_head(run.loaded, run.prompt, layer, number, position))
+    return Explained(explain_head(run.loaded, run.prompt, layer, number, query.positions[0]))
 
 
 def one_head(text: str, heads: dict[int, int]) -> tuple[int, int]:
     """The layer and head that `L2H3` or `2.3` names; UsageError unless it is exactly one."""
     check_one_head(text)
     return only_head(text, pairs(select(text, heads)))
-
-
-def one_token(run: Run) -> int:
-    """The token that the query means; UsageError unless it is exactly one."""
-    found = run.chosen.query
-    assert found is not None
-    if len(found.positions) != 1:
-        said = f"query {found.expression} means {described(run.prompt, found)}, expected one token"
-        raise UsageError(said, "write its position, or bank#2")
-    return found.positions[0]

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 class ParityOptions:
     """What is compared, and how the text is read; the fields after `whole` are those of `CaptureSpec`.
 
-    select: heads whose weights are compared, all without it. atlas: what `@ROLE` in select names. atol: what weights,
+    select: heads with weights to compare, all without it. atlas: what `@ROLE` in select names. atol: what weights,
     and outputs relative to their norm, may differ by. whole: compare hidden states and output, too, with a second
     instance that transformers alone loads from the files.
     """

@@ -105,7 +105,7 @@ def names_of(folder: Path) -> HeadNames:
 
 
 def read_atlas(folder: Path) -> tuple[HeadNames, Mapping[str, list[Any]]]:
-    """What the atlas of a folder calls the heads, and the columns of its table, whose rows are each contrast's heads.
+    """What the atlas of a folder calls the heads, and the columns of its table, with each contrast's heads as rows.
 
     Raises ValueError for a damaged one, InputError for one of another version.
     """
@@ -164,7 +164,7 @@ def atlas_of(
     """The atlas that was asked for, or the one in atlas/ of the model's own folder; None where there is none.
 
     read: reads a folder. Raises InputError for a folder without an atlas, UsageError for an atlas of other weights.
-    What lies beside the model and is not its atlas is left aside, with a warning.
+    What is in the folder and is not an atlas of the model is ignored, with a warning.
     """
     if atlas is None:
         return _beside(model, read)

@@ -75,6 +75,7 @@ def choose(
     fused was asked of a family that attends outside the interface.
     """
     can_fuse, geometry = calls_interface(loaded.model), loaded.geometry
+    # An engine that was named is taken, or refused.
     if name not in ("auto", "eager"):
         if not can_fuse:
             raise UsageError(
@@ -86,28 +87,27 @@ def choose(
                 "use {engine=fused}, the fastest that can",
             )
         return Choice(engine_named(name, listen))
+    # Eager's matrices must fit: few pairs of tokens always do, since to ask for the memory takes longer than they.
     width = DTYPE_BYTES[loaded.dtype]
-    room = _room(loaded, name, batch * tokens**2) if memory is None else read_size(memory)
+    if memory is not None:
+        room = read_size(memory)
+    elif batch * tokens**2 <= SURELY_FITS:
+        room = sys.maxsize
+    else:
+        free = free_memory(loaded.devices)
+        room = free if name == "eager" else round(free * SHARE)
     needed = ENGINES["eager"].bytes(geometry, tokens, width, batch)
     if request is not None and request.view.weights != "softmax" and not can_fuse:
         needed += logits_bytes(geometry, tokens, batch)
-    found = Choice(ENGINES["eager"])
+    choice = Choice(ENGINES["eager"])
     if name == "auto":
         case = Case(geometry, loaded.device, loaded.dtype, can_fuse)
-        found = automatic(case, tokens, request, fits=needed <= room)
-    if found.engine.name != "eager":
-        return found._replace(engine=engine_named(found.engine.name, listen))
+        choice = automatic(case, tokens, request, fits=needed <= room)
+    if choice.engine.name != "eager":
+        return choice._replace(engine=engine_named(choice.engine.name, listen))
     if needed <= room:
-        return found
+        return choice
     raise does_not_fit(geometry, tokens, needed, room, (loaded.device, width), can_fuse)
-
-
-def _room(loaded: LoadedModel, name: str, pairs: int) -> int:
-    """Bytes that one layer's matrices may take; no bound on so few pairs of tokens that asking takes longer."""
-    if pairs <= SURELY_FITS:
-        return sys.maxsize
-    free = free_memory(loaded.devices)
-    return free if name == "eager" else round(free * SHARE)
 
 
 class Case(NamedTuple):

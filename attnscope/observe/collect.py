@@ -85,7 +85,7 @@ def side_by_side(ids: Sequence[Sequence[int]]) -> torch.Tensor:
 
 
 class PaddingError(Exception):
-    """A text is read in another way beside a longer one than alone."""
+    """A text is read in another way with a longer one than alone."""
 
 
 class StackCollector:
@@ -263,7 +263,7 @@ class OverSummaries(StackRouter):
 
 
 class Differential(StackRouter):
-    """Stacks whose heads are differences of two softmaxes: both are read, and their difference as a view."""
+    """Stacks of heads that are differences of two softmaxes: both are read, and their difference as a view."""
 
     def on_call(self, call: AttentionCall) -> None:
         super().on_call(call)

@@ -186,12 +186,12 @@ def side_by_side(layers: Sequence[Layer]) -> Layer:
         return first
     P = DenseAttention(torch.cat([one.P.dense() for one in layers], 1), first.P.visible)
     P.sums_to_one = first.P.sums_to_one
-    beside = [one.key for one in layers[1:]]
-    return Layer(first.key, P, first.kv_heads * len(layers), first.texts, beside=beside)
+    further = [layer.key for layer in layers[1:]]
+    return Layer(first.key, P, first.kv_heads * len(layers), first.texts, further=further)
 
 
 def _is_small(layer: Layer) -> bool:
-    """Whether a layer is cheaper to ask beside others: all its heads share a mask, and its matrix is small and here."""
+    """Whether a layer is cheaper to ask with others: its heads share a mask, and its matrix is small and here."""
     mask = layer.P.visible.mask
     dense = type(layer.P) in (DenseAttention, SmallAttention) and layer.P.device.type == "cpu"
     return dense and (mask is None or mask.shape[1] == 1) and _bytes(layer) <= TOGETHER_BYTES // 2

@@ -3,13 +3,10 @@
 with reading(loaded, "here", 2048) as read:
     read(CaptureSpec("the bank")).labels
 
-What is read with a text or after it: the target of an encoder-decoder, given or its own, and a model's answer.
-
-Which tokens have global attention, in models of windows (Longformer, LED): as their class chooses, or as named.
-
-Such a token sees all others and is seen by all.
-
-How a text is read otherwise than whoever gave it may think, in lines for a person and for the manifest.
+Then which tokens have global attention, in models of windows (Longformer, LED): as their class chooses, or as named.
+Such a token sees all others and is seen by all. Then what is read with a text or after it: the target of an
+encoder-decoder, given or its own, and a model's answer. At last how a text is read otherwise than whoever gave it may
+think, in lines for a person and for the manifest.
 """
 
 from __future__ import annotations
@@ -141,7 +138,17 @@ def reading(loaded: LoadedModel, where: Where, most: int | None) -> Iterator[Rea
         def read(ask: CaptureSpec) -> Prompt:
             if ask.pair is not None:
                 ask.check_pair()
-            prompt = _typed(loaded, reader(next(row for row, one in enumerate(INPUTS) if one.takes(ask)))(ask))
+            prompt = reader(next(row for row, kind in enumerate(INPUTS) if kind.takes(ask)))(ask)
+            # Token types are left out where the model tells none apart.
+            known = known_types(loaded) if prompt.types else None
+            if known is not None and not 0 < max(prompt.types) < known:
+                if known:
+                    raise ModelError(
+                        f"{loaded.name} has {known} token type{'s' * (known > 1)}, and its tokenizer gives the type "
+                        f"{max(prompt.types)}",
+                        "copy the model's own tokenizer into its folder",
+                    )
+                prompt = replace(prompt, types=())
             loaded.check_dense(len(prompt))
             return with_global_tokens(loaded, prompt, ask.global_tokens)
 
@@ -316,20 +323,6 @@ def _encoded(tokenizer: Any, text: str) -> list[int]:
     return list(tokenizer(text, add_special_tokens=False).input_ids)
 
 
-def _typed(loaded: LoadedModel, prompt: Prompt) -> Prompt:
-    """The prompt without token types where the model tells none apart. Raises ModelError where it has too few."""
-    known = known_types(loaded) if prompt.types else None
-    if known is not None and not 0 < max(prompt.types) < known:
-        if known:
-            raise ModelError(
-                f"{loaded.name} has {known} token type{'s' * (known > 1)}, and its tokenizer gives the type "
-                f"{max(prompt.types)}",
-                "copy the model's own tokenizer into its folder",
-            )
-        return replace(prompt, types=())
-    return prompt
-
-
 def _answered(loaded: LoadedModel, prompt: Prompt, answer: Sequence[int] | Literal[""] | None) -> Prompt:
     """The tokens with those of an answer behind them."""
     if not answer:
@@ -369,6 +362,7 @@ def target(
     Raises as `text.target`, UsageError for both ways.
     """
     how, steps = dict[str, Any](), None
+    # Given, or what the model makes of the source, greedily.
     if ask.target is None:
         with within_memory(loaded, len(source)), watched_steps(loaded.model) as steps:
             made = translation(loaded, source, engine, ask.generate, advance)
@@ -403,7 +397,7 @@ def _ignored(loaded: LoadedModel) -> dict[str, list[str]]:
 def notes_of(loaded: LoadedModel, prompt: Prompt, pair: str = "--pair TEXT") -> Iterator[str]:
     """Of a text as the model is given it; pair: what gives the second text of a pair.
 
-    What is changed of the model to read it; that the text brings a begin token beside the tokenizer's own, as a prompt
+    What is changed of the model to read it; that the text brings a begin token besides the tokenizer's own, as a prompt
     does that a template rendered; what token types do not say.
 
     >>> list(notes_of(bert, from_text(bert.tokenizer, "a bank [SEP] a river")))

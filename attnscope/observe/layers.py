@@ -39,7 +39,7 @@ class Layer:
 
     value_norms(start, stop): gives the norm of what a whole weight on a key writes, see `values.ValueNorms`; where
     values weigh. written(start, stop): gives what it adds to a logit, see `values.Directions`; where logits are asked
-    about. beside: further layers, whose heads follow its own, see `side_by_side`.
+    about. further: more layers; their heads follow its own, see `side_by_side`.
     """
 
     key: LayerKey
@@ -48,16 +48,16 @@ class Layer:
     texts: Texts
     value_norms: Callable[[int, int], Tensor] | None = field(default=None, repr=False, compare=False, kw_only=True)
     written: Callable[[int, int], Tensor] | None = field(default=None, repr=False, compare=False, kw_only=True)
-    beside: Sequence[LayerKey] = field(default=(), kw_only=True)
+    further: Sequence[LayerKey] = field(default=(), kw_only=True)
     _here: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False, compare=False, kw_only=True)
 
     @property
     def keys(self) -> tuple[LayerKey, ...]:
         """The layers whose heads it has."""
-        return self.key, *self.beside
+        return self.key, *self.further
 
     def here(self, tensor: Tensor) -> Tensor:
-        """The tensor on the layer's device: the same one each time, since questions are told apart by it."""
+        """The tensor on the layer's device: the same one each time, since it distinguishes questions."""
         if tensor.device == self.P.device:
             return tensor
         if id(tensor) not in self._here:

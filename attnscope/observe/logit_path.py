@@ -4,12 +4,11 @@ u is the direction of the residual stream that raises the answer's logit over a 
 and the scales of norms are frozen as they were in an intact pass. Over all keys a query's effects sum to its direct
 effect, see `direct`.
 
-    found = directions(loaded, ids, {5: answer}, foil=None)
-    found.of[attention_module]                       # (H, R, V)
+    result = directions(loaded, ids, {5: answer}, foil=None)
+    result.of[attention_module]                      # (H, R, V)
 
-The way from heads to logits: output projection, residual stream and final norm, with gates and norms between.
-
-Nothing here knows families: every step is measured on a few tokens, and the first that is not as simple is named.
+First the way from heads to logits: output projection, residual stream and final norm, with gates and norms between. No
+family is known here: every step is measured on a few tokens, and the first that is not as simple is named.
 
     way = way_to_logits(loaded, ids)        # or in words why there is none
     way.towards(token_BT)                   # (B, T, E)
@@ -163,7 +162,13 @@ def _way(loaded: LoadedModel, ids: Sequence[int], unembed: nn.Module) -> Way:
     out = plain | gated
     config = loaded.model.config.get_text_config()
     blocks = _blocks(loaded.model, list(passed.heads))
-    _check_residual(blocks, passed)
+    # The residual is one vector per token, and a block is given that of the block before it alone.
+    written = next((passed.gave[module] for module in passed.heads if module in passed.gave), None)
+    residuals = [passed.given[block] for block in blocks if block in passed.given]
+    if written is not None and residuals and (count := streams(residuals[0], written)) > 1:
+        raise _NotPlainError(in_streams(count))
+    if any(has_earlier(passed.extras.get(block, ()), residuals) for block in blocks):
+        raise _NotPlainError(EARLIER)
     before, sums = passed.given.get(blocks[0]), list[_Sum]()
     for index, block in enumerate(blocks):
         given = passed.given.get(block)
@@ -174,28 +179,14 @@ def _way(loaded: LoadedModel, ids: Sequence[int], unembed: nn.Module) -> Way:
     assert before is not None
     norm = _final_norm(loaded.model, blocks, before, passed)
     factor, note = _logits_factor(unembed, passed.gave[norm.module], passed, config)
+    # Each attention module reaches the last block's output with the factors of all blocks behind it.
+    added, behind = dict[nn.Module, float](), 1.0
+    for part in reversed(sums):
+        if part.attention is not None:
+            added[part.attention] = part.added * behind
+        behind *= part.kept
     after = {one.attention: one.norm for one in sums if one.attention is not None and one.norm is not None}
-    return Way(out, _added(sums), norm, unembed, factor, note, frozenset(gated), after)
-
-
-def _check_residual(blocks: Sequence[nn.Module], passed: _Passed) -> None:
-    """The residual is one vector per token, and a block is given that of the block before it alone."""
-    written = next((passed.gave[one] for one in passed.heads if one in passed.gave), None)
-    residuals = [passed.given[block] for block in blocks if block in passed.given]
-    if written is not None and residuals and (count := streams(residuals[0], written)) > 1:
-        raise _NotPlainError(in_streams(count))
-    if any(has_earlier(passed.extras.get(block, ()), residuals) for block in blocks):
-        raise _NotPlainError(EARLIER)
-
-
-def _added(sums: Sequence[_Sum]) -> dict[nn.Module, float]:
-    """The factor with which each attention module reaches the last block's output."""
-    found, behind = dict[nn.Module, float](), 1.0
-    for one in reversed(sums):
-        if one.attention is not None:
-            found[one.attention] = one.added * behind
-        behind *= one.kept
-    return found
+    return Way(out, added, norm, unembed, factor, note, frozenset(gated), after)
 
 
 def _passed(loaded: LoadedModel, ids: Sequence[int]) -> _Passed:

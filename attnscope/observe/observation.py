@@ -1,15 +1,15 @@
 """One text, observed: its heads as columns, relations, maps, matrices, and how the capture held. Nothing of it changes.
 
-Per head, or on average over several, what every token has to do with the tokens that were asked about.
+And per head, or on average over several, what every token has to do with the tokens that were asked about.
 
-Shapes: N heads of all layers, H heads of a layer, Q query, K key, k kept keys, H head, T token.
+Shapes: N heads of all layers, H heads of a layer, Q query, K key, k kept keys, T token.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -23,11 +23,11 @@ from attnscope.hooks.report import failures
 from attnscope.inputs.tokens import TokenSelection
 from attnscope.metrics.metrics import MASS
 from attnscope.metrics.roles import NEEDED_ROWS, NONE, SINK_MASS
-from attnscope.model.selection import DECODER, ENCODER, STACKS, is_bidirectional
-from attnscope.observe.layers import LayerKey, ModelLayers, PerLayer, codes
-from attnscope.observe.records import Head, HeadColumns, Relation, with_others
+from attnscope.model.selection import CROSS, DECODER, ENCODER, STACKS, is_bidirectional
+from attnscope.observe.layers import ENTRIES, LayerKey, ModelLayers, PerLayer, codes
+from attnscope.observe.records import RELATION_COLUMNS, Head, HeadColumns, Relation, numbers_of, with_others
 from attnscope.utils.display import shortened
-from attnscope.utils.tables import as_table, numbers, texts_at
+from attnscope.utils.tables import as_table, numbers, texts_at, words
 
 if TYPE_CHECKING:
     import torch
@@ -210,7 +210,7 @@ class Observation:
         return [name for text in self._texts for name in _units(text, group)]
 
     def place(self, axis: Axis, stack: np.ndarray, place: np.ndarray, group: str | None = None) -> np.ndarray:
-        """Where places of an axis stand in `names`, each in the text that its stack, a place in STACKS, reads."""
+        """The places of an axis in `names`, each in the text that its stack, a place in STACKS, reads."""
         if len(self._texts) == 1:
             return place
         starts = np.cumsum([0, *(len(_units(text, group)) for text in self._texts)], dtype=np.int32)
@@ -245,7 +245,7 @@ class Observation:
         an atlas, and for the mean over a kv head's group. Where keys were chosen mass and uniform follow the metrics,
         what uniform attention would give them. Then stack, the stack of the layer, and type, null of a head. Where no
         heads were chosen, a layer without attention is a row of nulls with what it is as its type, and so is what a
-        layer computes beside attention: at its place in the model's order, else behind the heads.
+        layer computes besides attention: at its place in the model's order, else behind the heads.
         """
         columns, order = self.every, self.every.order(sort)[:top]
         top_key = self.place("keys", codes(columns.stack), columns.top_key)
@@ -260,44 +260,52 @@ class Observation:
 
     @property
     def partners(self) -> Mapping[int, str]:
-        """{layer: type} of what layers with attention compute beside it, where no heads were chosen."""
+        """{layer: type} of what layers with attention compute besides it, where no heads were chosen."""
         return self.within if self.view.heads is None else {}
 
     def key_table(self) -> pa.Table:
         """A row per token: the mean mass it receives from the kept heads, and which of them look at it most; those that
         receive most first.
 
-        Columns position, token, received, heads (how many have it as their top key with a mass above RESTS), resting
-        (`L1H1 0.86, L2H0 0.41`, the largest mass first), stack: the stack whose keys these are.
+        Columns position, token, received, heads (how many have it as their top key with a mass above SINK_MASS),
+        `resting` (`L1H1 0.86, L2H0 0.41`, the largest mass first), stack: the stack whose keys these are.
         """
-        from attnscope.observe import records as key_table
-
         resting: dict[tuple[str, int], list[Head]] = {}
         for head in sorted(self.kept_heads(), key=lambda head: -head.top_key_mass):
             if head.top_key_mass > self.stacks[head.stack].rests_above:
                 resting.setdefault((head.stack, head.top_key), []).append(head)
-        words_of = {
-            place: [f"{head.name} {head.top_key_mass:.2f}" for head in heads] for place, heads in resting.items()
-        }
-        return key_table.table({stack: (one.keys.tokens, one.received) for stack, one in self.stacks.items()}, words_of)
+        stacks = self.stacks.items()
+        places = [(stack, position, token) for stack, of in stacks for position, token in enumerate(of.keys.tokens)]
+        received = np.concatenate([of.received for _, of in stacks])
+        order = np.argsort(-received, kind="stable").tolist()
+        stack, position, tokens = zip(*(places[row] for row in order), strict=True)
+        heads = [resting.get(key, []) for key in zip(stack, position, strict=True)]
+        return as_table(
+            {
+                "position": np.array(position, np.int32),
+                "token": words(tokens),
+                "received": received[order],
+                "heads": np.array([len(of_key) for of_key in heads], np.int32),
+                "resting": words(
+                    [", ".join(f"{head.name} {head.top_key_mass:.2f}" for head in of_key) for of_key in heads]
+                ),
+                "stack": texts_at(STACKS, codes(stack)),
+            }
+        )
 
     def rollout_table(self, top_k: int | None = None, min_weight: float | None = None) -> pa.Table:
         """The source of each unit of every stack's own text: the rows of `Rollout.table`, and their stack.
 
         Cross-attention has none: a rollout is of units that are the same on both sides.
         """
-        parts = [
-            (stack, one.rollout.table(top_k, min_weight))
-            for stack, one in self.stacks.items()
-            if one.rollout is not None
-        ]
+        parts = []
+        for stack, seen in self.stacks.items():
+            if seen.rollout is not None:
+                part = seen.rollout.table(top_k, min_weight)
+                parts.append(part.append_column("stack", texts_at(STACKS, np.full(len(part), STACKS.index(stack)))))
         if not parts:
             raise UsageError("this observation kept no rollout", 'ask with Request(rollout="tokens")')
-        named = [
-            part.append_column("stack", texts_at(STACKS, np.full(len(part), STACKS.index(stack))))
-            for stack, part in parts
-        ]
-        return pa.concat_tables(named).unify_dictionaries().combine_chunks()
+        return pa.concat_tables(parts).unify_dictionaries().combine_chunks()
 
     @property
     def rests_above(self) -> float:
@@ -327,32 +335,57 @@ class Observation:
         and each query's own key, unless keys were asked for; query 0, asked for, keeps the one key that it sees. Raises
         UsageError where no relations were kept.
         """
-        from attnscope.observe import records as relations
-
-        named = self.chosen
-        others = other_keys and named.key is None
-        found = relations.listed(
-            self.relation_numbers(min_weight), over, others, named.query is not None, self.view.by_size
-        )
+        columns, chosen = self.relation_numbers(min_weight), self.chosen
+        order = np.arange(len(columns["weight"]))
+        if other_keys and chosen.key is None:
+            own = (columns["key"] == columns["query"]) & (columns["stack"] != STACKS.index(CROSS))
+            # query 0 sees no other key than key 0
+            order = order[(columns["key"] != 0) & ~own | (columns["query"] == 0) & (chosen.query is not None)]
+        if over == "heads":
+            weight = columns["weight"][order]
+            order = order[np.argsort(-np.abs(weight) if self.view.by_size else -weight, kind="stable")]
+        columns = {name: column[order] for name, column in columns.items()}
 
         def tokens(axis: Axis, place: np.ndarray) -> pa.DictionaryArray:
-            return texts_at(self.names(self.group), self.place(axis, found["stack"], place, self.group))
+            return texts_at(self.names(self.group), self.place(axis, columns["stack"], place, self.group))
 
-        return relations.relations_table(
-            found, tokens("queries", found["query"]), tokens("keys", found["key"]), self.view
+        return as_table(
+            {
+                "layer": columns["layer"],
+                "head": numbers(columns["head"], columns["head"] < 0),
+                "kv_head": columns["kv_head"],
+                "query": columns["query"],
+                "query_token": tokens("queries", columns["query"]),
+                "key": columns["key"],
+                "key_token": tokens("keys", columns["key"]),
+                ENTRIES[self.view.weights]: columns["weight"],
+                "stack": texts_at(STACKS, columns["stack"]),
+            }
         )
 
     def relation_numbers(self, min_weight: float | None = None) -> dict[str, np.ndarray]:
         """The columns of `relations` as numbers: head is -1 where kv heads were averaged, stack a place in STACKS."""
-        from attnscope.observe import records as relations
-
-        return relations.joined([part for one in self.stacks.values() for part in one._relation_parts(min_weight)])
+        parts: list[dict[str, np.ndarray]] = []
+        for seen in self.stacks.values():
+            if seen.kept_keys is None:
+                raise UsageError("this observation kept no relations", "ask with Request(relations=True)")
+            units = len(seen.units()), len(seen.units("keys"))
+            parts += numbers_of(seen.kept_keys, units, seen.kv_of, seen.view, seen.stack, min_weight)
+        if len(parts) == 1:
+            return parts[0]
+        dtypes = dict.fromkeys(RELATION_COLUMNS, np.int32) | {"weight": np.float32, "stack": np.int8}
+        return {
+            name: np.concatenate(
+                [*(part[name] for part in parts), np.empty(0, dtype)], dtype=dtype, casting="same_kind"
+            )
+            for name, dtype in dtypes.items()
+        }
 
     @property
     def most_relations(self) -> int:
         """How many rows `relations` can have."""
-        kept = [found for one in self.stacks.values() for found in (one.kept_keys or {}).values()]
-        return sum(math.prod(found.weight.shape) for found in kept)
+        kept = [keys for seen in self.stacks.values() for keys in (seen.kept_keys or {}).values()]
+        return sum(math.prod(keys.weight.shape) for keys in kept)
 
     def kv_head(self, layer: int | LayerKey, head: Any) -> Any:
         """The kv head that a query head (or each of an array of them) reads."""
@@ -362,8 +395,7 @@ class Observation:
     @cached_property
     def failures(self) -> list[str]:
         """What did not hold in this run, in words; empty when all did."""
-        dtype = self.facts.get("dtype", "float32")
-        return failures(self.calls, dtype)
+        return failures(self.calls, self.facts.get("dtype", "float32"))
 
     @property
     def calls(self) -> list[CallCheck]:
@@ -434,14 +466,6 @@ class Observation:
             tuple((columns.atlas_roles[place] or "").split()),
             str(columns.stack[place]) in self.other_stacks,
         )
-
-    def _relation_parts(self, min_weight: float | None) -> Iterator[dict[str, np.ndarray]]:
-        if self.kept_keys is None:
-            raise UsageError("this observation kept no relations", "ask with Request(relations=True)")
-        from attnscope.observe import records as relations
-
-        units = len(self.units()), len(self.units("keys"))
-        return relations.numbers_of(self.kept_keys, units, self.kv_of, self.view, self.stack, min_weight)
 
 
 def _units(text: Prompt, group: str | None) -> Sequence[str]:

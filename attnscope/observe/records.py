@@ -1,13 +1,9 @@
 """What was kept of a pass, as records: who prints, draws or sends them knows neither a model nor torch.
 
-What the heads of a text do: all of them as columns, and one as a record.
+What is kept of layers, then all heads of a text as columns and as a table, one head, and relations as numbers.
 
-What the keys of a text receive, and which heads rest on them, as a table.
-
-Relations as columns of numbers, and as a table: of every stack, filtered, in their order.
-
-Shapes: B text, H head (or kv head, where a view averages them), Q query, K key, T token, S span, G unit, k kept keys,
-D width of q and k, V width of v, N heads of all layers, Q query, k kept keys.
+Shapes: B text, H head (or kv head, where a view averages them), N heads of all layers, Q query, K key, k kept keys,
+T token, S span, G unit, D width of q and k, V width of v.
 """
 
 from __future__ import annotations
@@ -25,8 +21,8 @@ from attnscope.inputs.prompt import Span
 from attnscope.metrics.metrics import COLUMNS, MASS, order_of
 from attnscope.metrics.roles import NONE
 from attnscope.metrics.texts import MAP_SIDE, Cells
-from attnscope.model.selection import CROSS, STACKS, has_decoder_heads
-from attnscope.observe.layers import ENTRIES, LayerKey, PerLayer, View, codes
+from attnscope.model.selection import STACKS, has_decoder_heads
+from attnscope.observe.layers import PerLayer, View, codes
 from attnscope.utils.display import head_name
 from attnscope.utils.tables import as_table, flags, numbers, texts_at, words
 
@@ -167,7 +163,7 @@ class Rollout:
         )
 
     def binned(self, side: int = MAP_SIDE) -> tuple[np.ndarray, int]:
-        """The shares with neighbouring units put together, at most `side` a side, and how many one row stands for.
+        """The shares with neighbouring units put together, at most `side` a side, and how many one row holds.
 
         Sum over keys, mean over query tokens; NaN where nothing is attributed.
         """
@@ -228,14 +224,15 @@ class HeadColumns:
         """
         if len(parts) == 1:
             return parts[0]
-        of_heads = [one.name for one in fields(cls) if one.name != "scores"]
-        nulls = [Score(*[np.full(len(part.layer), np.nan, np.float32)] * 2) for part in parts]
-        names = dict.fromkeys(name for part in parts for name in part.scores)
-        found = {name: [part.scores.get(name, null) for part, null in zip(parts, nulls, strict=True)] for name in names}
-        scores = {
-            name: Score(np.concatenate([one.value for one in of]), np.concatenate([one.null for one in of]))
-            for name, of in found.items()
-        }
+        of_heads = [part.name for part in fields(cls) if part.name != "scores"]
+        scores = {}
+        for name in dict.fromkeys(name for part in parts for name in part.scores):
+            nulls = (Score(*[np.full(len(part.layer), np.nan, np.float32)] * 2) for part in parts)
+            of = [part.scores.get(name, null) for part, null in zip(parts, nulls, strict=True)]
+            value, null = (
+                np.concatenate(column) for column in zip(*((one.value, one.null) for one in of), strict=True)
+            )
+            scores[name] = Score(value, null)
         joined = {name: np.concatenate([getattr(part, name) for part in parts]) for name in of_heads}
         return cls(**joined, scores=scores)
 
@@ -365,32 +362,9 @@ class Head:
 
     @property
     def name(self) -> str:
-        """`L27H3`, `L27KV1` for the mean over a kv head's group, `cross L3H2` in a stack beside the decoder's."""
+        """`L27H3`, `L27KV1` for the mean over a kv head's group, `cross L3H2` in another stack than the decoder's."""
         by_kv, number = (True, self.kv_head) if self.head is None else (False, self.head)
         return f"{self.stack} " * self.in_other_stack + head_name(self.layer, number, by_kv)
-
-
-def table(stacks: Mapping[str, tuple[Sequence[str], np.ndarray]], on: Mapping[tuple[str, int], list[str]]) -> pa.Table:
-    """A row per key: the mean mass that it receives, and the heads that rest on it; the largest mass first.
-
-    stacks: the tokens of each stack's keys, and what they receive. on: {(stack, position): heads, as `L1H1 0.86`}.
-    """
-    places = [(stack, position) for stack, (tokens, _) in stacks.items() for position in range(len(tokens))]
-    tokens = [token for tokens, _ in stacks.values() for token in tokens]
-    received = np.concatenate([received for _, received in stacks.values()])
-    order = np.argsort(-received, kind="stable").tolist()
-    places = [places[row] for row in order]
-    resting = [on.get(place, []) for place in places]
-    return as_table(
-        {
-            "position": np.array([position for _, position in places], np.int32),
-            "token": words([tokens[row] for row in order]),
-            "received": received[order],
-            "heads": np.array([len(heads) for heads in resting], np.int32),
-            "resting": words([", ".join(heads) for heads in resting]),
-            "stack": texts_at(STACKS, codes([stack for stack, _ in places])),
-        }
-    )
 
 
 RELATION_COLUMNS = ("layer", "head", "kv_head", "query", "key", "weight", "stack")
@@ -404,20 +378,25 @@ def numbers_of(
     stack: str,
     min_weight: float | None,
 ) -> Iterator[dict[str, np.ndarray]]:
-    """The relations of a stack as columns of numbers, layers of one shape together; see `joined`.
+    """The relations of a stack as columns of numbers, layers of one shape together; see `Observation.relation_numbers`.
 
     units: how many queries and keys there are. kv_of: {layer: (heads, kv heads)}. Those under min_weight are left out,
     by their size where the view ranks by size.
     """
     by_kv = view.by_kv
-    for _, alike in groupby(kept.items(), lambda one: one[1].weight.shape[1:]):
+    for _, alike in groupby(kept.items(), lambda item: item[1].weight.shape[1:]):
         layers = list(alike)
-        weight_HQk = np.concatenate([np.asarray(one.weight[:, : units[0]]) for _, one in layers])
-        key_HQk = np.concatenate([np.asarray(one.key[:, : units[0]]) for _, one in layers], dtype=np.int32)
+        # Which entries are rows: padding, and what no query sees, are none.
+        weight_HQk = np.concatenate([np.asarray(keys.weight[:, : units[0]]) for _, keys in layers])
+        key_HQk = np.concatenate([np.asarray(keys.key[:, : units[0]]) for _, keys in layers], dtype=np.int32)
         keep = ~np.isnan(weight_HQk) & (key_HQk < units[1])
         if min_weight is not None:
             keep &= (np.abs(weight_HQk) if view.by_size else weight_HQk) >= min_weight
-        which = [_which(key, head, kv_of[key], by_kv) for key, one in layers for head in one.heads]
+        # Layer, head and kv head are repeated for each row: of all heads in numpy, since there may be millions.
+        which = []
+        for key, keys in layers:
+            heads, kv_heads = kv_of[key]
+            which += [(key.layer, head, head if by_kv else head * kv_heads // heads) for head in keys.heads]
         kept_HQ = keep @ np.ones(keep.shape[-1], np.int32)
         of_heads = np.array(which, np.int32).reshape(-1, 3).T
         layer, head, kv_head = (np.repeat(number, kept_HQ.sum(-1)) for number in of_heads)
@@ -431,58 +410,3 @@ def numbers_of(
             "weight": weight_HQk[keep],
             "stack": np.full(len(layer), STACKS.index(stack), np.int8),
         }
-
-
-def _which(key: LayerKey, head: int, heads: tuple[int, int], by_kv: bool) -> tuple[int, int, int]:
-    """Layer, head and kv head."""
-    return key.layer, head, head if by_kv else head * heads[1] // heads[0]
-
-
-def joined(parts: Sequence[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """Columns of numbers as one: head is -1 where kv heads were averaged, stack a place in STACKS."""
-    if len(parts) == 1:
-        return parts[0]
-    dtypes = dict.fromkeys(RELATION_COLUMNS, np.int32) | {"weight": np.float32, "stack": np.int8}
-    return {
-        name: np.concatenate([part[name] for part in parts], dtype=dtype, casting="same_kind")
-        if parts
-        else np.empty(0, dtype)
-        for name, dtype in dtypes.items()
-    }
-
-
-def listed(
-    found: dict[str, np.ndarray], over: str | None, others: bool, of_queries: bool, by_size: bool = False
-) -> dict[str, np.ndarray]:
-    """Those that are listed, in their order: strongest first over "heads", of either sign where it is by size.
-
-    others: without key 0 and each query's own key. of_queries: queries were named, and query 0 keeps the one that it
-    sees.
-    """
-    order = np.arange(len(found["weight"]))
-    if others:
-        own = (found["key"] == found["query"]) & (found["stack"] != STACKS.index(CROSS))
-        order = order[(found["key"] != 0) & ~own | (found["query"] == 0) & of_queries]
-    if over == "heads":
-        weight = found["weight"][order]
-        order = order[np.argsort(-np.abs(weight) if by_size else -weight, kind="stable")]
-    return {name: column[order] for name, column in found.items()}
-
-
-def relations_table(
-    found: dict[str, np.ndarray], query: pa.DictionaryArray, key: pa.DictionaryArray, view: View
-) -> pa.Table:
-    """A row per relation; query, key: the tokens. The weight's column is named for what the view reads."""
-    return as_table(
-        {
-            "layer": found["layer"],
-            "head": numbers(found["head"], found["head"] < 0),
-            "kv_head": found["kv_head"],
-            "query": found["query"],
-            "query_token": query,
-            "key": found["key"],
-            "key_token": key,
-            ENTRIES[view.weights]: found["weight"],
-            "stack": texts_at(STACKS, found["stack"]),
-        }
-    )

@@ -1,17 +1,17 @@
-"""What to keep of a forward pass, and what it is asked of: texts, the tokens of them that are named, their stacks.
-
-What is asked of a text, in one record: for the command line, the library, a corpus, a manifest.
+"""What is asked of a text, in one record: for the command line, the library, a corpus, a manifest.
 
 ask = CaptureSpec("the financial bank", keep=Request(relations=True), engine="fused")
 read(loaded, ask)
 CaptureSpec.of_json(ask.as_json()) == ask
+
+First what to keep of a forward pass, then what it is asked of: texts, the tokens of them that are named, their stacks.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, make_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypedDict
 
@@ -58,8 +58,8 @@ class Request:
     lets key 0 into a head's strongest relation. relations: whether to keep the `top_k` strongest keys of every query
     (None: all), of `group`s if given. maps: the heads to draw ("all", "kept" or None), binned by `bin_rule` to at most
     `map_side` rows, with key 0 in a column of its own if `split_sink`. weights: keep whole matrices. operands: keep q,
-    k and v as they were multiplied. Both are of the view's heads, or of {layer: heads}. rollout: the units whose
-    attention is rolled out; `bins` are at most MAP_SIDE runs of tokens. per_token: keep what every token gets from the
+    k and v as they were multiplied. Both are of the view's heads, or of {layer: heads}. rollout: the units to roll
+    attention out over; `bins` are at most MAP_SIDE runs of tokens. per_token: keep what every token gets from the
     chosen queries, or gives to the keys where keys alone are chosen. query, key: the tokens that are asked about, as
     `inputs/tokens.py` reads them, with the groups of `define`, and the part of the maps that is kept; None for all.
     spans: groups whose mass on each other is kept, of every pair. stacks: of an encoder-decoder the heads of each stack
@@ -119,7 +119,7 @@ class Request:
 
     @property
     def asks(self) -> bool:
-        """Whether the question is of the text's own tokens or units, which a tower beside a decoder has none of."""
+        """Whether the question is of the text's own tokens or units, which the tower of a decoder has none of."""
         return any((self.query, self.key, self.group, self.rollout))
 
     def chosen(self, prompt: Prompt, source: Prompt | None = None) -> TokenSelection:
@@ -144,7 +144,7 @@ class TextInputs(NamedTuple):
         return len(self.prompt), len(self.source or ())
 
     def of(self, stack: str, plain: str) -> list[TextInputs]:
-        """What one stack reads: of a tower beside a decoder a text for each picture, or part of one, that it is given.
+        """What one stack reads: of the tower of a decoder a text for each picture, or part of one, that it is given.
 
         plain: the model's own stack. Nothing of one over patches: only the pass will say where in the text they are.
         """
@@ -152,15 +152,12 @@ class TextInputs(NamedTuple):
             return [TextInputs(part, TokenSelection()) for part in self.prompt.medium.tower]
         if is_over_patches(stack):
             return []
-        return [self._of_two(stack)]
-
-    def _of_two(self, stack: str) -> TextInputs:
-        """What one stack of an encoder-decoder reads."""
+        # What one stack of an encoder-decoder reads.
         chosen = self.chosen.of(stack)
         if self.source is None or is_causal(stack):
-            return self._replace(chosen=chosen)
+            return [self._replace(chosen=chosen)]
         queries, keys = sides(stack, self.source, self.prompt)
-        return TextInputs(queries, chosen, keys=None if keys is queries else keys)
+        return [TextInputs(queries, chosen, keys=None if keys is queries else keys)]
 
     @property
     def looked_at(self) -> Prompt:
@@ -189,7 +186,7 @@ SCHEMA = "ask/1"  # goes up when a field is renamed, or means something else
 
 
 class CaptureOptions(TypedDict, total=False):
-    """How a text is read: the fields of `CaptureSpec` beside the text and what is kept of it."""
+    """How a text is read: the fields of `CaptureSpec` besides the text and what is kept of it."""
 
     engine: EngineWord
     memory: str | None
@@ -263,9 +260,20 @@ class CaptureSpec:
 
     def as_json(self) -> dict[str, Any]:
         """The ask as JSON has it. Raises UsageError for what lies in memory alone: a sound, a picture, an atlas."""
-        said = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "keep"}
-        said |= {"text": _text(self.text), "atlas": _path("an atlas", self.atlas), "picture": _pictures(self.picture)}
-        return {"schema": SCHEMA, **said, "keep": to_json(self.keep)}
+        text, atlas, picture = self.text, self.atlas, self.picture
+        if not isinstance(text, str):
+            text = getattr(text, "ids", text)  # of a Prompt
+            if not isinstance(text, Sequence):
+                raise UsageError("a sound in memory has no form in JSON", "give token ids or a text")
+            text = [int(token) for token in text]
+        pictures = picture if isinstance(picture, list | tuple | None) else [picture]
+        for what, value in [("an atlas", atlas), *(("a picture", one) for one in pictures or ())]:
+            if value is not None and not isinstance(value, str | os.PathLike):
+                raise UsageError(f"{what} in memory has no form in JSON", "save it to a file and name that")
+        record = {option.name: getattr(self, option.name) for option in fields(self) if option.name != "keep"}
+        record |= {"text": text, "atlas": None if atlas is None else os.fspath(atlas)}  # type: ignore[arg-type]
+        record["picture"] = None if pictures is None else [os.fspath(one) for one in pictures]
+        return {"schema": SCHEMA, **record, "keep": to_json(self.keep)}
 
     @classmethod
     def of_json(cls, said: Any) -> CaptureSpec:
@@ -273,48 +281,23 @@ class CaptureSpec:
         if not isinstance(said, Mapping) or said.get("schema") != SCHEMA:
             raise UsageError(f"expected an ask of the form {SCHEMA}", "write one with Ask.as_json")
         form = from_json(_Form, {name: value for name, value in said.items() if name != "schema"}, "ask")
-        return cls(**{one.name: getattr(form, one.name) for one in fields(form)})
+        return cls(**{option.name: getattr(form, option.name) for option in fields(form)})
 
 
-@dataclass(frozen=True)
-class _Form:
-    """The fields of an ask, as JSON can have them."""
-
-    text: str | tuple[int, ...]
-    keep: Request = Request()
-    engine: str = "auto"
-    memory: str | None = None
-    listen: bool = False
-    verify: bool = False
-    select: str | None = None
-    atlas: str | None = None
-    chat: bool = False
-    truncate: Literal["left", "right"] | None = None
-    generate: int | None = None
-    answer: str | tuple[int, ...] | None = None
-    target: str | tuple[int, ...] | None = None
-    picture: tuple[str, ...] | None = None
-    pair: str | None = None
-    global_tokens: str | None = None
-
-
-def _text(text: Text) -> str | list[int]:
-    if isinstance(text, str):
-        return text
-    ids = getattr(text, "ids", text)  # of a Prompt
-    if not isinstance(ids, Sequence):
-        raise UsageError("a sound in memory has no form in JSON", "give token ids or a text")
-    return [int(one) for one in ids]
-
-
-def _pictures(given: PictureSource | Sequence[PictureSource] | None) -> list[str] | None:
-    if given is None:
-        return None
-    found = given if isinstance(given, list | tuple) else [given]
-    return [str(_path("a picture", one)) for one in found]
-
-
-def _path(what: str, given: Any) -> str | None:
-    if given is None or isinstance(given, str | os.PathLike):
-        return None if given is None else os.fspath(given)
-    raise UsageError(f"{what} in memory has no form in JSON", "save it to a file and name that")
+# The fields of an ask, as JSON can have them: others than what Python may be given are named here.
+_JSON_TYPES = {
+    "text": "str | tuple[int, ...]",
+    "atlas": "str | None",
+    "truncate": "Literal['left', 'right'] | None",
+    "answer": "str | tuple[int, ...] | None",
+    "target": "str | tuple[int, ...] | None",
+    "picture": "tuple[str, ...] | None",
+}
+_Form = make_dataclass(
+    "_Form",
+    [
+        (option.name, _JSON_TYPES.get(option.name, option.type), field(default=option.default))
+        for option in fields(CaptureSpec)
+    ],
+    namespace={"__module__": __name__},
+)

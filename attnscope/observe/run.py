@@ -1,7 +1,7 @@
 """A model, and what is asked of a text -> one finished Observation: the middle of the library.
 
     seen = read(loaded, CaptureSpec("the financial bank", keep=Request(relations=True)))
-    seen = run_and_report(loaded, CaptureSpec("the financial bank"), Talk(quiet=False))
+    seen = run_and_report(loaded, CaptureSpec("the financial bank"), TerminalProgress(quiet=False))
 
 What can be refused is refused before the forward pass. The second says on the way what it does, in lines and stages, to
 a `Progress`: the terminal's, or the one at the other end of a socket.
@@ -71,7 +71,7 @@ class Run:
     """One text about to be read: the model, the prompt, what to keep, and the engine, with why it was chosen.
 
     source: what an encoder-decoder's encoder reads, while its decoder reads the prompt. chosen: the tokens that are
-    asked about. facts: what the manifest is to say beside what every run says. named_by: the atlas that names the
+    asked about. facts: what the manifest is to say besides what every run says. named_by: the atlas that names the
     model's heads, or whose own folder may hold one. steps: of an answer or a target that the model made, the steps in
     which it did. ask: how the text was asked, without the text itself.
     """
@@ -115,7 +115,7 @@ class Run:
         return replace(self, request=request)
 
     def verified(self) -> Run:
-        """The same, after every layer was held against the oracle; its verdict goes into the manifest."""
+        """The same, after every layer was compared with the oracle; its verdict goes into the manifest."""
         from attnscope.certificate.check import verify
 
         return replace(self, facts={**self.facts, "parity": verify(self.loaded, self.prompt, source=self.source)})
@@ -162,7 +162,7 @@ class Run:
 
 
 def _noted(notes: Sequence[str], before: Sequence[str] = ()) -> dict[str, Any]:
-    """Notes as the manifest has them, behind those before; each is said now, too."""
+    """Notes as the manifest has them, behind those before; each is also logged now."""
     for note in notes:
         logger.warning("%s", note)
     return {"notes": [*before, *notes]} if notes else {}
@@ -333,7 +333,7 @@ def run_and_report(
 
 
 def run_pass(run: Run, lines: Iterable[str], verify: bool, tell: Progress) -> Observation:
-    """A run's forward pass, after the lines about it; verify: every layer is held against the oracle first."""
+    """A run's forward pass, after the lines about it; verify: every layer is compared with the oracle first."""
     for line in lines:
         tell.say(line)
     if verify:

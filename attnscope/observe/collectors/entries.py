@@ -399,7 +399,7 @@ class WholeMaps(MapCollector):
 
 
 def drawn_whole(text: TextInputs, request: Request) -> bool:
-    """Whether nothing of a text's maps is binned, so that it may be read beside others."""
+    """Whether nothing of a text's maps is binned, so that it may be read together with others."""
     return max(len(text.prompt), len(text.looked_at)) <= request.map_side
 
 

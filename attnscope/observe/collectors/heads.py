@@ -48,7 +48,7 @@ class LayerScores(NamedTuple):
 
 @dataclass
 class HeadScores:
-    """Every metric of every head, beside what uniform attention would score; NaN where it is not of such layers."""
+    """Every metric of every head, with what uniform attention would score; NaN where it is not of such layers."""
 
     ids: Sequence[str] = tuple(METRICS)
     _uniform: OfMasks[tuple[Tensor, Tensor, Sequence[str]]] = field(default_factory=WeakKeyDictionary)
@@ -198,7 +198,8 @@ class HeadCollector(Collector):
         layers: list[LayerHeads] = list(collected.values())
         columns, supports = columns_of_texts(layers, len(texts), self.top.view), _supports(layers)
         most_keys = max(len(text.looked_at) for text in texts)
-        received_BK = received([heads.top for heads in layers], len(texts), most_keys)
+        received_BK = sum((heads.top.received for heads in layers), torch.zeros(len(texts), most_keys))
+        received_BK = (received_BK / max(sum(heads.top.kept for heads in layers), 1)).numpy()
         return [
             TextHeads(
                 columns[row],
@@ -210,17 +211,14 @@ class HeadCollector(Collector):
 
 
 class TextHeads(NamedTuple):
-    """Of the heads of a text; support: {layer: {kind of rows: how many}}; received: see `received`."""
+    """Of the heads of a text; support: {layer: {kind of rows: how many}}.
+
+    received: the mean mass that each key receives over the kept heads of all layers, (K,).
+    """
 
     columns: HeadColumns
     support: PerLayer[Mapping[str, int]]
     received: np.ndarray
-
-
-def received(layers: Sequence[KeyMass], texts: int, keys: int) -> np.ndarray:
-    """The mean mass that each key of each text receives, over the kept heads of all layers, (B, K)."""
-    total_BK = sum((layer.received for layer in layers), torch.zeros(texts, keys))
-    return (total_BK / max(sum(layer.kept for layer in layers), 1)).numpy()
 
 
 def _supports(layers: Sequence[LayerHeads]) -> dict[LayerKey, list[dict[str, int]]]:
