@@ -29,8 +29,7 @@ from attnscope.inputs.tokens import find
 from attnscope.interventions.base import Measure
 from attnscope.interventions.passes import Advance, Passes
 from attnscope.interventions.patching import Patch, Patching, estimated
-from attnscope.interventions.spec import SHARED, AskedText, HeadSet, Method, Over, PatchTarget, Selection, Task
-from attnscope.model.geometry import Geometry
+from attnscope.interventions.spec import SHARED, AskedText, Method, Over, PatchTarget, Selection, Task
 from attnscope.model.selection import DECODER
 from attnscope.studies.ablation_search import CONTROLS, controls_of, head_set, portions, tried_of, whole_groups
 from attnscope.studies.knockout import COPY, CaseReader, case_of, read_cases, task_of
@@ -159,56 +158,6 @@ class AskedPatch:
     layer: int | None = None
     head: int | None = None
     place: int | None = None
-
-
-def patches_over(
-    over: Over, whole: HeadSet, geometry: Geometry, pairs: Sequence[TextPair], what: PatchTarget
-) -> list[AskedPatch]:
-    """The patches of some heads; of keys and values whole kv groups.
-
-    Raises UsageError where tokens are to be patched one by one, and pairs have other numbers of them.
-    """
-    if what in SHARED:
-        whole = whole_groups(whole, geometry)
-    every = _at(pairs)
-    if over == "none":
-        return [AskedPatch(Patch(whole.name, whole.heads, every))]
-    if over in ("heads", "kv"):
-        # A group of one head is that head, whatever it was asked as.
-        parts = portions("kv" if what in SHARED else over, whole, geometry)
-        alone = [one.heads[0][1] if len(one.heads) == 1 else None for one in parts]
-        return [
-            AskedPatch(Patch(one.name, one.heads, every), one.layer, head)
-            for one, head in zip(parts, alone, strict=True)
-        ]
-    layers = portions("layers", whole, geometry)
-    if over == "layers":
-        return [AskedPatch(Patch(one.name, one.heads, every), one.layer) for one in layers]
-    # The first token of each pair is one patch, the second another: pairs need as many.
-    counts = sorted({len(pair.at) for pair in pairs})
-    if len(counts) > 1:
-        raise UsageError(
-            f"one by one, pairs need as many tokens, got {counts[0]} and {counts[-1]}", "name as many with {at}"
-        )
-    places = range(counts[0])
-    if over == "positions":
-        return [AskedPatch(Patch(_name(pairs, one), whole.heads, _at(pairs, one)), place=one) for one in places]
-    return [
-        AskedPatch(Patch(f"{layer.name} {_name(pairs, one)}", layer.heads, _at(pairs, one)), layer.layer, place=one)
-        for layer in layers
-        for one in places
-    ]
-
-
-def _at(pairs: Sequence[TextPair], place: int | None = None) -> tuple[tuple[int, ...], ...]:
-    """The positions of each text of the task; place: of one asked token alone."""
-    both = [positions for pair in pairs for positions in (pair.at, pair.partners)]
-    return tuple(positions if place is None else (positions[place],) for positions in both)
-
-
-def _name(pairs: Sequence[TextPair], place: int) -> str:
-    """An asked token as a table names it: `bank(8)` of one pair, of several `token 3`, counted among those asked."""
-    return key_name(pairs[0].clean, pairs[0].at[place]) if len(pairs) == 1 else f"token {place}"
 
 
 ORDERED = ("layers", "positions", "layers,positions")  # that keep the model's or the text's order
@@ -379,9 +328,42 @@ class PatchStudy(SetStudy[PatchedPairs]):
 
     @cached_property
     def asked(self) -> list[AskedPatch]:
-        """The patches that are asked for."""
-        plan, whole = self.plan, head_set(self.plan.name, self.selection)
-        return patches_over(plan.over, whole, self.model.geometry, self.pairs, plan.what)
+        """The patches that are asked for; of keys and values of whole kv groups.
+
+        Raises UsageError where tokens are to be patched one by one, and pairs have other numbers of them.
+        """
+        plan, pairs, geometry = self.plan, self.pairs, self.model.geometry
+        over, shared, whole = plan.over, plan.what in SHARED, head_set(plan.name, self.selection)
+        if shared:
+            whole = whole_groups(whole, geometry)
+        both = [positions for pair in pairs for positions in (pair.at, pair.partners)]
+        if over == "none":
+            return [AskedPatch(Patch(whole.name, whole.heads, tuple(both)))]
+        if over in ("heads", "kv", "layers"):
+            patches = []
+            for part in portions("kv" if shared and over != "layers" else over, whole, geometry):
+                # A group of one head is that head, whatever it was asked as.
+                head = part.heads[0][1] if len(part.heads) == 1 and over != "layers" else None
+                patches.append(AskedPatch(Patch(part.name, part.heads, tuple(both)), part.layer, head))
+            return patches
+        # The first token of each pair is one patch, the second another: pairs need as many.
+        counts = sorted({len(pair.at) for pair in pairs})
+        if len(counts) > 1:
+            raise UsageError(
+                f"one by one, pairs need as many tokens, got {counts[0]} and {counts[-1]}", "name as many with {at}"
+            )
+        # Of one pair a token has a name, of several a place among those asked.
+        names = [f"token {place}" for place in range(counts[0])]
+        if len(pairs) == 1:
+            names = [key_name(pairs[0].clean, position) for position in pairs[0].at]
+        one_by_one = [(tuple((positions[place],) for positions in both), place) for place in range(counts[0])]
+        if over == "positions":
+            return [AskedPatch(Patch(names[place], whole.heads, at), place=place) for at, place in one_by_one]
+        return [
+            AskedPatch(Patch(f"{layer.name} {names[place]}", layer.heads, at), layer.layer, place=place)
+            for layer in portions("layers", whole, geometry)
+            for at, place in one_by_one
+        ]
 
     @property
     def sets(self) -> list[Patch]:
