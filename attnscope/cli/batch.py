@@ -1,7 +1,4 @@
-"""`attnscope batch`: a corpus in, a dataset out.
-
-What `attnscope batch` says while it runs, before (`--dry-run`), and at the end; and how it is stopped.
-"""
+"""`attnscope batch`: a corpus in, a dataset out; how far it is, how it ended, and what it would take (`--dry-run`)."""
 
 from __future__ import annotations
 

@@ -128,7 +128,7 @@ class Sources(GlobalTokens, Tokens):
         return (self.answer_field, self.answer) != (None, None)
 
     def _refuse(self, option: str, *others: str, why: str) -> None:
-        """Raise UsageError where an option was given beside one of these."""
+        """Raise UsageError where an option was given with one of these."""
         given = [name for name in (option, *others) if getattr(self, name.replace("-", "_"))]
         if option in given[:-1]:
             raise UsageError(f"--{option} and --{given[1]} were both given: {why}", f"leave out --{given[1]}")

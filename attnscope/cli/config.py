@@ -56,7 +56,7 @@ def keys_of(*groups: type) -> dict[str, str]:
 def configured(context: typer.Context, groups: tuple[type, ...], keys: Mapping[str, str]) -> dict[str, Any]:
     """The options, by field, that the file of --config gives and no flag does.
 
-    keys: what may stand in the file; what the groups have no option for is left out.
+    keys: what the file may hold; what the groups have no option for is left out.
     """
     path, fields = context.params["config"], parameters(*groups)
     content = {keys[key]: value for key, value in read_config(path, keys).items()}
@@ -143,7 +143,7 @@ def refuse_others(context: typer.Context, names: Container[str], what: str, othe
 def read_config(path: Path | str, keys: Mapping[str, str]) -> dict[str, Any]:
     """The options of a configuration file, by name, as text; keys that say nothing (null) are left out.
 
-    keys: what may stand in it. Raises `UsageError`: no such file, not YAML (with the line), an unknown key (with the
+    keys: what it may hold. Raises `UsageError`: no such file, not YAML (with the line), an unknown key (with the
     nearest valid one).
 
     >>> read_config("configs/demo.yaml", keys_of(Loading))["model"]
@@ -194,9 +194,9 @@ def _parse(path: Path) -> Any:
 
 
 def _strict() -> type:
-    """PyYAML's safe loader, reading every scalar but null as text, and refusing aliases and a key that stands twice.
+    """PyYAML's safe loader, reading every scalar but null as text, and refusing aliases and a key that occurs twice.
 
-    PyYAML itself takes the last of two keys, and reads 27.10 as 27.1. A few lines of aliases of aliases stand for more
+    PyYAML itself takes the last of two keys, and reads 27.10 as 27.1. A few lines of aliases of aliases mean more
     values than any machine holds.
     """
     import yaml
@@ -238,7 +238,7 @@ def _check_key(path: Path | str, name: object, keys: Mapping[str, str]) -> None:
 
 
 def named_run(context: typer.Context) -> dict[str, Any]:
-    """The options, by field, that a folder stands for, as TEXT or in --from: the manifest of the run in it.
+    """The options, by field, that a folder means, as TEXT or in --from: the manifest of the run in it.
 
     Raises UsageError for a folder as TEXT that holds no run.
     """
@@ -263,10 +263,10 @@ def named_run(context: typer.Context) -> dict[str, Any]:
 
 
 def repeated(context: typer.Context, groups: tuple[type, ...], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The options, by field, that the manifest of --from gives and no flag does; what flags change is said.
+    """The options, by field, that the manifest of --from gives and no flag does; a message names what flags change.
 
     settings: the values of --set, by field.
-    Where the run came from and went to, and what it was allowed to do, is not repeated. Raises UsageError for a value
+    The source and the destination of the run, and its permissions, are not repeated. Raises UsageError for a value
     that the option does not take.
     """
     from attnscope.export.manifest import AROUND, read_manifest

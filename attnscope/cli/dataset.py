@@ -184,6 +184,7 @@ def dataset_sheet(found: CorpusHeads, shown: np.ndarray, sort: str, width: int) 
 
     name, (by, ascending) = _sorting(found, sort), order_of(sort)
     score, arrow = found.scores[name], " ▴" if ascending else " ▾"
+    # The interval is of the metric that sorts alone: with one per metric no screen had room for two of them.
     rows: list[Row] = [
         {
             "head": _name(found, place),
@@ -206,6 +207,7 @@ def dataset_sheet(found: CorpusHeads, shown: np.ndarray, sort: str, width: int) 
         *[Column(UNIFORM, cells.score)] * (name == MASS.id),
         Column("texts", "{:,}".format),
     ]
+    # The other metrics take what room is left; a table of data has all.
     rest = [Column(KNOWN[other].short, cells.score, other) for other in _rest(found, sort)]
     room = width - sum(column.width(rows) for column in columns)
     return Sheet(rows, [*columns, *fitting(rest, rows, room)])

@@ -1,7 +1,4 @@
-"""Options of pictures: which are drawn, of what kind of file, and how they look.
-
-The options of commands that read many texts or sequences.
-"""
+"""Options of pictures: their file format, how they look, and which are drawn. Then those of studies of many texts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Option groups: frozen dataclasses whose fields are a command's options, and what is read off those fields.
+"""Option groups: frozen dataclasses of a command's options, a field each, and what is read off those fields.
 
 A field's name is the option (`top_k` is `--top-k`), its type what may be given, its default the default. A text in
 its annotation is the help, a second one the placeholder of the value where its type does not say it; what else typer
@@ -44,7 +44,7 @@ METAVARS = {int: "N", float: "N", str: "TEXT", Path: "FILE"}  # placeholders of 
 
 
 class Mark(Enum):
-    """What a field's annotation may say of its option beside typer's description."""
+    """What a field's annotation may say of its option besides typer's description."""
 
     FIRST = "one of the most used: in the first panel, the only one of a plain --help, whatever the panel of its group"
     HELD = "a run that resumes an output folder of batch must give the same value"
@@ -58,7 +58,7 @@ FIRST, HELD, DRAWN, UNRECORDED, SETTING = Mark.FIRST, Mark.HELD, Mark.DRAWN, Mar
 
 @dataclass_transform(kw_only_default=True, frozen_default=True)
 def option_group(cls: type[T]) -> type[T]:
-    """A class whose fields are options. It has no equality and no text of its own, which take half the time to make."""
+    """A class with a field per option. It has no equality and no text of its own, which take half the time to make."""
     return dataclass(frozen=True, kw_only=True, eq=False, repr=False)(cls)
 
 
@@ -189,7 +189,7 @@ def recorded(*groups: Any) -> dict[str, Any]:
 
 
 def command_line(command: str, *groups: Any) -> str:
-    """What a picture says of itself: the command without defaults, text, and where the run came from and went."""
+    """What a picture says of itself: the command without defaults, text, and the source and destination of the run."""
     from attnscope.export.manifest import AROUND
 
     words = ["attnscope", command]
@@ -211,7 +211,7 @@ def of_run(command: str, *groups: Any) -> dict[str, Any]:
 
 
 def default_of(group: type, name: str) -> Any:
-    """What an option is where nobody gives it."""
+    """The value of an option that is not given."""
     return next(field.default for field in fields(group) if field.name == name)
 
 
@@ -290,7 +290,7 @@ def converters(groups: tuple[type, ...]) -> Mapping[str, Any]:
 def as_options(groups: tuple[type, ...], hidden: bool = True) -> list[Any]:
     """The settings of groups as options of a command; hidden: no list shows them.
 
-    They are copies: a command changes how its parameters convert, and `converters` go on converting.
+    They are copies: a command changes how its parameters convert, and `converters` still convert.
     """
     options = [copy(option) for option in converters(groups).values()]
     for option in options:

@@ -1,6 +1,6 @@
 """The ranked heads as a person sees them: as many columns as the terminal has room for.
 
-What is printed below the table of heads: what its words mean, what it leaves out, what the text cannot show.
+Below the table: what its words mean, what it leaves out, what the text cannot show.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ class MeasuredEntries(Entries):
 
 @option_group
 class Ranking(Top):
-    """In which order the heads stand, and how many are printed."""
+    """The order of the heads, and how many are printed."""
 
     sort: Annotated[
         str | None,
@@ -118,7 +118,7 @@ class Ranking(Top):
         return sort
 
     def as_given(self, question: Question) -> Ranking:
-        """As a picture says it: what ranks where nobody says is in a manifest, and never in a picture."""
+        """As a picture names it: the default order is in a manifest, and never in a picture."""
         return replace(self, sort=None) if self.by(question) == Ranking().by(question) else self
 
     def order(self, question: Question) -> str:
@@ -179,6 +179,7 @@ def heads(
     The folder of a dataset that `attnscope batch` wrote, in place of TEXT, ranks its heads by their means over the
     texts, with intervals; of a dataset of spans, --query and --key name two of them.
     """
+    # What can be refused without a model is refused before one is loaded.
     entries.check(relations.group, drawing.scale)
     ranking.check(asked, entries)
     order, kinds = ranking.order(question), drawing.kinds(question)
@@ -195,7 +196,8 @@ def heads(
     groups = (asked, entries, question, ranking.as_given(question), printing, relations, drawing)
     options = of_run("heads", *groups) | {"sort": ranking.by(question)}
     style = partial(drawing.style, command_line("heads", *groups))
-    kept = Request(
+    # Kept is what will be printed or drawn, and no more: relations and maps are the most of a pass's memory.
+    keep = Request(
         view=entries.view(),
         metrics=measured,
         relations=printing.out is not None and printing.file is None,
@@ -205,8 +207,9 @@ def heads(
         **question.asks(),
         **_maps(drawing, showing, style, written=printing.draws),
     )
-    seen = observe_text(asked, entries, printing, options, kept)
+    seen = observe_text(asked, entries, printing, options, keep)
     shown = seen.kept_heads(order)[: ranking.shown]
+    # Files first: a reader of stdout may leave early.
     if printing.out:
         drawn = seen.kept_heads() if entries.select else shown
         export_text(
@@ -222,8 +225,8 @@ def heads(
             style=style(),
         )
         if printing.folder and "heads" in (kinds or FIGURES) and len(drawn) < len(seen.heads):
-            said = f"{len(drawn)} of {len(seen.heads)} heads drawn one by one; --top or --select draws others"
-            output.log(said, printing.quiet)
+            rest = f"{len(drawn)} of {len(seen.heads)} heads drawn one by one; --top or --select draws others"
+            output.log(rest, printing.quiet)
     _print(seen, shown, order, ranking, printing, format)
     if showing.show:
         draw(seen, shown if entries.select else shown[:FEW], style(), stream(only=False))

@@ -1,7 +1,4 @@
-"""`attnscope heatmap`: pictures of the attention, and nothing else.
-
-`attnscope heatmap FOLDER`: the pictures of what was finished, drawn again from its tables.
-"""
+"""`attnscope heatmap`: pictures of the attention, of a text, or again of a finished folder by its tables."""
 
 from __future__ import annotations
 
@@ -108,6 +105,7 @@ def heatmap(
     entries.check(scale=drawing.scale)
     ranking.check(asked, entries)
     over = over_picture(asked, entries, question, drawing)
+    # A file is one picture; a folder has by default all kinds that the text can show.
     order, kinds = ranking.order(question), drawing.kinds(question)
     if pictures.file is not None:
         kinds = kinds_of_file(kinds, entries.select, pictures.file)
@@ -119,6 +117,7 @@ def heatmap(
     drawn = pictures.out is not None
     options = of_run("heatmap", *groups) | {"sort": ranking.by(question)}
     style, to = drawing.style(command_line("heatmap", *groups)), stream(only=not drawn)
+    # Metrics cost time, and are measured for the pictures that show them or order heads by them.
     measured = not drawn or bool({"overview", "metrics", "top", DEPTH} & set(kinds))
     maps: MapFields = {"maps": "all"} if drawn else showing.maps(style, to)
     maps = {**drawing.maps(), **maps}
@@ -171,6 +170,7 @@ def redraw(
     """
     from attnscope.corpus.folder import is_dataset
 
+    # An option that cannot change a picture here is refused, and not passed over.
     over_layers = {"sort", "metrics"} if is_dataset(folder) or DEPTH in (looks.figures or "") else set()
     drawing = {"given", "select", "set", *over_layers, *parameters(type(pictures), type(looks))}
     again = f"leave it out, or read the text again: attnscope heatmap --from {folder}"
@@ -181,6 +181,7 @@ def redraw(
     from attnscope.export.drawing import draw_alone
     from attnscope.export.redraw import STUDIES, Redrawn, redraw_study
 
+    # A study has its own pictures; of a run of a text kinds and heads can be chosen.
     output.complain_through_talk(pictures.quiet)
     study = any((folder / name).exists() for name in STUDIES)
     if (looks.figures or select) and study:
@@ -202,12 +203,13 @@ def redraw(
         notes.extend(found.notes)
         return found.paths
 
+    # A stop between two files leaves no half of one.
     with unwinding():
         paths = [draw_alone(pictures.file, draw, "name a folder")] if pictures.file else draw(into)
     for note in notes:
         output.log(note, pictures.quiet)
-    said = "wrote" if pictures.file else f"wrote {len(paths)} file{'s' * (len(paths) > 1)} to"
-    output.log(f"{said} {into}", pictures.quiet)
+    count = "" if pictures.file else f" {len(paths)} file{'s' * (len(paths) > 1)} to"
+    output.log(f"wrote{count} {into}", pictures.quiet)
     return paths
 
 
@@ -229,6 +231,7 @@ def _run(
             f"{folder} is a folder without results of attnscope",
             f"name the folder of a run, scan, ablation or comparison; --text {folder} reads the name",
         )
+    # Heads by --select, in the words of the run's own layers: there is no model to ask.
     seen = load_run(folder, sink_apart=style.sink == "mask")
     chosen: list[str] = []
     if select is not None:
@@ -236,6 +239,7 @@ def _run(
         wanted = set(pairs(selected(select, heads_by_layer, of="this run")))
         chosen = [head.name for head in seen.kept_heads() if (head.layer, head.head) in wanted]
     [drawing] = drawings(seen, chosen, depth=over).values()
+    # Tables hold less than a run did: what they lack is named, with how to draw it all the same.
     lacking = [kind for kind in MAPS if kind in kinds and seen.maps is None and (kind != "heads" or chosen)]
     lacking += ["metrics"] if "metrics" in kinds and not drawing.panels else []
     lacking += [DEPTH] if DEPTH in kinds and not drawing.depth[0] else []

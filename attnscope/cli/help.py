@@ -27,7 +27,7 @@ MORE = "attnscope.more"  # in a context: whether words were typed that are no li
 
 
 class PanelCommand(TyperCommand):
-    """A command whose options are listed by panel, the most used ones first, and its settings last."""
+    """A command that lists its options by panel, the most used ones first, and its settings last."""
 
     groups: tuple[type, ...] = ()
     examples: tuple[str, ...] = ()
@@ -117,7 +117,7 @@ def whole_help(context: Any) -> str:
 
 
 def panel_of(parameter: Any) -> str:
-    """The heading that an option or argument stands under."""
+    """The heading over an option or argument."""
     if parameter.param_type_name == "argument":
         return ARGUMENTS
     return parameter.rich_help_panel or MOST_USED

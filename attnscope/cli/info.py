@@ -118,6 +118,7 @@ def describe(
     from attnscope.model.families import family
     from attnscope.observe.choice import SHARE, Case
 
+    # On the CPU `auto` is float32, whatever the checkpoint has: what an engine takes follows from that.
     (device, dtype), (weights, free) = where, room
     float32 = dtype == "float32" or (dtype == "auto" and device == "cpu")
     case = Case(geometry, device, "float32" if float32 else dtype, not family(geometry.model_type).bypasses_interface)

@@ -145,7 +145,7 @@ class PairedText(Pair, GlobalTokens, ModelText):
 
 @option_group
 class ModelTexts(PairedText):
-    """One text and the model that reads it, and what an encoder-decoder's decoder reads beside it."""
+    """One text and the model that reads it, and what an encoder-decoder's decoder reads."""
 
     panel = "Text"
     target: Annotated[
@@ -362,7 +362,7 @@ class Seed:
 
 @option_group
 class OtherSide:
-    """What a text or a model stands beside."""
+    """What a text or a model is compared with."""
 
     compare_text: Annotated[str | None, "Another text to compare with."] = None
     compare_model: Annotated[str | None, "Another model to compare with.", "NAME", Option(autocompletion=models)] = None
@@ -410,7 +410,7 @@ class Relations:
 
 @option_group
 class Quiet:
-    """Whether we talk."""
+    """Whether messages are printed."""
 
     panel = "Messages"
     quiet: Annotated[bool, "Print no messages on stderr.", Option("-q"), UNRECORDED] = False
@@ -418,7 +418,7 @@ class Quiet:
 
 @option_group
 class Verbose:
-    """Whether the libraries underneath talk."""
+    """Whether messages of other libraries are printed."""
 
     panel = "Messages"
     verbose: Annotated[bool, "Show library warnings and tracebacks.", UNRECORDED] = False
@@ -426,12 +426,12 @@ class Verbose:
 
 @option_group
 class Noise(Verbose, Quiet):
-    """What is said on stderr."""
+    """Which messages stderr gets."""
 
 
 @option_group
 class Writing(Noise):
-    """Where files go, and what is said on stderr."""
+    """Where files go, and which messages stderr gets."""
 
     files = tuple[str, ...]()  # the suffixes of files that --out may name in a folder's place
     of_folders = tuple[str, ...]()  # those that a folder's name may have, too

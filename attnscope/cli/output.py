@@ -1,10 +1,7 @@
-"""Where things go: data to stdout, talk to stderr, colour and progress only where a person looks.
+"""Where things go: data to stdout, messages to stderr, colour and progress only where a person looks.
 
-What a line says of half precision beside a table of effects.
-
-How many rows a command prints: `--top`.
-
-What --out names: a folder, or, where a command makes one table or one picture, a file of that format.
+First messages and data, then progress, the notes on half precision, `--top`, and last what `--out` may name: a folder,
+or, where a command makes one table or one picture, a file of that format.
 """
 
 from __future__ import annotations
@@ -152,7 +149,7 @@ def show(renderable: RenderableType, stream: Any = None) -> None:
 
 
 class _Visible:
-    """Something rich whose text is somebody else's: what would steer the terminal is written out."""
+    """Something rich with text that somebody else wrote: what would steer the terminal is written out."""
 
     def __init__(self, renderable: RenderableType) -> None:
         self.renderable = renderable
@@ -261,7 +258,7 @@ class TerminalProgress(Progress):
         log(line, self.quiet)
 
     def again(self) -> None:
-        """What was said so far is about to be said once more, by who begins again: once is enough."""
+        """The work begins again, and with it the lines so far: they are printed once."""
         self._repeated = [*self._said]
 
     def stage(

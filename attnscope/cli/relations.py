@@ -111,6 +111,7 @@ def relations(asked: TextRun, entries: Related, question: Question, top: Top, pr
 
     from attnscope.observe.request import Request
 
+    # Relations are kept before they are cut: files and pipes get more of them than a person sees.
     keep = Request(
         view=entries.view(),
         metrics=(),
@@ -122,24 +123,25 @@ def relations(asked: TextRun, entries: Related, question: Question, top: Top, pr
     options = of_run("relations", asked, entries, question, top, printing, listed)
     seen = observe_text(asked, entries, printing, options, keep)
     export_text(seen, printing, options=options, figures=(), **listed.written())
+    # --top asks for the strongest, whoever reads them; else a program gets all, head by head.
     how = listed.shown() if format == "table" or top.top is not None else listed.written()
     table = seen.relations(**how)
     sheet = partial(relations_sheet, table, top.shown)
     output.emit_first(table, top, format, sheet, printing.quiet, printing.spreadsheet)
     if format == "table" and listed.over is None:
-        said = "strongest first over all heads; a pipe without --top, and --over none, get them head by head"
-        output.log(said, printing.quiet)
+        line = "strongest first over all heads; a pipe without --top, and --over none, get them head by head"
+        output.log(line, printing.quiet)
     if how["other_keys"]:
         left_out = len(seen.relation_numbers(listed.min_weight)["weight"]) - len(table)
-        said = f"{left_out} rows hidden (key 0, and each token's own key); --all-keys shows them"
-        output.log(said, printing.quiet or not left_out)
+        line = f"{left_out} rows hidden (key 0, and each token's own key); --all-keys shows them"
+        output.log(line, printing.quiet or not left_out)
     return report_checks(seen, printing.quiet)
 
 
 def relations_sheet(table: pa.Table, top: int | None, wrapped: str = "") -> RichTable:
     """The first rows for a person; where the screen is narrow the texts are cut, never the numbers.
 
-    wrapped: a column whose texts are never cut either.
+    wrapped: a column with texts that are never cut either.
     """
     from pyarrow import types
 

@@ -75,7 +75,7 @@ def rollout(asked: TextRun, top: Top, printing: Rolled, units: Units, drawing: M
 
 
 def report_rollout(seen: Observation, quiet: bool) -> int:
-    """Say what a stack's rows stand for where they are not what one expects, and what did not hold; the exit code."""
+    """Say what a stack's rows are where they are not what one expects, and what did not hold; the exit code."""
     rolled = seen.rollout
     if rolled is None:
         return 0

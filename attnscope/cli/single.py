@@ -1,6 +1,6 @@
-"""One text through one model, with what a person is told on the way.
+"""One text through one model, or what a server answers of it: read, ask, export, and which checks hold.
 
-`--show`: heads drawn in the terminal, beside what a command gives otherwise.
+Last `--show`: heads drawn in the terminal, besides what a command gives otherwise.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def observe_text(
         Observe(),
         writing,
         check=partial(check_out, writing=writing, options=options),
-        beside=load_in_thread if writing.draws and keep.rollout else nothing,
+        meanwhile=load_in_thread if writing.draws and keep.rollout else nothing,
     )
     return found
 
@@ -87,18 +87,18 @@ def answer(
     writing: Writing,
     *,
     check: Callable[[RunInfo], object] = nothing,
-    beside: Callable[[], object] = nothing,
+    meanwhile: Callable[[], object] = nothing,
 ) -> Any:
     """What a server of this user's answers, or, where none does, a model that is loaded here.
 
-    beside: begun while the model that was loaded here reads the text.
+    meanwhile: started before a model that was loaded here reads the text.
     """
     tell = output.TerminalProgress(writing.quiet)
     found = served(asked, ask, purpose, tell, writing.verbose, check)
     if found is not None:
         return found
     loaded = load_model(asked, writing)
-    beside()
+    meanwhile()
     return purpose.answer(loaded, ask, tell, check)
 
 
@@ -149,7 +149,7 @@ def read_run(asked: TextRun, writing: Writing) -> Text:
 
 
 def read_given(asked: ModelTexts, writing: Noise) -> str | list[int] | Sound:
-    """As `read_text`; or the sound that was given in the text's stead."""
+    """As `read_text`; or the sound that was given instead of a text."""
     if asked.audio is None:
         if asked.picture and not asked.has_text:  # which a vision tower reads alone
             from attnscope.utils.files import piped_text
@@ -250,7 +250,7 @@ class Show:
     )
 
     def maps(self, style: Style, to: TextIO) -> MapFields:
-        """The fields of `Request` that keep maps as fine as the stream has room for; none where nobody asked."""
+        """The fields of `Request` that keep maps as fine as the stream has room for; none without --show."""
         return {"maps": "kept", "map_side": _side(style, to)} if self.show else {}
 
 

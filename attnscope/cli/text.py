@@ -40,7 +40,7 @@ class ColouredText(Results):
 
 @option_group
 class Mean:
-    """Whether heads stand alone."""
+    """Whether heads are averaged."""
 
     panel = "Attention"
     mean: Annotated[
@@ -125,7 +125,7 @@ def positions(seen: Observation, name: str) -> tuple[int, ...]:
 
 
 def scale_legend(seen: Observation, look: Look, shown_T: np.ndarray) -> str:
-    """What stands beside the scale: the largest weight, the sink's, that of the chosen keys, and what is marked."""
+    """The words next to the scale: the largest weight, the sink's, that of the chosen keys, and what is marked."""
     query, key = (positions(seen, name) for name in ("query", "key"))
     weight_T, largest = np.nan_to_num(look.weight_T), int(np.nan_to_num(shown_T).argmax())
     said = [f"largest {weight_T[largest]:.2f} {named(seen, largest)}"]
