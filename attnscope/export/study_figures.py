@@ -328,7 +328,7 @@ MOST_PANELS = 12  # budgets that are drawn by heads
 
 
 def _of_study(style: Style, facts: Mapping[str, Any], *parts: str) -> Style:
-    """The style of a picture at whose foot are the model and these parts."""
+    """The style of a picture with the model and these parts at its foot."""
     return style.of(About(line=", ".join((facts["model"]["name"], *parts)), command=style.about.command))
 
 

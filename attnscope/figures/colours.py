@@ -187,7 +187,7 @@ def cell_number(value: float, style: Style, decimals: int = 2) -> str:
 
 
 def quantity_name(quantity: Quantity, style: Style) -> str:
-    """What the colours mean, as it stands beside the colour bar."""
+    """What the colours mean, as it is written along the colour bar."""
     if style.scale == "log":
         return f"{quantity}, log scale"
     if style.scale == "sqrt":

@@ -350,6 +350,7 @@ def sets_figure(costs: Sequence[SetCost], style: Style, texts: tuple[str, str, s
     bar_ax.set_axis_off()
     for row, cost in enumerate(costs):
         _draw_set(ax, row, cost)
+    # The first set is at the top, where a reader begins.
     ax.set_yticks(range(len(costs)), [isolated(shown_text(cost.name)) for cost in costs], fontsize=10.0)
     ax.set_ylim(len(costs) - 0.5, -0.5)
     ax.axvline(0, color="#b0b0b0", linewidth=px(1), zorder=0.5)

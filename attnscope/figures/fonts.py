@@ -73,7 +73,7 @@ def shown_label(token: str) -> str:
 
 
 def tick_label(token: str, position: int) -> str:
-    """A token beside a row or below a column: as `shown_label`, its position alone where no font has its letters."""
+    """A token next to a row or below a column: as `shown_label`, its position alone where no font has its letters."""
     return isolated(str(position) if undrawable(token) else shown_label(token))
 
 
@@ -88,7 +88,7 @@ def legible(text: str) -> str:
 
 
 def caption(text: str) -> str:
-    """Words beside a figure, in which what no installed font has is named.
+    """Words around a figure, in which what no installed font has is named.
 
     Letters by their script, ⟨CJK⟩, other characters by their number, ⟨1F469⟩; a quoted text of such letters in words.
     """

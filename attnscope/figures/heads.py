@@ -248,7 +248,7 @@ def save_head_maps(
     Numbers are written into the cells of maps of at most 12 tokens. All files of weights share one colour scale unless
     `style.per_head_scale`, which prints each file's; a file of logits has its own. `workers=1` draws here;
     `workers=None` uses other processes when there are enough heads to pay for their start. They import no torch, but
-    the calling script: its work must stand under `if __name__ == "__main__"`. `progress` is called with the number of
+    the calling script: its work must be under `if __name__ == "__main__"`. `progress` is called with the number of
     files written so far. Raises UsageError for an unknown colour map or a folder that cannot be written.
 
         save_head_maps([(Path("heads/L27H03.png"), maps, 3)], Style())

@@ -44,7 +44,7 @@ STEPS = (1, 2, 5, 10, 20, 25, 50, 100, 200, 500, 1000)
 def cell_size(queries: int, keys: int, room: float = MAP_PX, *, fill: bool = False) -> tuple[float, float]:
     """Width and height of a cell in so many pixels: square, unless one side has far more cells than the other.
 
-    Whole pixels, unless keys are to `fill` the room, as a paper's figure does, whose dots are finer.
+    Whole pixels, unless keys are to `fill` the room, as in a paper's figure, which has finer dots.
     """
 
     def whole(count: int) -> int:
@@ -137,7 +137,7 @@ def extent(texts: Sequence[Text]) -> tuple[float, float]:
 
 
 def axis_room(labels: Sequence[Text], name_size: float, gap: float) -> tuple[float, float]:
-    """Pixels that tick labels, the name of their axis and a gap take: beside a panel, and below it."""
+    """Pixels that tick labels, the name of their axis and a gap take: next to a panel, and below it."""
     wide, high = extent(labels)
     more = line_px(name_size) + gap
     return wide + more, high + more
@@ -292,7 +292,7 @@ def _broken(line: str, letters: float) -> list[str]:
 def frame(figure: Figure, panels: Sequence[tuple[Axes, Axes]], plan: Frame, words: Words, left: float) -> Frame:
     """Size the figure to its panels (map, colour bar), and put them and the words in place.
 
-    plan.top: of the first panel below the words. left: of the words. Returns where the panels stand.
+    plan.top: of the first panel below the words. left: of the words. Returns the places of the panels.
     """
     in_print(figure, words.style)
     high, bar_high = plan.size[1], plan.bar[2]
@@ -323,7 +323,7 @@ Built = TypeVar("Built")
 def fitted(build: Callable[[float], Built], room: float, style: Style, figure_of: Callable[[Built], Figure]) -> Built:
     """What `build` makes of the pixels that its panels may take across: no wider than the style asks.
 
-    Measured once built: what stands beside the panels depends on their labels.
+    Measured once built: the room around the panels depends on their labels.
     """
     if style.inches is None:
         return build(room)

@@ -353,7 +353,7 @@ def prepare_heads(
 
 
 def foot(maps: Maps, style: Style, *, tokens: bool = True) -> tuple[str, ...]:
-    """What stands below a figure: what it is of, and what its signs mean; tokens: whether it names them."""
+    """What is below a figure: what it is of, and what its signs mean; tokens: whether it names them."""
     later = "not visible to the query" if maps.quantity != "share" else "nothing is attributed there"
     signs = [f"grey: {later}"] if not np.isfinite(maps.values_HQK).all() else []
     if tokens and any("·" in label for label in (*maps.labels_Q, *maps.labels_K)):
@@ -372,7 +372,7 @@ def foot(maps: Maps, style: Style, *, tokens: bool = True) -> tuple[str, ...]:
 
 
 def _axis_sink(maps: Maps) -> Axis:
-    """What stands below the strip: key 0, or, so that heads of different sinks share a figure, one word."""
+    """What is below the strip: key 0, or, so that heads of different sinks share a figure, one word."""
     if maps.sinks:
         return Axis("", ("sink",))
     return replace(maps.axis_K, labels=maps.labels_K[:1], starts=maps.starts_K[:1])

@@ -401,7 +401,7 @@ def _cell(longest: int, panel: float, room: float, *, fill: bool) -> float:
 
 
 def grid_columns(heads: int, kv_heads: Sequence[int], shape: float = 1.0) -> int:
-    """How many heads stand side by side: whole groups of a kv head, or whole parts of one, and no row cut short.
+    """How many heads are side by side: whole groups of a kv head, or whole parts of one, and no row cut short.
 
     Where no such grid is nearly square (5 heads), the last row is short. shape: how wide a map is for its height.
     """
@@ -444,7 +444,7 @@ def _picture_name(maps: Maps) -> str:
 
 
 def _named(maps: Maps, head: int) -> str:
-    """`.(9) `, the sink of a head whose sink is not key 0."""
+    """`.(9) `, the sink of a head that has another than key 0."""
     key, _ = maps.sink(head)
     column = maps.column(key)
     if not key or column is None:

@@ -1,4 +1,4 @@
-"""Processes that draw beside the model.
+"""Processes that draw while the model runs.
 
 They are started afresh (spawn), not forked: the caller may hold torch's threads and locks. They load this package and
 nothing of a model. A script that asks for them must begin its work under `if __name__ == "__main__"`, since each of
@@ -56,7 +56,7 @@ def drawing_pool(workers: int) -> AbstractContextManager[Executor | None]:
 def draw_in_workers(
     draw: Callable[[PoolJob], Path], jobs: Sequence[PoolJob], workers: int
 ) -> Generator[Path, None, None]:
-    """Yield each path in the order of the jobs; after an error, or once closed, no further file is begun.
+    """Yield each path in the order of the jobs; after an error, or once closed, no further file is started.
 
     draw: a picklable function that writes one job's file. An AttnscopeError of a worker is raised here as it is, any
     other error as a RuntimeError with its words.

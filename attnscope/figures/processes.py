@@ -1,4 +1,4 @@
-"""A process that draws while this one goes on: begun before a model is loaded, it has what draws loaded by then.
+"""A process that draws while this one runs: started before a model is loaded, it has what draws loaded by then.
 
     begin("attnscope.export.drawing")         # on two cores both libraries load at once, the model's and this one's
     process = begun()                         # None where none pays
@@ -47,7 +47,7 @@ def begin(*modules: str) -> None:
 
 
 def begun() -> DrawingProcess | None:
-    """The process that was begun, for one drawing; None without one."""
+    """The process that was started, for one drawing; None without one."""
     global _begun
     process, _begun = _begun, None
     return process
@@ -69,7 +69,7 @@ class DrawingProcess:
     def drawn(self, *works: Work) -> Generator[Path, None, None]:
         """Have the works done from now on, at most two, side by side; yields each path that they yield.
 
-        Once closed, no further file is begun. An AttnscopeError is raised here as it is, any other error as a
+        Once closed, no further file is started. An AttnscopeError is raised here as it is, any other error as a
         RuntimeError with its words.
         """
         asked = self.connections[: len(works)]

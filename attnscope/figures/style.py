@@ -197,7 +197,7 @@ class Style:
 
 @dataclass(frozen=True)
 class Part:
-    """Some of a text's tokens: which a map's rows and columns stand for, and in words."""
+    """Some of a text's tokens: those of a map's rows and columns, and in words."""
 
     words: str
     queries: tuple[int, ...]
@@ -214,15 +214,15 @@ class Maps:
     `kv_heads` names each head's kv head in its title; `by_kv` says that `heads` counts kv heads. `quantity` says what
     the values are: attention weights, logits (before the softmax), norms of what keys write, shares of a token (a
     rollout's), or differences of weights. `turns`: the rows at which a turn of a chat begins. `key0`: each head's mean
-    mass on key 0, where its column is binned and does not tell. `sinks`: the key that each head rests on and its mean
-    mass over all queries, where not all rest on key 0; the columns then stay, so that all heads have the same. `part`:
-    which tokens rows and columns stand for, where they are some of the text's. `roles`: each head's, where known;
+    mass on key 0, where its column is binned and does not tell. `sinks`: the key that is each head's sink and its mean
+    mass over all queries, where it is not key 0 for all; the columns then stay, so that all heads have the same.
+    `part`: which tokens rows and columns hold, where they are some of the text's. `roles`: each head's, where known;
     `roles_by`: whose word they are, as `a scan of the model`. `titles`, `name`: of each head and of the picture, where
-    they are not of one layer; a layer without attention has no heads, and what it is as its name. `stack`: what stands
-    before a layer's number, as `cross `, where a number alone means one of another stack. `numbered`: see Axis, of rows
-    and columns. `window`: which keys a query sees, as `window 16` or `chunk 8`, where not all; its edge is drawn, also
-    on the right where queries look `ahead`. `parallel`: what the layer computes beside its attention, as `ssm`.
-    `begins`: what begins at the `turns`, in words.
+    they are not of one layer; a layer without attention has no heads, and what it is as its name. `stack`: what is
+    written before a layer's number, as `cross `, where a number alone means one of another stack. `numbered`: see Axis,
+    of rows and columns. `window`: which keys a query sees, as `window 16` or `chunk 8`, where not all; its edge is
+    drawn, also on the right where queries look `ahead`. `parallel`: what the layer computes next to its attention, as
+    `ssm`. `begins`: what begins at the `turns`, in words.
 
     Raises ValueError when shape and labels disagree, or for a quantity that does not exist.
 
@@ -287,7 +287,7 @@ class Maps:
 
     @property
     def bin_queries(self) -> int:
-        """How many queries a row stands for."""
+        """How many queries a row has."""
         if self.part is None:
             two_texts = self.stack and len(self.starts_Q) > 1
             return self.starts_Q[1] - self.starts_Q[0] if two_texts else self.bin_size
@@ -296,13 +296,13 @@ class Maps:
 
     @property
     def axis_Q(self) -> Axis:
-        """What stands beside the rows."""
+        """What is written along the rows."""
         part = self.part.queries if self.part else ()
         return Axis(self.axes[0], self.labels_Q, self.starts_Q, self.bin_queries, part, self.numbered[0])
 
     @property
     def axis_K(self) -> Axis:
-        """What stands below the columns."""
+        """What is written below the columns."""
         part = self.part.keys if self.part else ()
         return Axis(self.axes[1], self.labels_K, self.starts_K, self.bin_size, part, self.numbered[1])
 
@@ -311,7 +311,7 @@ class Maps:
 class Axis:
     """One side of a map: its name, a label per cell, and the position of each cell's first token, if known.
 
-    size: tokens per cell. part: the tokens that the cells stand for, where they are some of the text's. numbered:
+    size: tokens per cell. part: the tokens that the cells hold, where they are some of the text's. numbered:
     whether positions are printed; labels that say a time need none.
     """
 
@@ -324,7 +324,7 @@ class Axis:
 
     @property
     def binned(self) -> bool:
-        """Whether a cell stands for several tokens."""
+        """Whether a cell holds several tokens."""
         return self.size > 1
 
     def named(self, step: int) -> str:
@@ -341,7 +341,7 @@ class Axis:
         return [cell for cell in cells if cell]
 
     def marks(self, step: int) -> tuple[list[int], list[str]]:
-        """The cells that are labelled, every `step`th, and what stands there: `·the`, or `35 ·the` among unlabelled.
+        """The cells that are labelled, every `step`th, and their labels: `·the`, or `35 ·the` among unlabelled.
 
         Counted from position 0, also where the axis begins at 1, so that both axes of a map name the same tokens.
         """
@@ -359,11 +359,11 @@ class Axis:
 class Panel:
     """One metric of all heads as it is drawn: values_LH, NaN for none, on a scale from `low` to `high`.
 
-    name and unit stand above it. uniform: what uniform attention would score, one number per kind of layer. few_L: the
-    layers in which a text has fewer rows than a role needs to stand on; support: why, in words. quantity: what a colour
+    name and unit are above it. uniform: what uniform attention would score, one number per kind of layer. few_L: the
+    layers in which a text has fewer rows than a role needs; support: why, in words. quantity: what a colour
     map is chosen by. first: row and column of the heads that are framed. hatched_LH: the heads that are hatched over
     their colours. values_printed: in the cells, where they have room; the panel is drawn even if heads are alike.
-    without_L: what each layer without attention is, whose row is grey, "" for the others.
+    without_L: of each layer without attention what it is, "" for the others; its row is grey.
     """
 
     name: str
@@ -385,7 +385,7 @@ class Panel:
 class Depth:
     """One metric over the layers: layer_N, value_N of each head, NaN for none; null_N of uniform attention.
 
-    name and unit stand above it. interval: layers, and the ends of an interval of each layer's mean; empty without one.
+    name and unit are above it. interval: layers, and the ends of an interval of each layer's mean; empty without one.
     """
 
     name: str
@@ -410,7 +410,7 @@ def parallel_note(maps: Maps) -> str:
 
 
 def layer_name(layer: int, parallel: str = "") -> str:
-    """`3`, or `3 + ssm` of a layer that computes that beside its attention."""
+    """`3`, or `3 + ssm` of a layer that computes that next to its attention."""
     return " + ".join(filter(None, (str(layer), parallel)))
 
 
@@ -426,7 +426,7 @@ def count(number: int, what: str) -> str:
 
 
 def bin_note(maps: Maps) -> str:
-    """Which tokens are drawn, and what one cell stands for, or nothing when it is one query and one key of all."""
+    """Which tokens are drawn, and what one cell holds, or nothing when it is one query and one key of all."""
     rule = f": {maps.bin_rule}" if maps.bin_rule else ""
     binned = f"{maps.bin_queries} x {maps.bin_size} tokens a cell{rule}" if maps.bin_queries * maps.bin_size > 1 else ""
     return "; ".join(filter(None, (maps.part.words if maps.part else "", binned)))
@@ -467,8 +467,8 @@ def _left_edge(seen_QK: np.ndarray, wide: float, high: float) -> list[tuple[floa
 def split_sink(maps: Maps, style: Style) -> tuple[Maps, np.ndarray | None]:
     """The maps to draw, and the column (heads x queries) of each head's sink where the style takes it out of them.
 
-    Where all rest on key 0 its column is gone; else each head's is TAKEN wherever it has a value. NaN where a head's
-    is not drawn; nothing is taken out of a part without key 0 where all rest on it.
+    Where key 0 is the sink of all its column is gone; else each head's is TAKEN wherever it has a value. NaN where a
+    head's is not drawn; nothing is taken out of a part without key 0 where that is the sink of all.
     """
     if style.sink == "keep" or len(maps.labels_K) < 2 or (not maps.sinks and maps.column(0) is None):
         return maps, None

@@ -4,7 +4,7 @@ Q query, K key, P pixel (one column wide, half a line high).
 
     console.print(HeadMaps(heads, Style()))
 
-The text itself as a terminal shows it, its tokens coloured by weight; without colours bars stand below each line.
+The text itself as a terminal shows it, its tokens coloured by weight; without colours bars are below each line.
 
 T token, U unit: tokens that share a character are one.
 
@@ -59,7 +59,7 @@ def side(width: int, coloured: bool, style: Style) -> int:
 
 
 def _labels(width: int) -> int:
-    """Columns beside a map, the space before it with them."""
+    """Columns before a map, the space before it with them."""
     return min(LABELS, width // 4) + 1
 
 
@@ -85,7 +85,7 @@ class HeadMaps:
 
 @dataclass(frozen=True)
 class Panel:
-    """One head's lines: above its map, the map, below it; and what stands beside each of the map's lines."""
+    """One head's lines: above its map, the map, below it; and the label before each of the map's lines."""
 
     above: list[Text]
     map: list[Text]
@@ -192,7 +192,7 @@ def _signs(level: np.ma.MaskedArray) -> np.ndarray:
 
 
 def row_labels(axis: Axis, per_line: int) -> list[str]:
-    """What stands beside each line of a map with so many queries per line."""
+    """The label before each line of a map with so many queries per line."""
     names = [""] * -(-len(axis.labels) // per_line)
     for cell, name in zip(*axis.marks(per_line), strict=True):
         names[cell // per_line] = name
@@ -281,7 +281,7 @@ Paint = Callable[[float, bool], Ink | str]
 class Prose:
     """A text by its tokens: how each reads, its weight (NaN: hidden, or left out), and which are marked, and as what.
 
-    summed: whether the tokens of one character add up; else they are averaged. title stands above, legend below, beside
+    summed: whether the tokens of one character add up; else they are averaged. title is above, legend below, next to
     the scale.
     """
 
@@ -337,7 +337,7 @@ class Prose:
 
 
 def units_of(plain: Sequence[str]) -> list[range]:
-    """Tokens whose text cannot stand apart: the pieces of a character, and what only modifies the one before."""
+    """Tokens that cannot be shown one by one: the pieces of a character, and what only modifies the one before."""
     starts = [place for place, text in enumerate(plain) if not place or not _extends(plain[place - 1], text)]
     return [range(start, stop) for start, stop in zip(starts, [*starts[1:], len(plain)], strict=True)]
 

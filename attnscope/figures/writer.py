@@ -251,7 +251,7 @@ def configure(fonts: Fonts) -> None:
 
 
 def write_whole(path: Path, write: Callable[[Path], object]) -> Path:
-    """Write beside `path` and move into place; a failure leaves nothing. UsageError where the folder cannot be written.
+    """Write near `path` and move into place; a failure leaves nothing. UsageError where the folder cannot be written.
 
     >>> write_whole(Path("a.txt"), lambda temp: temp.write_text("whole"))
     """
@@ -269,7 +269,7 @@ def save_figure(figure: Figure, path: Path, style: Style) -> Path:
 
 
 def spell(figure: Figure, style: Style) -> None:
-    """The words of a figure as `caption` and `isolated` have them; ticks are written as they stand.
+    """The words of a figure as `caption` and `isolated` have them; ticks are written as they are.
 
     In a PDF words with format characters, such as those that isolate a direction, are outlines: matplotlib 3.11 moves
     what follows such a character to the left there, by the width of a space.
@@ -318,7 +318,7 @@ def drawn_pixels(figure: Figure) -> np.ndarray:
 
 
 class Reused:
-    """A figure drawn again and again: all but the `live` artists once, those anew each time."""
+    """A figure drawn again and again: all but the `live` artists once, those each time."""
 
     def __init__(self, figure: Figure, live: Sequence[Artist], absent: Sequence[Artist] = ()) -> None:
         """absent: artists that somebody else puts into the pixels."""
