@@ -2,9 +2,8 @@
 
 page_of([Side(seen)]).save("bank.html")
 
-What fits: whether whole maps go into a page of so many bytes, and what is made of them where they do not.
-
-Plain arithmetic, before a forward pass and after it. Sizes are upper bounds: deflate makes less of them.
+A `Plan` says whether whole maps go into a page of so many bytes, and what is made of them where they do not. It is
+plain arithmetic, before a forward pass and after it. Sizes are upper bounds: deflate makes less of them.
 """
 
 from __future__ import annotations
@@ -34,7 +33,6 @@ from attnscope.viewer.pack import Bits, Blobs
 from attnscope.viewer.side import MOST_KEYS, Wanted, rounded
 
 if TYPE_CHECKING:
-    from attnscope.inputs.spans import Units
     from attnscope.observe.observation import Observation
 
 BASE64 = 4 / 3
@@ -127,7 +125,7 @@ class Plan:
 
 FORMAT = "attnscope/page/2"
 HeadDivergence = tuple[tuple[int, str], int, float | None, float, float]
-NamedTokens = tuple[str, Sequence[int]]  # tokens that were asked about, in the asker's words, and where they stand
+NamedTokens = tuple[str, Sequence[int]]  # tokens that were asked about, in the asker's words, and their positions
 LONGEST_TEXT = 60  # letters of a text in the title
 FRAME = "width:100%;height:{height}px;border:0"
 
@@ -205,39 +203,36 @@ def about(
     >>> about(seen, {1: (4,)}).open
     'view=head&at=1&head=4'
     """
-    query, key = ((one.expression, one.positions) if one else None for one in (seen.chosen.query, seen.chosen.key))
-    named = pairs(whole)
+    query, key = (
+        (match.expression, match.positions) if match else None for match in (seen.chosen.query, seen.chosen.key)
+    )
+    named, layers = pairs(whole), [place.layer for place in seen.kv_of]
     of_query = "picture" if seen.prompt.medium.patches and query else "head"
     view = "token" if key else of_query if named or query else "model"
-    looking = _on_pictures(seen, query[1][-1]) if view == "picture" and query else None
-    at, head = _place(seen, named[0]) if named else looking or _sharpest(seen)
+    # The page opens at the head that was named, else at one that shows something: with pictures, one that looks there.
+    if named:
+        at, head = (layers.index(named[0][0]), named[0][1]) if named[0][0] in layers else (0, 0)
+    else:
+        of_pictures = _on_pictures(seen, query[1][-1]) if view == "picture" and query else None
+        at, head = of_pictures or _sharpest(seen)
     state: dict[str, Any] = {"view": first or view, "at": at, "head": head}
     if query:
         state["query"] = query[1][-1]
-    elif any(map(is_vision, stacks := {key.stack for key in seen.kv_of})) and len(stacks) > 1:
+    elif any(map(is_vision, stacks := {place.stack for place in seen.kv_of})) and len(stacks) > 1:
         state["query"] = seen.queries.turns[0].stop - 1  # the text's last token: behind it are patches
+    # The first of the keys, and the end of all of them where they are a span.
     if key:
-        state |= _span(key[1])
+        start, last = key[1][0], key[1][-1]
+        state |= {"key": start, **({"keyEnd": last + 1} if last > start and last - start == len(key[1]) - 1 else {})}
     return About(command, "&".join(f"{name}={value}" for name, value in state.items()), groups or {}, query, key)
-
-
-def _span(keys: Sequence[int]) -> dict[str, int]:
-    """The first of the keys, and the end of all of them where they are a span."""
-    first, last = keys[0], keys[-1]
-    return {"key": first, **({"keyEnd": last + 1} if last > first and last - first == len(keys) - 1 else {})}
-
-
-def _place(seen: Observation, named: tuple[int, int]) -> tuple[int, int]:
-    layers = [key.layer for key in seen.kv_of]
-    return (layers.index(named[0]), named[1]) if named[0] in layers else (0, 0)
 
 
 def _sharpest(seen: Observation) -> tuple[int, int]:
     """The head with the largest focus, where that was measured: of cross-attention, else not of a vision tower."""
     columns = seen.columns
     focus = columns.scores["focus"].value if "focus" in columns.scores else np.zeros(len(columns.layer))
-    choices = [is_cross(one) for one in columns.stack], [not is_vision(one) for one in columns.stack]
-    of_stack = next((one for one in choices if any(one)), True)
+    choices = [is_cross(stack) for stack in columns.stack], [not is_vision(stack) for stack in columns.stack]
+    of_stack = next((choice for choice in choices if any(choice)), True)
     best = int(np.argmax(np.where(of_stack, np.nan_to_num(focus), -1.0)))
     keys = list(seen.kv_of)
     return keys.index((int(columns.layer[best]), columns.stack[best])), int(columns.head[best])  # type: ignore[arg-type]
@@ -296,30 +291,27 @@ def page_of(
     # what was left out is in the page too: who reads it may not be who made it
     left_out = tuple(chain.from_iterable(sentences(side) for side in packed))
     title = _title(packed) + (f" | {WORDS[by]}" if by else "")
+    shared = None
+    if pair and by:
+        # The unit of each token of either side, -1 for none, of tokens and of whole words.
+        tokens = units(*pair, by)
+        spans = ([(start, stop) for start, stop, _ in side["words"]] for side in packed)
+        shared = {"tokens": tokens[:2], "words": tokens.whole(*spans)[:2]}
+    layers, apart = [(layer["layer"], layer["stack"]) for layer in packed[0]["layers"]], []
+    for layer, head, *numbers in divergences:
+        js, lost, other_lost = rounded(np.array(numbers, float))
+        apart.append({"at": layers.index(layer), "head": head, "js": js, "lost": [lost, other_lost]})
     record = {
         "format": FORMAT,
         "version": __version__,
         "title": title,
         "sides": packed,
-        "units": _units(packed, units(*pair, by)) if pair and by else None,
-        "divergences": [_divergence(divergence, packed[0]["layers"]) for divergence in divergences],
+        "units": shared,
+        "divergences": apart,
         "left_out": left_out,
         **about.said(),
     }
     return Page(document(record, blobs), title, left_out)
-
-
-def _units(sides: Sequence[Mapping[str, Any]], tokens: Units) -> dict[str, Any]:
-    """What both sides share: the unit of each token of either, -1 for none, of tokens and of whole words."""
-    words = tokens.whole(*([(start, stop) for start, stop, _ in side["words"]] for side in sides))
-    return {"tokens": tokens[:2], "words": words[:2]}
-
-
-def _divergence(of_head: HeadDivergence, layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    (layer, stack), head, *numbers = of_head
-    at = next(at for at, record in enumerate(layers) if (record["layer"], record["stack"]) == (layer, stack))
-    js, lost, other_lost = rounded(np.array(numbers, float))
-    return {"at": at, "head": head, "js": js, "lost": [lost, other_lost]}
 
 
 def _packed(sides: Sequence[Packs], wanted: Wanted) -> tuple[list[dict[str, Any]], Blobs]:

@@ -2,12 +2,11 @@
 
     Side(seen).packed(blobs, Wanted(bits=8))
 
-Several stacks as one side of a page: two texts on one axis, one behind the other.
-
-Of an encoder-decoder its text and behind it its target: a layer of the encoder fills the corner of the text, one of the
-decoder that of the target, and cross-attention the rows of the target in the columns of the text. Of a model that was
-given pictures the text, and behind it the patches that its vision tower reads, each in its corner. Nothing else is
-visible, and the page shows of each layer its own queries and keys alone.
+Several stacks are one side too: two texts on one axis, one behind the other. Of an encoder-decoder these are its text
+and its target: a layer of the encoder fills the corner of the text, one of the decoder that of the target, and
+cross-attention the rows of the target in the columns of the text. Of a model that was given pictures they are the text
+and the patches that its vision tower reads, each in its corner. Nothing else is visible, and the page shows of each
+layer its own queries and keys alone.
 
 Shapes: H head, N head of all layers, Q query, K key, R row of a map, C column, T token, k kept key, T token of both.
 """
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
     from attnscope.inputs.prompt import Prompt
     from attnscope.inputs.tokens import TokenMatch, TokenSelection
     from attnscope.observe.observation import Observation
-    from attnscope.observe.records import HeadColumns, KeptKeys, KeptOperands, Matrices
+    from attnscope.observe.records import HeadColumns, KeptKeys, Matrices
 
 Words = tuple[StepWords, ...]
 MOST_KEYS = 16  # per query beside a binned map
@@ -162,8 +161,10 @@ class Side:
 
     def _heads(self) -> Iterator[dict[str, Any]]:
         columns, scores = self.seen.columns, self.seen.columns.scores.values()
+        # Columns (one per metric) as rows (one per head), which are empty where nothing was measured.
         values_N, nulls_N = (
-            _rows([getattr(score, part) for score in scores], len(columns.layer)) for part in ("value", "null")
+            [[column[place] for column in columns_of] for place in range(len(columns.layer))]
+            for columns_of in ([rounded(getattr(score, part)) for score in scores] for part in ("value", "null"))
         )
         mass_N = rounded(columns.top_key_mass)
         for place, (layer, head, stack) in enumerate(
@@ -243,41 +244,43 @@ class Side:
 
     def _steps(self, blobs: Blobs) -> dict[str, Any] | None:
         """q, k and v of heads, and the words of `attnscope explain`: those of a head are the same for many heads."""
-        parts = [part for key, kept in self.seen.operands.items() for part in self._steps_of(self.at[key], kept, blobs)]
-        if not parts:
+        heads, words = list[dict[str, Any]](), list[Words]()
+        for key, kept in self.seen.operands.items():
+            at, end_T = self.at[key], self.end[self.at[key]]
+            parts = [kept.q_BHTD, kept.k_BHTD, kept.v_BHTV] + ([] if kept.bias_BHTT is None else [kept.bias_BHTT])
+            arrays = [np.asarray(part[0]) for part in parts]
+            places = blobs.add(
+                *(joined_arrays([array[number] for array in arrays]) for number in range(len(kept.heads)))
+            )
+            width, bias = kept.q_BHTD.shape[-1], kept.bias_BHTT is not None
+            # A query that sees a key after it has other words for its mask than one that sees those before it.
+            ahead = end_T is not None and bool((end_T > np.arange(1, len(end_T) + 1)).any())
+            sight = {"ahead": ahead, "windowed": self.first[at] is not None}
+            # The words of a head are those of many heads: they go into the page once.
+            for place, head in enumerate(kept.heads):
+                sink = None if kept.sinks_H is None else float(kept.sinks_H[place])
+                of_head = tuple(attention_words(width, kept.scale, softcap=kept.cap, bias=bias, sink=sink, **sight))
+                words += [of_head] * (of_head not in words)
+                record = {
+                    "at": at,
+                    "head": head,
+                    "dim": width,
+                    "value_dim": kept.v_BHTV.shape[-1],
+                    "scale": kept.scale,
+                    "cap": kept.cap,
+                    "sink": sink,
+                    "bias": bias,
+                }
+                heads.append({**record, **places[place], "words": words.index(of_head)})
+        if not heads:
             return None
-        words = list(dict.fromkeys(of_head for _, of_head in parts))
         return {
-            "heads": [{**head, "words": words.index(of_head)} for head, of_head in parts],
+            "heads": heads,
             "tokens": len(self.seen.prompt),
             "words": [[vars(step) for step in steps] for steps in words],
             "sees": (SEES_ALL, SEES_SOME),
             "summed": SUMMED,
         }
-
-    def _steps_of(self, at: int, kept: KeptOperands, blobs: Blobs) -> Iterator[tuple[dict[str, Any], Words]]:
-        """Of each head of a layer where its numbers lie, and its steps in words."""
-        parts = [kept.q_BHTD, kept.k_BHTD, kept.v_BHTV] + ([] if kept.bias_BHTT is None else [kept.bias_BHTT])
-        arrays = [np.asarray(part[0]) for part in parts]
-        places = blobs.add(*(joined_arrays([array[place] for array in arrays]) for place in range(len(kept.heads))))
-        width, bias, end_T = kept.q_BHTD.shape[-1], kept.bias_BHTT is not None, self.end[at]
-        ahead = end_T is not None and bool((end_T > np.arange(1, len(end_T) + 1)).any())
-        sight = {"ahead": ahead, "windowed": self.first[at] is not None}
-        for place, head in enumerate(kept.heads):
-            sink = None if kept.sinks_H is None else float(kept.sinks_H[place])
-            words = attention_words(width, kept.scale, softcap=kept.cap, bias=bias, sink=sink, **sight)
-            head_numbers = {
-                "at": at,
-                "head": head,
-                "dim": width,
-                "value_dim": kept.v_BHTV.shape[-1],
-                "scale": kept.scale,
-                "cap": kept.cap,
-                "sink": sink,
-                "bias": bias,
-                **places[place],
-            }
-            yield head_numbers, tuple(words)
 
     @cached_property
     def first(self) -> list[np.ndarray | None]:
@@ -369,11 +372,6 @@ def _spans(spans: Sequence[Span]) -> list[tuple[int, int, str]]:
     return [(span.start, span.stop, span.name) for span in spans]
 
 
-def _rows(columns: Sequence[np.ndarray], count: int) -> list[list[float | None]]:
-    """Columns (one per metric) as rows (one per head)."""
-    return [list(row) for row in zip(*map(rounded, columns), strict=True)] if columns else [[] for _ in range(count)]
-
-
 def _of_all_queries(kept: KeptKeys, tokens: int) -> tuple[list[int], np.ndarray, np.ndarray]:
     """Heads, weights and keys (H, T, k) of every query: NaN for those without kept keys."""
     kept_weight, kept_key = np.asarray(kept.weight), np.asarray(kept.key)
@@ -420,14 +418,6 @@ class StackedSide(Side):
         self.axis, self.stacks = axis_of(seen), seen.stacks
         super().__init__(joined(seen, self.axis))
 
-    @cached_property
-    def first(self) -> list[np.ndarray | None]:
-        return [self._first(layer) for layer in self.at]
-
-    @cached_property
-    def end(self) -> list[np.ndarray | None]:
-        return [self._end(layer) for layer in self.at]
-
     def _layer(self, key: LayerKey, heads: int, kv: int) -> dict[str, Any]:
         queries, keys = self._axes(key)
         axes = {"queries": [queries.start, queries.stop], "keys": [keys.start, keys.stop]}
@@ -438,30 +428,38 @@ class StackedSide(Side):
         of_stack, (query, key) = self.stacks[layer.stack], self.axis.starts[layer.stack]
         return range(query, query + len(of_stack.queries)), range(key, key + len(of_stack.keys))
 
-    def _first(self, layer: LayerKey) -> np.ndarray | None:
-        """The first key that each token of the axis sees, (T,); None where that is key 0."""
-        queries, keys = self._axes(layer)
-        first_Q = None
-        if is_bidirectional(layer.stack):
-            first_Q = both_sides(self.stacks[layer.stack], layer)[0]
-        elif is_causal(layer.stack):
-            first_Q = first_key(self.seen.visible[layer], np.arange(len(queries), dtype="<i4"))
-        first_T = np.zeros(len(self.seen.queries), "<i4")
-        first_T[queries] = keys.start + (0 if first_Q is None else first_Q)
-        return first_T if first_T.any() else None
+    @cached_property
+    def first(self) -> list[np.ndarray | None]:
+        """For each layer the first key that each token of the axis sees, (T,); None where that is key 0."""
+        result = list[np.ndarray | None]()
+        for layer in self.at:
+            (queries, keys), first_Q = self._axes(layer), None
+            if is_bidirectional(layer.stack):
+                first_Q = both_sides(self.stacks[layer.stack], layer)[0]
+            elif is_causal(layer.stack):
+                first_Q = first_key(self.seen.visible[layer], np.arange(len(queries), dtype="<i4"))
+            first_T = np.zeros(len(self.seen.queries), "<i4")
+            first_T[queries] = keys.start + (0 if first_Q is None else first_Q)
+            result.append(first_T if first_T.any() else None)
+        return result
 
-    def _end(self, layer: LayerKey) -> np.ndarray:
-        """What is behind the last key that each token of the axis sees, (T,): 0 for the queries of the other text."""
-        of_stack, (queries, keys) = self.stacks[layer.stack], self._axes(layer)
-        end_Q = np.full(len(queries), len(keys))
-        if is_bidirectional(layer.stack):
-            end_Q = both_sides(of_stack, layer)[1]
-        elif is_causal(layer.stack):
-            ahead_Q = ahead(of_stack, layer)
-            end_Q = np.arange(1, len(queries) + 1) if ahead_Q is None else ahead_Q
-        end_T = np.zeros(len(self.seen.queries), "<i4")
-        end_T[queries] = keys.start + end_Q
-        return end_T
+    @cached_property
+    def end(self) -> list[np.ndarray | None]:
+        """For each layer what is after the last key that each token of the axis sees, (T,): 0 for queries of the other
+        text."""
+        result = list[np.ndarray | None]()
+        for layer in self.at:
+            of_stack, (queries, keys) = self.stacks[layer.stack], self._axes(layer)
+            end_Q = np.full(len(queries), len(keys))
+            if is_bidirectional(layer.stack):
+                end_Q = both_sides(of_stack, layer)[1]
+            elif is_causal(layer.stack):
+                ahead_Q = ahead(of_stack, layer)
+                end_Q = np.arange(1, len(queries) + 1) if ahead_Q is None else ahead_Q
+            end_T = np.zeros(len(self.seen.queries), "<i4")
+            end_T[queries] = keys.start + end_Q
+            result.append(end_T)
+        return result
 
 
 def joined(seen: Observation, axis: PageAxis) -> Observation:

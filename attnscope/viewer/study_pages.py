@@ -121,6 +121,13 @@ class CutsSide:
     def cuts(self) -> dict[str, Any]:
         """What was cut and what it cost, as the view takes it."""
         facts, cases = self.found.facts, self.found.cases
+        table = self.found.table().take(np.argsort(self.found.order))  # as the cuts were asked for
+        columns = {name: rounded(np.array(table[name].to_pylist(), np.float64)) for name in NUMBERS}
+        columns |= {name: table[name].to_pylist() for name in COUNTS}
+        rows = [
+            {"set": cut.cut.name, **self._place(cut), **{name: values[place] for name, values in columns.items()}}
+            for place, cut in enumerate(self.found.asked)
+        ]
         return {
             "over": facts["over"],
             "how": facts["how"],
@@ -130,7 +137,7 @@ class CutsSide:
             "intact": rounded(np.array([facts["intact"]]))[0],
             "count": len(cases),
             "texts": [_asked(one, len(cases) > 1) for one in cases[:MOST_TEXTS]],
-            "rows": self._rows(),
+            "rows": rows,
             "notes": list(self.notes),
             "command": self.again.command,
             "python": list(self.again.python),
@@ -154,19 +161,6 @@ class CutsSide:
     @cached_property
     def _layers(self) -> list[int]:
         return sorted({layer for layer, _ in self._heads})
-
-    def _rows(self) -> list[dict[str, Any]]:
-        table = self.found.table().take(np.argsort(self.found.order))  # as the cuts were asked for
-        numbers = {name: rounded(np.array(table[name].to_pylist(), np.float64)) for name in NUMBERS}
-        counts = {name: table[name].to_pylist() for name in COUNTS}
-        return [
-            {
-                "set": one.cut.name,
-                **self._place(one),
-                **{name: values[place] for name, values in {**numbers, **counts}.items()},
-            }
-            for place, one in enumerate(self.found.asked)
-        ]
 
     def _place(self, one: AskedCut) -> dict[str, Any]:
         """The place of a cut on the page: its layer, its head or heads, its key."""
