@@ -32,7 +32,7 @@ def test_it_draws_the_same_and_ends_as_it_should(tmp_path: Path, part: str) -> N
 def test_none_is_begun_where_pytorch_is_loaded() -> None:
     assert torch.__name__ in sys.modules
     drawing_process.begin("attnscope.export.drawing")
-    assert drawing_process.begun() is None
+    assert drawing_process.take_process() is None
 
 
 def test_heads_begins_a_process_and_has_it_draw(demo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,7 +46,7 @@ def test_heads_begins_a_process_and_has_it_draw(demo, tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(loading, "load", lambda options: events.append("loaded") or demo)
     monkeypatch.setattr(drawing_process, "begin", lambda *modules: events.extend(modules))
-    monkeypatch.setattr(drawing, "begun", Here)
+    monkeypatch.setattr(drawing, "take_process", Here)
     run = ("heads", "the bank", "--out", str(tmp_path / "run"), "--figures")
     call(*run, "overview,metrics").ok()
     assert events == ["attnscope.export.drawing", "loaded", "2 works"]

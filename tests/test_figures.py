@@ -26,7 +26,8 @@ from attnscope.figures.fonts import Fonts, fonts_for, shown_label
 from attnscope.figures.metrics import metrics_figure
 from attnscope.figures.overview import overview_figure, pooled
 from attnscope.figures.pool import draw_in_workers, worker_count
-from attnscope.figures.writer import drawing, write_whole
+from attnscope.figures.writer import drawing
+from attnscope.utils.files import write_whole
 from helpers.figures import (
     BANK,
     bank_maps,

@@ -24,7 +24,7 @@ from attnscope import figures
 from attnscope.errors import UsageError, visible
 from attnscope.figures import About, Depth, Maps, Panel, Part, Patches, PatchSheet, Style
 from attnscope.figures.pool import worker_count
-from attnscope.figures.processes import DrawingProcess, begun
+from attnscope.figures.processes import DrawingProcess, take_process
 from attnscope.figures.style import Quantity, StyleFields, count, head_title, layer_name
 from attnscope.metrics.metrics import KNOWN, MASS, Metric, ends, order_of
 from attnscope.metrics.roles import NEEDED_ROWS, NONE, ROLES
@@ -316,7 +316,7 @@ class Drawing:
         workers: processes that draw heads; None for as many as pay, and for the process that was started beforehand.
         """
         style = replace(style, about=replace(self.about, command=style.about.command))
-        process, written = begun() if workers is None else None, list[Path]()
+        process, written = take_process() if workers is None else None, list[Path]()
         drawn = self._apart(process, folder, kinds, style) if process else self.drawn(folder, kinds, style, workers)
         with closing(drawn):
             for path in drawn:

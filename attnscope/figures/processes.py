@@ -1,7 +1,7 @@
 """A process that draws while this one runs: started before a model is loaded, it has what draws loaded by then.
 
     begin("attnscope.export.drawing")         # on two cores both libraries load at once, the model's and this one's
-    process = begun()                         # None where none pays
+    process = take_process()                  # None where none pays
     for path in process.drawn(partial(draw, folder), partial(draw_others, folder)): ...
 
 It is forked, which costs a hundredth of a start and needs no script that can be imported again; that is safe while this
@@ -33,7 +33,7 @@ PROCESSES = 2
 
 Work = Callable[[], Generator[Path, None, None]]
 
-_begun: DrawingProcess | None = None
+_started: DrawingProcess | None = None
 
 
 def begin(*modules: str) -> None:
@@ -41,15 +41,15 @@ def begin(*modules: str) -> None:
 
     That is on Linux, where a core is free and PyTorch is still to be loaded.
     """
-    global _begun
+    global _started
     if sys.platform == "linux" and cores() > 1 and "torch" not in sys.modules and threading.active_count() == 1:
-        _begun = DrawingProcess(*modules)
+        _started = DrawingProcess(*modules)
 
 
-def begun() -> DrawingProcess | None:
+def take_process() -> DrawingProcess | None:
     """The process that was started, for one drawing; None without one."""
-    global _begun
-    process, _begun = _begun, None
+    global _started
+    process, _started = _started, None
     return process
 
 

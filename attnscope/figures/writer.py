@@ -12,7 +12,7 @@ import struct
 import unicodedata
 import warnings
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ from PIL import Image
 
 from attnscope.figures.fonts import Fonts, caption, isolated, register
 from attnscope.figures.style import DPI, About, Style
-from attnscope.utils import files
+from attnscope.utils.files import write_whole
 
 PNG_ZLIB_LEVEL = 3  # flat colours: level 6 takes twice the time for a few percent
 MOST_KEPT = 4096  # strings; scores have many more than weights
@@ -248,14 +248,6 @@ def configure(fonts: Fonts) -> None:
     )
     # fonts_for has said it already, once and with what to do
     warnings.filterwarnings("ignore", message=r"Glyph .* missing from")
-
-
-def write_whole(path: Path, write: Callable[[Path], object]) -> Path:
-    """Write near `path` and move into place; a failure leaves nothing. UsageError where the folder cannot be written.
-
-    >>> write_whole(Path("a.txt"), lambda temp: temp.write_text("whole"))
-    """
-    return files.write_whole(path, write)
 
 
 def save_figure(figure: Figure, path: Path, style: Style) -> Path:

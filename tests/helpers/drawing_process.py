@@ -35,9 +35,9 @@ def a_drawing() -> Drawing:
 
 def begun() -> drawing_process.DrawingProcess:
     drawing_process.begin("attnscope.export.drawing")
-    process = drawing_process.begun()
+    process = drawing_process.take_process()
     assert process is not None
-    assert drawing_process.begun() is None, "one piece of work each"
+    assert drawing_process.take_process() is None, "one piece of work each"
     return process
 
 
