@@ -456,8 +456,9 @@ def test_memory_that_runs_out_is_no_verdict(monkeypatch: pytest.MonkeyPatch) -> 
     def full(*_: Any, **__: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
+    TritonAttention(spec).entropy()  # proven: memory runs out afterwards
     with monkeypatch.context() as patched:
-        patched.setattr(TritonAttention, "_of_output", full)
+        patched.setattr(Sweep, "answers", full)
         P = TritonAttention(spec)
         assert torch.equal(P.entropy(), TiledAttention(spec).entropy())
     assert P.answered_by["Entropy"] == "tiles"

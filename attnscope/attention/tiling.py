@@ -1,15 +1,9 @@
-"""The fused engine: attention answered from q and k in one tiled pass.
-
-Attention answered from q and k in one tiled pass: every statistic of every head, and never an N x N matrix.
+"""Attention answered from q and k in one tiled pass: every statistic of every head, and never an N x N matrix.
 
 While a tile of exponentiated logits is in the cache, all questions of a pass read it. The same pass can return the
-layer's own output, so that no other attention need run.
-
-Attention over a short text, whose whole matrix is smaller than a tile: it is made once, and rows answer.
-
-P of a layer that attends within pieces of its tokens, such as windows of patches: each piece is asked on its own.
-
-Nothing is made across pieces: questions are put into a piece's own places, and its answers back into the text's.
+layer's own output, so that no other attention need run. A short text, whose whole matrix is smaller than a tile, is
+answered by its rows. A layer that attends within pieces of its tokens, such as windows of patches, is asked piece by
+piece: questions are put into a piece's own places, and its answers back into the text's.
 
 Shapes: B text, H head, G kv head, Q query, K key, D width of q and k, V width of v, R row, T token of the text, W
 piece of equal size, N token of a piece.
@@ -27,7 +21,7 @@ from torch import Tensor
 
 from attnscope.attention import questions as ask
 from attnscope.attention.operator import AttentionOperator, DenseAttention
-from attnscope.attention.questions import Question, Strongest
+from attnscope.attention.questions import Question
 from attnscope.attention.rows import read_blocks
 from attnscope.attention.spec import AttentionSpec, Visibility
 from attnscope.attention.tile_readers import OutputReader, ProductReader, Reader, TopKReader, reader_of
@@ -89,7 +83,7 @@ class TiledAttention(AttentionOperator):
 
         On a CPU all questions are read from the same tiles.
         """
-        of_rows = [question for question in questions if isinstance(question, Strongest)]
+        of_rows = [question for question in questions if isinstance(question, ask.Strongest)]
         waiting = self.with_output and self._output is None
         rows = {row for question in of_rows for queries in question.query for row in queries}
         few = len(of_rows) == len(questions) and len(rows) <= self.queries // FEW_ROWS
@@ -172,9 +166,6 @@ class TiledAttention(AttentionOperator):
             return torch.cat(parts, -1) if parts else None
 
         return Tiling(self.spec, most, heads, columns, tile_bytes)
-
-
-__all__ = ["TILE_BYTES", "TiledAttention"]
 
 
 SMALL = 2**17  # weights of a call, over all texts and heads; beyond, tiles are shared out among the cores
@@ -303,9 +294,7 @@ class RowsAttention(TiledAttention):
     """P of many short texts, known by q and k: a block of rows of all of them at once, where tiles go text by text."""
 
     def together(self, questions: Iterable[ask.Question]) -> Mapping[ask.Question, Any]:
-        answers = AttentionOperator.together(self, questions)
-        self.answered_by.update({type(question).__name__: "rows" for question in answers})
-        return answers
+        return self._noted(dict(AttentionOperator.together(self, questions)), "rows")
 
 
 def _whole(piece: AttentionOperator, some: Tensor) -> Tensor:

@@ -1,8 +1,7 @@
 """The model continues its prompt by itself: greedy, with its cache, and a mask that hides nothing.
 
-The steps of a generation, compared with the one pass in which its text is read: same tokens, positions and rows.
-
-Whether a model is causal: by its config and class, and as it is heard over a few tokens.
+The steps of a generation are compared with the one pass in which its text is read: same tokens, positions and rows.
+Whether a model is causal is known by its config and class, and as it is heard over a few tokens.
 
 Shapes: B text, T token, S step, E hidden size.
 """

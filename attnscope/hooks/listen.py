@@ -1,4 +1,4 @@
-"""The seam: listen to a model's own attention while it runs one forward pass, and leave no trace.
+"""Listen to a model's own attention while it runs one forward pass, and leave no trace.
 
 Nearly every family of transformers 5 asks `AttentionInterface.get_interface` for its attention function inside
 `forward`. While a capture is open that one method is wrapped: an engine runs the call (by default the model's own
@@ -392,7 +392,7 @@ class _Listener:
             return None
 
         # What a linear layer returns second is its state, which does not have rows of weights.
-        if (self._layer(module), self.stacks.of(module)) in self._without_attention:
+        if (layer_of(module, self.paths[module]), self.stacks.of(module)) in self._without_attention:
             sums, (allowed, _) = matrices[0].float().sum(-1), tolerance(matrices[0].dtype)
             if bool((matrices[0] < 0).any()) or not bool(((sums - 1).abs() <= allowed).all()):
                 return None
@@ -450,10 +450,11 @@ class _Listener:
             )
             T, device = weights.shape[-1], weights.device
             global_BT = global_BT if len(matrices) > 1 else None
-            of_window = T, reach, device, global_BT is not None
-            return weights, self._shared(
-                of_window, None, lambda: Visibility(T, T, near(T, reach, device, global_BT), False, None, device)
-            )
+
+            def in_window() -> Visibility:
+                return Visibility(T, T, near(T, reach, device, global_BT), False, None, device)
+
+            return weights, self._shared((T, reach, device, global_BT is not None), None, in_window)
 
         # No mask was seen: causal attention alone gives all keys after a query's own a weight of exactly 0. One query
         # does not show that, nor do keys that are another text's.
@@ -477,8 +478,9 @@ class _Listener:
     def _place(self, module: nn.Module, stack: str | None = None) -> CallSite:
         """The module's layer, and which call of that layer this is; stack: of the call, where the module makes two."""
         stack = stack or self.stacks.of(module)
-        by_order = self._family(module).by_order
-        layer = sum(called == stack for called, _ in self._calls) if by_order else self._layer(module)
+        layer = layer_of(module, self.paths[module])
+        if self._family(module).by_order:
+            layer = sum(called == stack for called, _ in self._calls)
         self._calls[stack, layer] = self._calls.get((stack, layer), -1) + 1
         return CallSite(layer, self._calls[stack, layer], self.paths[module], module, stack)
 
@@ -490,7 +492,18 @@ class _Listener:
         """
         Q, K, mask = arguments["query"].shape[2], arguments["key"].shape[2], arguments.get("attention_mask")
         if isinstance(mask, Tensor):
-            return self._shared(id(mask), mask, lambda: _of_mask(Q, K, mask, arguments.get("sliding_window")))
+            window = arguments.get("sliding_window")
+
+            # The mask of one text where all have the same; on a device none, where its window or its order say the
+            # same, since kernels read none then. To compare a device's masks of several texts its host would wait.
+            def make() -> Visibility:
+                if mask.device.type != "cpu":
+                    visible = Visibility(Q, K, mask[..., :K], device=mask.device)
+                    return by_place(visible, [*([window] if isinstance(window, int) and window > 0 else []), None])
+                same = len(mask) > 1 and torch.equal(mask[1:], mask[:-1])
+                return Visibility(Q, K, (mask[:1] if same else mask)[..., :K], device=mask.device)
+
+            return self._shared(id(mask), mask, make)
         causal, stack = arguments.get("is_causal"), self.stacks.of(own.module)
         causal = getattr(own.module, "is_causal", is_causal(stack)) if causal is None else causal
         eager = getattr(own.attend, "__name__", "").startswith("eager")
@@ -505,19 +518,6 @@ class _Listener:
             self._visible[key] = (mask, make())  # holding the mask keeps its id its own
         return self._visible[key][1]
 
-    def _layer(self, module: nn.Module) -> int:
-        return layer_of(module, self.paths[module])
-
-
-def _of_mask(Q: int, K: int, mask: Tensor, window: Any) -> Visibility:
-    """What a mask shows: that of one text where all have the same; on a device without it, where its window or its
-    order say the same, since kernels read none then."""
-    if mask.device.type != "cpu":  # to compare a device's masks of several texts would make the host wait for it
-        visible = Visibility(Q, K, mask[..., :K], device=mask.device)
-        return by_place(visible, [*([window] if isinstance(window, int) and window > 0 else []), None])
-    same = len(mask) > 1 and torch.equal(mask[1:], mask[:-1])
-    return Visibility(Q, K, (mask[:1] if same else mask)[..., :K], device=mask.device)
-
 
 def calls_interface(model: nn.Module) -> bool:
     """Whether the model's attention modules call the interface, where q and k are seen."""
@@ -525,15 +525,16 @@ def calls_interface(model: nn.Module) -> bool:
 
 
 def _route(model: nn.Module) -> Route:
-    return route_of(bare_model(model), lambda extras: _routes_of(model, extras))
+    bare = bare_model(model)
 
+    def routes(extras: Mapping[str, Any]) -> set[str]:
+        """The routes by which the attention calls of a pass over two tokens are heard."""
+        ids_BT = torch.zeros(1, 2, dtype=torch.long, device=device_of(bare))
+        with _model_lock(model), torch.no_grad(), _uncompiled(), listening(model, lambda call: None) as report:
+            run_backbone(model, ids_BT, **without_cache(bare), **extras)
+        return {check.route for check in report.calls}
 
-def _routes_of(model: nn.Module, extras: Mapping[str, Any]) -> set[str]:
-    """The routes by which the attention calls of a pass over two tokens are heard."""
-    ids_BT = torch.zeros(1, 2, dtype=torch.long, device=device_of(bare_model(model)))
-    with _model_lock(model), torch.no_grad(), _uncompiled(), listening(model, lambda call: None) as report:
-        run_backbone(model, ids_BT, **without_cache(bare_model(model)), **extras)
-    return {check.route for check in report.calls}
+    return route_of(bare, routes)
 
 
 def _uncompiled() -> AbstractContextManager[None]:

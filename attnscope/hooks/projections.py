@@ -1,20 +1,13 @@
-"""Norms with a frozen scale: what a norm does to a part of what it was given, each row's scale being that of the whole.
+"""What lies around a model's attention: output projections, norms, heads that are differences, residuals in streams.
 
-Nothing here knows families: whether a module is a norm, and of which kind, is measured on its input and output.
+Nothing here knows families. Whether a module is a norm, and of which kind, is measured on its input and output, and its
+scale is frozen: what it does to a part of what it was given, each row's scale being that of the whole. The output
+projections, W_O, are found by what they are given, and read by what they make of it. That a residual is no plain sum of
+what blocks write, but several streams, or an attention over what was before, shows in what blocks are given in a pass.
+In differential attention (Ye et al. 2025, arXiv:2410.05258) a head's weights are P1 - lambda P2, of two softmaxes: the
+model's call has both, the first of every pair in the first half of its heads.
 
-Shapes: E width of what is normed; ... any rows.
-
-The output projections of a model, W_O: found by what they are given, read by what they make of it.
-
-Differential attention (Ye et al. 2025, arXiv:2410.05258): a head's weights are P1 - lambda P2, of two softmaxes.
-
-The model's call has both, the first of every pair in the first half of its heads.
-
-Residuals that are no plain sum of what blocks write: several streams, or an attention over what was before.
-
-Nothing here knows families: what blocks are given in a pass says it.
-
-Shapes: B text, T token, H head, V width of v, E model width, Q query, K key.
+Shapes: B text, T token, H head, V width of v, E model width, Q query, K key; ... any rows.
 """
 
 from __future__ import annotations
@@ -351,9 +344,10 @@ def strength(module: nn.Module) -> float | None:
     True
     """
     learned = [getattr(module, name, None) for name in LEARNED]
-    q1, k1, q2, k2 = (vector.detach().float() if isinstance(vector, Tensor) else None for vector in learned)
-    if q1 is None or k1 is None or q2 is None or k2 is None:
+    vectors = [vector.detach().float() for vector in learned if isinstance(vector, Tensor)]
+    if len(vectors) < len(LEARNED):
         return None
+    q1, k1, q2, k2 = vectors
     return float(torch.exp(q1 @ k1) - torch.exp(q2 @ k2)) + float(getattr(module, "lambda_init", 0.0))
 
 

@@ -1,11 +1,8 @@
-"""The file that keeps the compiled kernel. It is run as machine code, so only we may have written it, and all of it.
+"""The compiled kernel: made once per machine by Numba, kept as object code, and loaded without Numba after that.
 
-Only we and root may change the file, its folder, or where the path of the folder leads; a digest finds what a crash or
-a disk did to the rest.
-
-The compiled kernel: made once per machine by Numba, kept as object code, and loaded without Numba after that.
-
-Importing Numba takes longer than a page of text; LLVM alone loads in a twentieth of a second.
+Importing Numba takes longer than a page of text; LLVM alone loads in a twentieth of a second. The file is run as
+machine code, so only we may have written it, and all of it: only we and root may change the file, its folder, or where
+the path of the folder leads, and a digest finds what a crash or a disk did to the rest.
 """
 
 from __future__ import annotations
@@ -204,8 +201,7 @@ def _compiled() -> tuple[str, bytes]:
     signature = (types.int64, types.int64)
     kernel.sweep.compile(signature)
     name = kernel.sweep.overloads[signature].fndesc.llvm_func_name
-    module = binding.parse_assembly(kernel.sweep.inspect_llvm(signature))
-    return name, _machine().emit_object(module)
+    return name, _machine().emit_object(binding.parse_assembly(kernel.sweep.inspect_llvm(signature)))
 
 
 def _loaded(name: str, code: bytes) -> int:

@@ -1,8 +1,7 @@
 """A call's attention, answered by the Triton kernels as far as they know the questions and have proven themselves.
 
-What Triton needs of a machine before any kernel: a C compiler and Python's headers, of which it builds its driver.
-
-Asked once per process, so that what is missing is named once and not by the compiler, kernel for kernel.
+Before any kernel Triton needs a C compiler and Python's headers, of which it builds its driver. That is looked up once
+per process, so that what is missing is named once and not by the compiler, kernel for kernel.
 
 Shapes: B text, H head, Q query, V width of v.
 """
@@ -19,7 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from attnscope.attention.questions import Question
 from attnscope.attention.spec import AttentionSpec
@@ -102,16 +100,14 @@ class TritonAttention(TiledAttention):
         try:
             self._refused |= proof.refused(self.spec, parts)
             proven = [question for question in parts if proof.kind(question) not in self._refused]
-            output, answers = self._of_output(proven), self._sweep.answers(list(filter(None, proven)))
+            output = self._sweep.output() if None in proven else None
+            answers = self._sweep.answers(list(filter(None, proven)))
         except Exception as error:  # the tiles' own way with memory, or with anything else, is the better one
             if not is_out_of_memory(error):
                 self._refused |= proof.refuse(self.spec, parts, proof.said(error))
             return {}
         self._output = self._output if output is None else output
         return answers
-
-    def _of_output(self, proven: Sequence[Question | None]) -> Tensor | None:
-        return self._sweep.output() if None in proven else None
 
     def _noted(self, answers: dict[Question, Any], who: str) -> dict[Question, Any]:
         super()._noted(answers, who)

@@ -1,8 +1,7 @@
 """The kernels launched over one call: which kernel answers which question, and with which blocks.
 
-How large a program's blocks are: chosen from what the compiler says of registers and spills.
-
-`tests/test_triton.py` compiles them for sm_80 and sm_90, and docs/cuda.md has what it found.
+How large a program's blocks are was chosen from what the compiler says of registers and spills: `tests/test_triton.py`
+compiles them for sm_80 and sm_90, and docs/cuda.md has what it found.
 
 Shapes: B text, H head, G kv head, Q query, K key, D width of q and k, V width of v, M feature, S questions of a kind.
 """
@@ -114,13 +113,13 @@ class Sweep:
         for kinds, answer in TOGETHER:
             alike = [question for question in questions if isinstance(question, kinds)]
             answers |= dict(zip(alike, answer(self, alike), strict=True)) if alike else {}
-        return answers | {question: self._answer(question) for question in questions if question not in answers}
-
-    def _answer(self, question: ask.Question) -> Any:
-        if type(question) in ANSWERS:
-            return ANSWERS[type(question)](self, question)
-        rest = isinstance(question, ask.Entropy | ask.MaxWeight) and question.skip_key0
-        return self.rows[(REST if rest else ROWS)[type(question)]]
+        for question in questions:
+            if type(question) in ANSWERS:
+                answers[question] = ANSWERS[type(question)](self, question)
+            elif question not in answers:
+                rest = isinstance(question, ask.Entropy | ask.MaxWeight) and question.skip_key0
+                answers[question] = self.rows[(REST if rest else ROWS)[type(question)]]
+        return answers
 
     def output(self) -> Tensor:
         """P V, (B, Q, H, V) in the dtype of q; PyTorch's own kernel where it can say this call without a mask."""
@@ -166,7 +165,7 @@ class Sweep:
         return Call._make(fields)
 
     @cached_property
-    def _found(self) -> tuple[Known, Tensor]:
+    def _statistics(self) -> tuple[Known, Tensor]:
         spec, shape = self.spec, (self.B, self.H, self.Q)
         known, statistics = Known(self._room(*shape), self._room(*shape)), self._room(8, *shape)
         sinks = None if spec.sinks is None else spec.sinks.expand(shape)
@@ -179,12 +178,12 @@ class Sweep:
 
     @property
     def known(self) -> Known:
-        return self._found[0]
+        return self._statistics[0]
 
-    @cached_property
+    @property
     def rows(self) -> Sequence[Tensor]:
         """The 8 statistics of every row, (B, H, Q) each."""
-        return self._found[1].unbind()
+        return self._statistics[1].unbind()
 
     def _shared(self, key: Any, make: Callable[[], T]) -> T:
         """What questions take that no layer gives, so that layers that share a mask share it."""
