@@ -1,13 +1,9 @@
-"""An output folder: which run has it, the options it must be run with, and one run in it at a time.
+"""An output folder: its journal, which run has it, the shards that are written into it, and the job that fills it.
 
-Which shards of an output folder are whole: the journal has a line per committed shard.
-
-A shard's files lie under their final names before its line is written, so what the journal names is there; what it does
-not name is made again, under the same names.
-
-Which items are written, and committed, together: shards, cut by the items alone and the same in every run.
-
-What to do with every text of a corpus, and what is written of it.
+The journal has a line per committed shard. A shard's files lie under their final names before its line is written, so
+what the journal names is there; what it does not name is made again, under the same names. A folder has the options it
+must be run with, and one run in it at a time. Shards are items that are written, and committed, together: they are cut
+by the items alone, and the same in every run. A `Job` is what to do with every text, and what is written of it.
 """
 
 from __future__ import annotations
@@ -131,13 +127,12 @@ class Journal:
         append(self.path, asdict(record))
         self.records[record.first] = record
         with open_regular(self.folder / FAILURES, "ab", follow=False) as stream:
-            stream.writelines(_failure_line(failure) for failure in record.failures)
+            stream.writelines(json_line(asdict(failure)) for failure in record.failures)
 
     def rewrite_failures(self) -> None:
         """failures.jsonl as the journal has it, in the order of the items."""
         with whole_file(self.folder / FAILURES) as stream:
-            for failure in self.failures():
-                stream.write(_failure_line(failure))
+            stream.writelines(json_line(asdict(failure)) for failure in self.failures())
 
     def failures(self) -> Iterator[Failure]:
         """Every failed item of the committed shards, in order."""
@@ -184,10 +179,6 @@ def _remove(folder: Path) -> None:
         if not folder.exists():
             return
         time.sleep(PAUSE_SECONDS)
-
-
-def _failure_line(failure: Failure) -> bytes:
-    return json_line(asdict(failure))
 
 
 def _record(values: Mapping[str, Any]) -> Record | None:
@@ -244,15 +235,15 @@ def begun_sources(folder: Path, sources: Sequence[str]) -> tuple[str, ...]:
 
     The rows name their files as the sources do, so that those of a resumed run have the names of the first.
     """
-    sources_before = (_options(folder / OPTIONS) or {}).get("sources")
-    if not isinstance(sources_before, list) or not all(isinstance(name, str) for name in sources_before):
+    before = (_options(folder / OPTIONS) or {}).get("sources")
+    if not isinstance(before, list) or not all(isinstance(name, str) for name in before):
         return tuple(sources)
-    return tuple(sources_before if list(map(_resolved, sources_before)) == list(map(_resolved, sources)) else sources)
-
-
-def _resolved(name: str) -> str:
-    """A source as a path from the root, links followed; standard input, and what no path can be, as it is."""
-    return name if name == STDIN or "\0" in name else os.path.realpath(name)
+    # As paths from the root, links followed; standard input, and what no path can be, as it is.
+    paths = [
+        [name if name == STDIN or "\0" in name else os.path.realpath(name) for name in names]
+        for names in (before, sources)
+    ]
+    return tuple(before if paths[0] == paths[1] else sources)
 
 
 def say_who_answered(folder: Path, records: Iterable[Record]) -> None:
@@ -369,15 +360,11 @@ def unfinished(
             yield shard
         elif digest(shard.items) != record.digest:
             last = shard.first + len(shard.items) - 1
-            raise InputError(
-                f"the corpus has changed: items {shard.first} to {last} are not those that were read before",
-                "name another folder with {out}",
-            )
+            why = f"the corpus has changed: items {shard.first} to {last} are not those that were read before"
+            raise InputError(why, ANOTHER)
     if before:
-        raise InputError(
-            f"the corpus has changed: item {min(before)} was read before, and now it ends earlier",
-            "name another folder with {out}",
-        )
+        why = f"the corpus has changed: item {min(before)} was read before, and now it ends earlier"
+        raise InputError(why, ANOTHER)
 
 
 def item_cost(job: Job, geometry: Geometry) -> Callable[[Item], float]:

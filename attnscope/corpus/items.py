@@ -1,9 +1,8 @@
 """A corpus -> items, one at a time: lines, JSON, rows of CSV, TSV and Parquet, whole files; compressed or not.
 
 Nothing is read ahead, and no item is held that is larger than ITEM_BYTES: a 10 GB file costs the memory of its largest
-item. What cannot be read becomes an item too, one that says why.
-
-What a record says of its text as ranges of characters: `"spans": {"subject": [[5, 9]]}`, `"key": [[5, 9]]`.
+item. What cannot be read becomes an item too, one that says why. A record may name parts of its text as ranges of
+characters, `"spans": {"subject": [[5, 9]]}` or `"key": [[5, 9]]`, which become tokens here.
 """
 
 from __future__ import annotations
@@ -228,12 +227,11 @@ def _decoded(line: int | None, data: bytes) -> Raw:
         return Raw(line, problem=error.message.replace("the text is not UTF-8", "not UTF-8"))
 
 
-def _json_lines(file: CorpusFile, read: BytesRead) -> Iterator[Raw]:
-    for raw in _lines(file, read):
-        yield raw if raw.problem else _record(raw.line, str(raw.value))
-
-
-def _record(line: int | None, text: str) -> Raw:
+def _record(raw: Raw) -> Raw:
+    """The record in a line of JSON, or why there is none."""
+    line, text = raw.line, str(raw.value)
+    if raw.problem:
+        return raw
     if not text.strip():
         return Raw(line, problem=EMPTY_LINE)
     try:
@@ -356,7 +354,7 @@ def _parquet_rows(file: CorpusFile, read: BytesRead) -> Iterator[Raw]:
 READERS: Mapping[str, Callable[[CorpusFile, BytesRead], Iterator[Raw]]] = {
     "txt": _lines,
     "whole": _whole,
-    "jsonl": _json_lines,
+    "jsonl": lambda file, read: map(_record, _lines(file, read)),
     "csv": _csv_rows,
     "tsv": _tsv_rows,
     "parquet": _parquet_rows,

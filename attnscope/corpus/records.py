@@ -1,10 +1,8 @@
-"""What a corpus is: files, folders and globs -> the files to read, in a fixed order, each with its format.
+"""What a corpus is: its files, the records of a JSON file, and which field of a record is the text.
 
-A JSON file -> its records, one at a time: those of an array, one after another, or of the one list in an object.
-
-Only the value that is being read is held, so that an array of any length costs the memory of its largest record.
-
-One record of a corpus: which of its fields is the text, and fields inside fields.
+Files, folders and globs become the files to read, in a fixed order, each with its format. A JSON file has records, one
+after another: those of an array, or of the one list in an object. Only the value that is being read is held, so that an
+array of any length costs the memory of its largest record. A field may be inside a field.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Observations -> rows: Arrow tables of texts, heads and relations.
+"""Observations -> rows, as Arrow tables of texts, heads, relations and spans, and where a shard's rows are written.
 
 Rows go from the observations' arrays to Arrow without a Python object each. Schemas are written down in
-docs/schemas.md.
-
-Shards on disk: tables, weights and pictures under temporary names, renamed together; or rows on standard output.
+docs/schemas.md. `ShardWriter` writes tables, weights and pictures under temporary names, and renames them together;
+`StreamWriter` writes rows to standard output.
 """
 
 from __future__ import annotations
@@ -166,7 +165,15 @@ def _chosen(obs: Observation) -> dict[str, str | None]:
 
     Of an encoder-decoder each is a JSON object by stack, null where a stack was not asked.
     """
-    by_stack = {stack: _positions(stack_read.chosen) for stack, stack_read in obs.stacks.items()}
+
+    def positions(chosen: TokenSelection) -> dict[str, Any]:
+        tokens = {"query": chosen.query, "key": chosen.key}
+        cells: dict[str, Any] = {name: spelled(match.positions) or None for name, match in tokens.items() if match}
+        if chosen.spans:
+            cells["positions"] = {name: match and spelled(match.positions) for name, match in chosen.spans.items()}
+        return cells
+
+    by_stack = {stack: positions(stack_read.chosen) for stack, stack_read in obs.stacks.items()}
     by_name = {name: {stack: of.get(name) for stack, of in by_stack.items()} for of in by_stack.values() for name in of}
     columns = by_name if obs.other_stacks else by_stack[obs.stack]
     notes = dict.fromkeys(note for stack_read in obs.stacks.values() for note in stack_read.chosen.notes)
@@ -174,14 +181,6 @@ def _chosen(obs: Observation) -> dict[str, str | None]:
         name: json.dumps(cell, ensure_ascii=False) if isinstance(cell, dict) else cell for name, cell in columns.items()
     }
     return {**cells, "note": "; ".join(notes) or None}
-
-
-def _positions(chosen: TokenSelection) -> dict[str, Any]:
-    tokens = {"query": chosen.query, "key": chosen.key}
-    cells: dict[str, Any] = {name: spelled(match.positions) or None for name, match in tokens.items() if match}
-    if chosen.spans:
-        cells["positions"] = {name: match and spelled(match.positions) for name, match in chosen.spans.items()}
-    return cells
 
 
 def _heads(pairs: Sequence[tuple[Item, Observation]], output: DatasetOutput) -> pa.Table:
@@ -373,15 +372,13 @@ class ShardWriter:
             os.replace(path, target)
         # Picture by picture: another attempt at this shard draws the same ones, and none is missing in between.
         for number in self._drawn:
-            drawn = self.partial / "figures" / f"{number:06d}"
-            for path in sorted(drawn.rglob("*")):
-                target = self.folder / "figures" / f"{number:06d}" / path.relative_to(drawn)
-                if path.is_dir():
-                    target.mkdir(parents=True, exist_ok=True)
-                    continue
-                target.parent.mkdir(parents=True, exist_ok=True)
-                sync_file(path)
-                os.replace(path, target)
+            figures = self.partial / "figures" / f"{number:06d}"
+            for path in sorted(figures.rglob("*")):
+                target = self.folder / path.relative_to(self.partial)
+                (target if path.is_dir() else target.parent).mkdir(parents=True, exist_ok=True)
+                if not path.is_dir():
+                    sync_file(path)
+                    os.replace(path, target)
         # On return all of it survives a crash of the machine, so that the journal may name it.
         for parent in {(self.folder / name).parent for name in files}:
             sync(parent)
@@ -469,7 +466,12 @@ class StreamWriter:
         objects = [name for name in ("fields", "positions") if name in tables["texts"].column_names]
         texts = json_rows(tables["texts"].drop_columns(objects)).to_pylist()
         cells = [[f',"{name}":{cell}' for cell in tables["texts"][name].to_pylist()] for name in objects]
-        rows = {name: _by_item(tables[name]) for name in self.output.names if name != "texts"}
+        # The rows of each item as JSON, without the columns that say which item.
+        rows: dict[str, dict[int, list[str]]] = {name: {} for name in self.output.names if name != "texts"}
+        for name, by_item in rows.items():
+            lines = json_rows(tables[name].drop_columns(["item", "id"])).to_pylist()
+            for number, line in zip(tables[name]["item"].to_pylist(), lines, strict=True):
+                by_item.setdefault(number, []).append(line)
         for (item, _), text, *row in zip(measured.seen, texts, *cells, strict=True):
             lists = (f',"{name}":[{",".join(rows[name].get(item.number, []))}]' for name in rows)
             self.stream.write(f"{text[:-1]}{''.join([*row, *lists])}}}\n".encode())
@@ -490,15 +492,5 @@ def _pool_in_words() -> Iterator[None]:
         yield
     except BrokenProcessPool as error:
         raise AttnscopeError(
-            "a process that draws pictures was killed",
-            "free memory on this machine; the same command resumes the run",
+            "a process that draws pictures was killed", "free memory on this machine; the same command resumes the run"
         ) from error
-
-
-def _by_item(table: pa.Table) -> dict[int, list[str]]:
-    """The rows of each item as JSON, without the columns that say which item."""
-    by_item: dict[int, list[str]] = {}
-    lines = json_rows(table.drop_columns(["item", "id"])).to_pylist()
-    for number, line in zip(table["item"].to_pylist(), lines, strict=True):
-        by_item.setdefault(number, []).append(line)
-    return by_item

@@ -1,14 +1,10 @@
 """A run over a corpus into a folder: what is done already is skipped, what is not is done, and nothing twice.
 
-What a run over a corpus would do, and about what it would take, without writing anything.
-
-The same run on Ray Data: read, `map_batches` over actors that each hold a model, write.
-
-One task reads the corpus and cuts it into shards, one row each; an actor measures a shard with the code of one machine
-and writes its files; this process commits what comes back. A shard's files have names and content that depend on the
-shard alone, so an actor that dies is replaced and its shard is made again, and the journal takes each shard once.
-
-Corpus and output folder must be where every node sees them.
+`estimate` tells what a run would do, and about what it would take, without writing anything. `run_on_ray` is the same
+run on Ray Data: one task reads the corpus and cuts it into shards, one row each; an actor holds a model, measures a
+shard with the code of one machine and writes its files; this process commits what comes back. A shard's files have
+names and content that depend on the shard alone, so an actor that dies is replaced and its shard is made again, and the
+journal takes each shard once. Corpus and output folder must be where every node sees them.
 """
 
 from __future__ import annotations
@@ -201,15 +197,14 @@ class ShardActor:
         self.worker = Reply.of(Worker, job)
 
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, list[bytes]]:
-        return {"record": [pickle.dumps(Reply.of(self._record, packed)) for packed in batch["shard"]]}
+        def measure(packed: bytes) -> Record:
+            shard: Shard = pickle.loads(packed).get()
+            worker, records = self.worker.get(), list[Record]()
+            write = partial(ShardWriter, self.folder, output=worker.output, pool=self.pool)
+            run_shards(worker, [shard], write, records.append)
+            return records[0]
 
-    def _record(self, packed: bytes) -> Record:
-        shard: Shard = pickle.loads(packed).get()
-        worker, records = self.worker.get(), list[Record]()
-        run_shards(
-            worker, [shard], lambda shard: ShardWriter(self.folder, shard, worker.output, self.pool), records.append
-        )
-        return records[0]
+        return {"record": [pickle.dumps(Reply.of(measure, packed)) for packed in batch["shard"]]}
 
 
 def run_on_ray(run: Run, cluster: Cluster) -> Tally:
