@@ -106,7 +106,7 @@ def shown_sides(
         raise UsageError("a page with a picture cannot show another text or model", "make a page of each")
     ask = asked.ask(read_run(asked, pages), selected, Request(**question.asks()))
     side = model_beside(asked, ask, pages, purpose) if pages.compare_model else answer(asked, ask, purpose, pages)
-    return ask, [side, *([side.beside] if side.beside else [])]
+    return ask, [side, *([side.other] if side.other else [])]
 
 
 def model_beside(asked: TextRun, ask: CaptureSpec, pages: Pages, purpose: ShowPage) -> PageSide:

@@ -36,7 +36,7 @@ from attnscope.figures import Depth
 from attnscope.metrics.metrics import KNOWN, LENGTHS, LOOKBACKS, MASS
 from attnscope.model.selection import DECODER, STACKS
 from attnscope.observe.records import Score, ranked
-from attnscope.studies.statistics import Means, Range, means
+from attnscope.studies.statistics import Means, means
 from attnscope.utils.files import open_native, open_regular
 from attnscope.utils.memory import free_memory, human_bytes
 from attnscope.utils.parquet import open_parquet
@@ -177,11 +177,16 @@ class Dataset:
             chosen_N &= np.isin(key_N, heads)
             which = {part: numbers[chosen_N] for part, numbers in head_numbers(key_N).items()}
             value_SN, within = values[name][:, chosen_N], KNOWN[name].within
-            return {
-                STACKS[stack]: _over_layers(value_SN[:, of], which["layer"][of], within)
-                for stack in np.unique(which["stack"]).tolist()
-                for of in [which["stack"] == stack]
-            }
+            result = {}
+            for stack in np.unique(which["stack"]).tolist():
+                of = which["stack"] == stack
+                layers, there_SN = np.unique(which["layer"][of]), ~np.isnan(value_SN[:, of])
+                of_LN = (which["layer"][of] == layers[:, None]).astype(np.float64)
+                # The mean over the heads of each layer, text by text, and then its mean over the texts.
+                with np.errstate(invalid="ignore"):
+                    value_SL = (np.where(there_SN, value_SN[:, of], 0.0) @ of_LN.T) / (there_SN @ of_LN.T)
+                result[STACKS[stack]] = layers, means(value_SL, within=within)
+            return result
 
     def depths(
         self, heads: CorpusHeads, places: np.ndarray, names: Sequence[str], pair: Pair | None = None
@@ -338,13 +343,3 @@ def _heads_of(summary: pa.Table, pair: Pair | None) -> CorpusHeads:
         scores[name] = Score(spread(value), spread(uniform), spread(low), spread(high))
         texts[name] = spread(count, 0)
     return CorpusHeads(key_N, **head_numbers(key_N), scores=scores, texts=texts)
-
-
-def _over_layers(value_SN: np.ndarray, layer_N: np.ndarray, within: Range | None) -> tuple[np.ndarray, Means]:
-    """The mean over the heads of each layer, text by text, and its mean over the texts."""
-    layers = np.unique(layer_N)
-    there_SN = ~np.isnan(value_SN)
-    of_LN = (layer_N == layers[:, None]).astype(np.float64)
-    with np.errstate(invalid="ignore"):
-        value_SL = (np.where(there_SN, value_SN, 0.0) @ of_LN.T) / (there_SN @ of_LN.T)
-    return layers, means(value_SL, within=within)

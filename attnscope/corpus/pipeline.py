@@ -146,7 +146,7 @@ class Writing:
     def __init__(self, open_writer: Callable[[Shard], Writer], commit: Callable[[Record], None]) -> None:
         self._open, self._commit = open_writer, commit
         self._pool = ThreadPoolExecutor(1, "writing")
-        self._begun: Future[None] | None = None
+        self._write: Future[None] | None = None
         self._writer: Writer | None = None
 
     def __enter__(self) -> Writing:
@@ -159,8 +159,15 @@ class Writing:
 
     def put(self, shard: Shard, measured: Measured, last: bool) -> None:
         """Write some more of a shard; `last` commits it."""
+
+        def write() -> None:
+            self._writer = self._writer or self._open(shard)
+            self._writer.add(measured)
+            if last:
+                self._end_shard()
+
         self._wait()
-        self._begun = self._pool.submit(self._write, shard, measured, last)
+        self._write = self._pool.submit(write)
 
     def finish(self) -> None:
         """Commit what is whole, also of a shard that is not at its end."""
@@ -168,16 +175,9 @@ class Writing:
         self._end_shard()
 
     def _wait(self) -> None:
-        begun, self._begun = self._begun, None
-        if begun is not None:
-            begun.result()
-
-    def _write(self, shard: Shard, measured: Measured, last: bool) -> None:
-        """In the thread: the rows of some items, into the file of their shard."""
-        self._writer = self._writer or self._open(shard)
-        self._writer.add(measured)
-        if last:
-            self._end_shard()
+        write, self._write = self._write, None
+        if write is not None:
+            write.result()
 
     def _end_shard(self) -> None:
         if self._writer is not None:

@@ -241,14 +241,14 @@ class HeadDivergence(NamedTuple):
 @dataclass(frozen=True)
 class PageSide:
     """One side of a page. chosen: the tokens that were named, of which the observation holds all. whole: the heads
-    whose maps stay whole. why: the logits that were taken apart. beside: what it is compared with. divergences: of
-    each head that both hold whole, its numbers as `attnscope compare` has them."""
+    whose maps stay whole. why: the logits that were taken apart. other: what it is compared with. divergences: of each
+    head that both hold whole, its numbers as `attnscope compare` has them."""
 
     seen: Observation
     chosen: TokenSelection
     whole: Mapping[int, Sequence[int]]
     why: Sequence[KeyParts] = ()
-    beside: PageSide | None = None
+    other: PageSide | None = None
     divergences: Sequence[HeadDivergence] = ()
 
 
@@ -256,8 +256,8 @@ class PageSide:
 class ShowPage(Purpose):
     """The page of a text: what fits into `max_mb`, `bits` per weight.
 
-    whole: heads whose maps stay whole, as "27.3,last". why: heads whose logits are taken apart, for the ask's queries
-    or all. compare_text: another text of the same model, next to it; each side has half of the room. align: how the
+    whole: heads whose maps stay whole, as "27.3,last". why: of which heads logits are taken apart, for the ask's
+    queries or all. compare_text: another text of the same model, next to it; each side has half of the room. align: how the
     tokens of two sides are paired, as `inputs.spans.alignment` says without it.
     """
 
@@ -320,7 +320,7 @@ class ShowPage(Purpose):
         first, *other = sides
         if not other:
             return replace(first, why=why)
-        return replace(first, why=why, beside=other[0], divergences=divergences(first.seen, other[0].seen, self.align))
+        return replace(first, why=why, other=other[0], divergences=divergences(first.seen, other[0].seen, self.align))
 
     def key_parts(self, run: Run, plan: Plan) -> list[KeyParts]:
         """The logits of the heads in `why`. Raises UsageError where they have no room, else as `key_parts` does."""

@@ -100,7 +100,11 @@ class _Packing:
         if name == "NamesBeside":  # who reads it may know nothing of the model's folder
             return self.document(value.read())
         if name in HOMES and type(value) is type_of(name):
-            return self.once(value, lambda: {TAG: name, "fields": self._fields(name, value)})
+            names = [field.name for field in fields(value)] if is_dataclass(value) else value._fields
+            sent = [each for each in names if each not in UNSENT.get(name, ())]
+            return self.once(
+                value, lambda: {TAG: name, "fields": {each: self.document(getattr(value, each)) for each in sent}}
+            )
         # Arrays go as bytes after the JSON, and tensors as arrays: the other end may have no torch.
         if isinstance(value, np.ndarray):
             return self._array("array", value)
@@ -119,10 +123,6 @@ class _Packing:
         if isinstance(value, list):
             return [self.document(item) for item in value]
         raise TypeError(f"{type(value)} has no form on the wire")
-
-    def _fields(self, name: str, value: Any) -> dict[str, Any]:
-        names = [field.name for field in fields(value)] if is_dataclass(value) else value._fields
-        return {each: self.document(getattr(value, each)) for each in names if each not in UNSENT.get(name, ())}
 
     def _array(self, kind: str, array: np.ndarray) -> Any:
         if array.dtype.kind == "O":  # truth, or None
@@ -149,7 +149,7 @@ class _Unpacking:
         tag = document[TAG]
         if tag in HOMES:
             values = {str(name): self.value(item) for name, item in document["fields"].items()}
-            return self._known(type_of(tag)(**values))
+            return self._remember(type_of(tag)(**values))
         if tag == "again":
             return self.known[document["of"]]
         # Sizes of arrays are checked against the bytes that are here before memory is taken for them.
@@ -165,7 +165,7 @@ class _Unpacking:
             start, stop, step = parts
             return range(start, stop, step)
         if tag == "tuple":
-            return self._known(tuple([self.value(item) for item in parts]))
+            return self._remember(tuple([self.value(item) for item in parts]))
         if tag not in ("mapping", "layers"):
             raise WireError(f"expected a record, got {tag!r}")
         mapping = {self.value(key): self.value(item) for key, item in parts}
@@ -175,7 +175,7 @@ class _Unpacking:
 
         return PerLayer(mapping)
 
-    def _known(self, value: Any) -> Any:
+    def _remember(self, value: Any) -> Any:
         self.known.append(value)
         return value
 

@@ -231,7 +231,7 @@ class Sheet:
 
 
 def html_table(titles: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """A table of HTML with a row of titles; what stands in its cells is shown as text."""
+    """A table of HTML with a row of titles; cells are text, and no HTML in them takes effect."""
     head = "".join(f"<th>{html.escape(title)}</th>" for title in titles)
     lines = ("".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in rows)
     return f"<table><tr>{head}</tr>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"

@@ -89,7 +89,7 @@ class IsolatedCall(Generic[T]):
     that goes wrong, a panic of Rust included, is a ModelError. work: what a call is, as its message says. otherwise:
     what to do where one takes too long.
 
-        >>> with Apart(lambda text: len(tokenizer(text).input_ids), "process") as count:
+        >>> with IsolatedCall(lambda text: len(tokenizer(text).input_ids), "process") as count:
         ...     count("the bank")
     """
 
@@ -115,17 +115,18 @@ class IsolatedCall(Generic[T]):
         if self.where == "process":
             result, error = _elsewhere[0](self.function, arguments) if _elsewhere else self._ask(arguments)
         else:
-            result, error = answer_of(self._limited if self.where == "thread" else self.function, arguments)
+
+            def in_thread(*arguments: Any) -> T:
+                try:
+                    with without_stderr():
+                        return within(self.seconds, lambda: self.function(*arguments))
+                except TimeoutError:
+                    raise self._too_long() from None
+
+            result, error = answer_of(in_thread if self.where == "thread" else self.function, arguments)
         if error is not None:
             raise error
         return result  # type: ignore[return-value]
-
-    def _limited(self, *arguments: Any) -> T:
-        try:
-            with without_stderr():
-                return within(self.seconds, lambda: self.function(*arguments))
-        except TimeoutError:
-            raise self._too_long() from None
 
     def _ask(self, arguments: tuple[Any, ...]) -> Answer[T]:
         if self._pipe is None:

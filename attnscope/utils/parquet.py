@@ -122,7 +122,17 @@ def read_columns(source: pa.NativeFile, schema: pa.Schema | None = None, most_ro
     present, coded = [field for field in schema or file.schema_arrow if field.name in places], list[str]()
     for field in present:
         _check_type(meta, places[field.name], field)
-        pages = [page for chunks in groups for page in _pages(source, chunks[places[field.name]])]
+        pages = list[Page]()
+        for chunk in (chunks[places[field.name]] for chunks in groups):
+            of_chunk = list(pages_of(source, chunk))
+            # Of those that no run writes few bytes may unpack to any amount, or to other rows than the footer says.
+            for page in of_chunk:
+                if page.unpacked > PAGE_BYTES or page.encoding not in PROPORTIONAL:
+                    raise ValueError(f"a page of {page.unpacked:,} bytes in encoding {page.encoding}")
+            read = sum(page.values for page in of_chunk if page.kind != DICTIONARY)
+            if not read == chunk.values == chunk.rows:
+                raise ValueError(f"{read:,} values of {chunk.rows:,} rows")
+            pages += of_chunk
         unpacked = sum(page.unpacked for page in pages)
         if unpacked > room:
             raise ValueError(f"{field.name} takes {unpacked:,} bytes for {meta.num_rows:,} rows")
@@ -235,28 +245,13 @@ def chunks_of(meta: FileMetaData) -> list[list[Chunk]]:
         columns = [(_int(group, 3, INT64), [column[3] for column in group[1]]) for group in groups]
     except (KeyError, IndexError, TypeError) as error:
         raise ValueError("a damaged footer") from error
-    if any(len(of_group) != len(types) for _, of_group in columns):
-        raise ValueError("a group of rows lacks columns")
-    return [
-        [_chunk(kind, rows, fields) for kind, fields in zip(types, chunks, strict=True)] for rows, chunks in columns
-    ]
-
-
-def _chunk(physical_type: str, rows: int, fields: dict[int, Any]) -> Chunk:
-    values, packed, data = (_int(fields, number, INT64) for number in (5, 7, 9))
-    return Chunk(physical_type, rows, values, packed, data, _int(fields, 11, INT64) if 11 in fields else 0)
-
-
-def _pages(source: pa.NativeFile, chunk: Chunk) -> list[Page]:
-    """The pages of a column in a group of rows. Raises ValueError for those that no run writes."""
-    pages = list(pages_of(source, chunk))
-    for page in pages:
-        if page.unpacked > PAGE_BYTES or page.encoding not in PROPORTIONAL:
-            raise ValueError(f"a page of {page.unpacked:,} bytes in encoding {page.encoding}")
-    read = sum(page.values for page in pages if page.kind != DICTIONARY)
-    if not read == chunk.values == chunk.rows:
-        raise ValueError(f"{read:,} values of {chunk.rows:,} rows")
-    return pages
+    chunks = []
+    for rows, of_group in columns:
+        if len(of_group) != len(types):
+            raise ValueError("a group of rows lacks columns")
+        counts = [[_int({11: (INT64, 0)} | fields, number, INT64) for number in (5, 7, 9, 11)] for fields in of_group]
+        chunks.append([Chunk(kind, rows, *count) for kind, count in zip(types, counts, strict=True)])
+    return chunks
 
 
 def pages_of(source: pa.NativeFile, chunk: Chunk) -> Iterator[Page]:
@@ -364,13 +359,12 @@ def _zigzag(data: bytes, at: int) -> tuple[int, int]:
 
 def as_plain(table: pa.Table) -> pa.Table:
     """The table with its texts as they are read by everybody: `read_columns` has bounded what they take."""
-    return pa.table({name: _decoded(table[name]) for name in table.column_names})
-
-
-def _decoded(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    if not pa.types.is_dictionary(column.type):
-        return column
-    return pa.chunked_array([chunk.dictionary_decode() for chunk in column.chunks], column.type.value_type)
+    columns = dict(zip(table.column_names, table.itercolumns(), strict=True))
+    for name, column in columns.items():
+        if pa.types.is_dictionary(column.type):
+            texts = [chunk.dictionary_decode() for chunk in column.chunks]
+            columns[name] = pa.chunked_array(texts, column.type.value_type)
+    return pa.table(columns)
 
 
 def _as_type(column: pa.ChunkedArray, expected: pa.DataType, room: int) -> pa.ChunkedArray:

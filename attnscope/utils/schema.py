@@ -1,6 +1,6 @@
 """Values of JSON as records: each field is checked against its annotation, and nothing else is let in.
 
->>> typed(Point, {"x": 1}, "point")   # of a dataclass with x: int
+>>> from_json(Point, {"x": 1}, "point")   # of a dataclass with x: int
 Point(x=1)
 """
 
@@ -35,19 +35,19 @@ def takes_fields(record: Callable[P, R]) -> Callable[[Callable[[R], T]], Callabl
     """
 
     def give(call: Callable[[R], T]) -> Callable[P, T]:
-        taken = signature(record)
+        arguments = signature(record)
 
         @wraps(call)
-        def with_fields(*given: P.args, **named: P.kwargs) -> T:
+        def with_fields(*values: P.args, **named: P.kwargs) -> T:
             check_names(call.__name__, named, record)  # type: ignore[arg-type]  # a dataclass, as a function
             try:
-                taken.bind(*given, **named)  # else the message names the constructor of a record that nobody sees
+                arguments.bind(*values, **named)  # else the message names the constructor of a record that nobody sees
             except TypeError as error:
                 raise TypeError(f"{call.__name__}() {error}") from None
-            return call(record(*given, **named))
+            return call(record(*values, **named))
 
-        returned = call.__annotations__["return"]
-        with_fields.__signature__ = taken.replace(return_annotation=returned)  # type: ignore[attr-defined]
+        result = call.__annotations__["return"]
+        with_fields.__signature__ = arguments.replace(return_annotation=result)  # type: ignore[attr-defined]
         return with_fields
 
     return give
@@ -56,9 +56,8 @@ def takes_fields(record: Callable[P, R]) -> Callable[[Callable[[R], T]], Callabl
 def check_names(function: str, keywords: Iterable[str], record: type[DataclassInstance]) -> None:
     """Raise UnknownOptionError for a keyword that names no field of a record; function: the one that was called."""
     names = [field.name for field in fields(record)]
-    options = [
-        field.name for field in fields(record) if field.kw_only
-    ] or names  # others are what the options are about
+    # Others than keywords are what the options are about.
+    options = [field.name for field in fields(record) if field.kw_only] or names
     for name in keywords:
         if name not in names:
             raise UnknownOptionError(f"{function} has no option {name!r}", f"it has {', '.join(options)}")

@@ -1,4 +1,4 @@
-"""How a process answers Ctrl-C and SIGTERM.
+"""How a process answers Ctrl-C and SIGTERM, and settings of the whole process that a call changes for its time.
 
 A command leaves at once while nothing is being written, and unwinds while something is (`listen`, `unwinding`). Work in
 parts finishes the part at hand at the first signal, and ends at once at the second (`GracefulStop`). A process that was
@@ -8,7 +8,7 @@ Leaving at once is the rule because an exception raised inside an import of PyTo
 raised inside a weakref's callback is swallowed. Compiled code may make another error of it (matplotlib does, "Invalid
 affine transformation matrix"), so the signal's number is kept: `arrived()` says whether an error is a signal's.
 
-Settings of the whole process that a call changes for its time, where several threads may call at once.
+`ProcessWide` is for settings that several threads may change at once.
 """
 
 from __future__ import annotations
@@ -239,13 +239,13 @@ class ProcessWide(Generic[P]):
     """
 
     def __init__(self, change: Callable[P, AbstractContextManager[object]]) -> None:
-        self.change, self.lock, self.users, self.made = change, threading.Lock(), 0, ExitStack()
+        self.change, self.lock, self.users, self.undo = change, threading.Lock(), 0, ExitStack()
 
     @contextmanager
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Iterator[None]:
         with self.lock:
             if not self.users:
-                self.made.enter_context(self.change(*args, **kwargs))
+                self.undo.enter_context(self.change(*args, **kwargs))
             self.users += 1
         try:
             yield
@@ -253,4 +253,4 @@ class ProcessWide(Generic[P]):
             with self.lock:
                 self.users -= 1
                 if not self.users:
-                    self.made.close()
+                    self.undo.close()
