@@ -17,7 +17,7 @@ from attnscope.certificate.check import check_parity
 from attnscope.errors import InputError, ModelError, UsageError
 from attnscope.figures import Patches, PatchSheet, Style
 from attnscope.figures.pictures import grid_of, save_patches
-from attnscope.inputs.pictures import all_opened, open_picture
+from attnscope.inputs.pictures import open_picture, open_pictures
 from attnscope.inputs.processor import WHOLE, Sight, patches_of
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.selection import DECODER, VISION
@@ -330,7 +330,7 @@ def test_a_picture_is_known_by_its_hash(models: dict[str, LoadedModel], place: P
     assert one.sha256 == same.sha256 != two.sha256
     alone = attnscope.capture(models["llava"], one.text.removeprefix("<s>"))
     assert alone.prompt.sha256 != one.sha256
-    assert one.medium.sha256 == all_opened(field)[0].sha256
+    assert one.medium.sha256 == open_pictures(field)[0].sha256
 
 
 @pytest.mark.parametrize(
@@ -448,7 +448,7 @@ def test_a_run_with_a_picture_is_told_apart(models: dict[str, LoadedModel], fiel
     names = [Path(line).relative_to(tmp_path / "run").as_posix() for line in result.out.decode().splitlines()]
     assert names == ["overview.png", "layers/L01.png", "heads/L01H03.png", "picture.png"]
     said = json.loads((tmp_path / "run" / "manifest.json").read_text())
-    assert said["prompt"]["media"] == all_opened(field)[0].sha256
+    assert said["prompt"]["media"] == open_pictures(field)[0].sha256
     assert said["options"]["picture"] == [field]
     other = picture(tmp_path / "other.png", (96, 96))
     again = asked(models, "heatmap", other, "--query", "last", "--select", "1.3", "--out", str(tmp_path / "run"))

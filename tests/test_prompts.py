@@ -17,7 +17,7 @@ from transformers import AutoTokenizer, ByT5Tokenizer, PerceiverTokenizer, PreTr
 
 from attnscope.errors import InputError, UsageError
 from attnscope.inputs import labels
-from attnscope.inputs.labels import BYTES, located, over_marks, visible_blanks
+from attnscope.inputs.labels import BYTES, locate_tokens, over_marks, visible_blanks
 from attnscope.inputs.prompt import Prompt, from_chat, from_ids, from_text
 from attnscope.inputs.spans import sentence_ranges, word_ranges
 from attnscope.inputs.tokens import find
@@ -104,11 +104,11 @@ def test_both_tokens_of_a_split_character_hold_it():
 
 
 def test_characters_without_a_tokenizer_that_tells_are_found_by_what_tokens_say():
-    assert located(["the", " bank", "<x>", " on"], ["the", " bank", "<x>", " on"], "the \n bank on") == (
+    assert locate_tokens(["the", " bank", "<x>", " on"], ["the", " bank", "<x>", " on"], "the \n bank on") == (
         *((0, 3), (6, 10), (10, 10)),
         (10, 13),
     )
-    assert located(["lost", "on"], ["lost", "on"], "x" * 40 + "on") == ((0, 0), (0, 0))
+    assert locate_tokens(["lost", "on"], ["lost", "on"], "x" * 40 + "on") == ((0, 0), (0, 0))
 
 
 def test_the_pieces_of_one_character_are_numbered():

@@ -33,7 +33,7 @@ from attnscope.corpus.records import (
     values_in,
 )
 from attnscope.errors import InputError, brief
-from attnscope.inputs.labels import touched
+from attnscope.inputs.labels import tokens_touching
 from attnscope.inputs.prompt import Prompt
 from attnscope.inputs.tokens import TokenMatch
 from attnscope.utils.files import decode_utf8
@@ -428,7 +428,7 @@ def _found(prompt: Prompt, where: str, ranges: list[list[int]], chat: bool) -> t
     for start, stop in ranges:
         if not 0 <= start < stop <= len(prompt.text):
             raise InputError(f"{where}: {[start, stop]} is not a range of the text's {len(prompt.text)} characters")
-    places = touched(prompt.characters, [(start, stop) for start, stop in ranges])
+    places = tokens_touching(prompt.characters, [(start, stop) for start, stop in ranges])
     return tuple(sorted({at for place in places for at in place})) or None
 
 

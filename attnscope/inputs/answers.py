@@ -13,8 +13,8 @@ from functools import partial
 from typing import Any
 
 from attnscope.errors import InputError, UsageError
-from attnscope.inputs.labels import located
-from attnscope.inputs.prompt import Medium, Prompt, Side, Span, check_length, from_ids, joined, nameless
+from attnscope.inputs.labels import locate_tokens
+from attnscope.inputs.prompt import Medium, Prompt, Side, Span, check_length, from_ids, join_tokens, unnamed_tokens
 from attnscope.model.selection import CAUSAL_LM, SEQ2SEQ
 from attnscope.utils.isolation import IsolatedCall, Where
 
@@ -55,16 +55,16 @@ def check_room(prompt: Prompt, generate: int | None, most: int | None) -> None:
     raise InputError(f"{problem}, the model reads at most {most}", hint)
 
 
-def continued(tokenizer: Any, prompt: Prompt, ids: Sequence[int]) -> Prompt:
+def with_answer(tokenizer: Any, prompt: Prompt, ids: Sequence[int]) -> Prompt:
     """The prompt with the tokens of an answer after it; in a chat they belong to the assistant's turn.
 
-    >>> continued(tokenizer, from_text(tokenizer, "the"), [903]).parts["answer"]
+    >>> with_answer(tokenizer, from_text(tokenizer, "the"), [903]).parts["answer"]
     range(2, 3)
     """
     at, whole = len(prompt), from_ids(tokenizer, [*prompt.ids, *ids])
     plain, tokens, before = whole.plain[at:], whole.tokens[at:], len(prompt.text)
     answer = "".join(plain)
-    characters = tuple((before + start, before + stop) for start, stop in located(plain, tokens, answer))
+    characters = tuple((before + start, before + stop) for start, stop in locate_tokens(plain, tokens, answer))
     turns = prompt.turns
     if turns:  # the answer is the assistant's, whose turn the template may have opened already
         opened = turns[-1].name == "assistant" and turns[-1].stop == at
@@ -144,10 +144,10 @@ def with_virtual(prompt: Prompt, ids: Sequence[int], keys_alone: bool = False) -
     if not ids or prompt.ids[:count] == tuple(ids):
         return prompt if prompt.medium == medium else replace(prompt, medium=medium)
     names = tuple(f"virtual {number}" for number in range(count))
-    virtual = replace(nameless(names, ids=ids), plain=tuple(f"{name.replace(' ', '_')} " for name in names))
+    virtual = replace(unnamed_tokens(names, ids=ids), plain=tuple(f"{name.replace(' ', '_')} " for name in names))
     return replace(  # a word each, to align texts by
         prompt,
-        **joined(virtual, prompt),
+        **join_tokens(virtual, prompt),
         turns=tuple(Span(turn.start + count, turn.stop + count, turn.name) for turn in prompt.turns),
         medium=medium,
         segments=tuple(Span(span.start + count, span.stop + count, span.name) for span in prompt.segments),
@@ -163,7 +163,7 @@ def with_summaries(prompt: Prompt, rate: int, overlap: bool = False) -> Prompt:
     """
     starts = range(0, len(prompt) // rate * rate, rate)
     names = tuple(f"summary {max(0, start - rate * overlap)}-{start + rate - 1}" for start in starts)
-    return replace(prompt, **joined(prompt, nameless(names, ids=(-1,) * len(names))))
+    return replace(prompt, **join_tokens(prompt, unnamed_tokens(names, ids=(-1,) * len(names))))
 
 
 def of_patches(prompt: Prompt, patches: Sequence[Sequence[int]], parts: int = 1) -> Prompt:
@@ -175,4 +175,4 @@ def of_patches(prompt: Prompt, patches: Sequence[Sequence[int]], parts: int = 1)
     tokens = ["-".join(str(at) for at in sorted({*patch[:1], *patch[-1:]})) or "empty" for patch in patches]
     marks = [f" {part}/{parts}" for part in range(1, parts + 1)] if parts > 1 else [""]
     names = tuple(f"patch {of}{mark}" for of in tokens for mark in marks)
-    return nameless(names, text=prompt.text, ids=(-1,) * len(names))
+    return unnamed_tokens(names, text=prompt.text, ids=(-1,) * len(names))

@@ -378,12 +378,12 @@ def over_marks(spans: Sequence[tuple[int, int]], text: str) -> Sequence[tuple[in
     return [(start, further.get(stop, stop) if start < stop else stop) for start, stop in spans]
 
 
-def located(plain: Sequence[str], tokens: Sequence[str], text: str) -> Characters:
+def locate_tokens(plain: Sequence[str], tokens: Sequence[str], text: str) -> Characters:
     """The same by what the tokens say, for tokenizers that don't tell: `plain` and `tokens` as a Prompt has them.
 
     A token that the text does not say within reach has no characters.
 
-    >>> located(["a", " 日", ""], ["a", " 日·1/2", "日·2/2"], "a 日")
+    >>> locate_tokens(["a", " 日", ""], ["a", " 日·1/2", "日·2/2"], "a 日")
     ((0, 1), (1, 3), (2, 3))
     """
     result: list[tuple[int, int]] = []
@@ -396,10 +396,10 @@ def located(plain: Sequence[str], tokens: Sequence[str], text: str) -> Character
     return tuple(result)
 
 
-def touched(characters: Characters, spans: Iterable[tuple[int, int]]) -> list[tuple[int, ...]]:
+def tokens_touching(characters: Characters, spans: Iterable[tuple[int, int]]) -> list[tuple[int, ...]]:
     """Of each run of characters [start, stop), the tokens that hold one of them, or a part of one.
 
-    >>> touched(((0, 0), (0, 3), (3, 8)), [(2, 5), (0, 1)])
+    >>> tokens_touching(((0, 0), (0, 3), (3, 8)), [(2, 5), (0, 1)])
     [(1, 2), (1,)]
     """
     starts, stops = [start for start, _ in characters], [stop for _, stop in characters]

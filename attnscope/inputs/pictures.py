@@ -1,7 +1,7 @@
 """A file -> a picture, as it is shown and as it is hashed; a text and pictures, or a picture alone -> a Prompt.
 
     with reading_with_pictures(loaded) as read:
-        prompt = read("What is this?", all_opened("cat.png"), False, False)
+        prompt = read("What is this?", open_pictures("cat.png"), False, False)
 
 The checkpoint's processor makes ids and pixels, and its image tokens get names.
 """
@@ -23,7 +23,7 @@ import numpy as np
 
 from attnscope.errors import InputError, ModelError, first_line
 from attnscope.inputs.chat import Bounds, Message, read_messages, texts_of, token_turns
-from attnscope.inputs.labels import located
+from attnscope.inputs.labels import locate_tokens
 from attnscope.inputs.processor import (
     WHOLE,
     Box,
@@ -33,11 +33,11 @@ from attnscope.inputs.processor import (
     image_processor_of,
     patches_of,
     processor_of,
-    rendered,
+    render_chat,
     windows,
     with_places,
 )
-from attnscope.inputs.prompt import Medium, Patch, Prompt, from_ids, nameless, place, turn_spans
+from attnscope.inputs.prompt import Medium, Patch, Prompt, from_ids, place, turn_spans, unnamed_tokens
 from attnscope.model.geometry import window_side
 from attnscope.utils.isolation import IsolatedCall
 
@@ -62,7 +62,7 @@ class Picture:
     sha256: str
 
 
-def all_opened(sources: PictureSource | Sequence[PictureSource]) -> tuple[Picture, ...]:
+def open_pictures(sources: PictureSource | Sequence[PictureSource]) -> tuple[Picture, ...]:
     """One or several pictures. Raises InputError for what is none, and for too many."""
     listed = list(sources) if isinstance(sources, list | tuple) else [sources]
     if not 1 <= len(listed) <= MOST_PICTURES:
@@ -158,7 +158,7 @@ def reading_with_pictures(loaded: LoadedModel) -> Iterator[Callable[[str, Sequen
     ) -> tuple[Prompt, dict[str, np.ndarray], Sight]:
         messages = read_messages(text) if chat else []
         count = len(pictures)
-        whole = rendered(processor, messages, count, answered) if chat else with_places(processor, text, count)
+        whole = render_chat(processor, messages, count, answered) if chat else with_places(processor, text, count)
         # A template may have written the begin token, which the tokenizer would then add a second time.
         begin = processor.tokenizer.bos_token
         how = {"add_special_tokens": False} if chat and begin is not None and whole.startswith(begin) else {}
@@ -224,7 +224,7 @@ class Pixels(NamedTuple):
         names, patches = zip(*labelled, strict=True)
         of_tokens = {at: patch for at, patch in enumerate(patches) if patch is not None}
         medium = PictureMedium(self.inputs, self.picture.sha256, None, of_tokens, (self.picture.image,))
-        return nameless(names, medium)
+        return unnamed_tokens(names, medium)
 
 
 @contextmanager
@@ -302,7 +302,7 @@ def _named(plain: Prompt, patches: Mapping[int, tuple[str, Patch]], messages: Se
 
     words = tuple("" if at in patches else text for at, text in enumerate(plain.plain))
     text, tokens = "".join(words), with_labels(plain.tokens)
-    characters = located(words, tokens, text)
+    characters = locate_tokens(words, tokens, text)
     bounds = _bounds(messages, text)
     return replace(
         plain,
@@ -381,4 +381,4 @@ def _of_patches(
     labelled = list(cells_of_grid)
     names = (*before, *(label for label, _ in labelled))
     patches = {len(before) + at: patch for at, (_, patch) in enumerate(labelled)}
-    return nameless(names, PictureMedium(patches=patches, windows=in_windows))
+    return unnamed_tokens(names, PictureMedium(patches=patches, windows=in_windows))

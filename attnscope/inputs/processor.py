@@ -247,7 +247,7 @@ def with_places(processor: Any, text: str, pictures: int) -> str:
     return text if count else _place(processor, token) * pictures + text
 
 
-def rendered(processor: Any, messages: Sequence[Message], pictures: int, answered: bool = False) -> str:
+def render_chat(processor: Any, messages: Sequence[Message], pictures: int, answered: bool = False) -> str:
     """A chat by the model's template, with the pictures where it has parts for them, or before the user's first text.
 
     answered: the assistant's turn is opened. UsageError without a template, InputError where it puts the pictures

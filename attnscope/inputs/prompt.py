@@ -18,7 +18,7 @@ from attnscope.inputs.chat import (
     token_turns,
     turn_bounds,
 )
-from attnscope.inputs.labels import Characters, in_order, located, over_marks, pieces_of, read_pieces
+from attnscope.inputs.labels import Characters, in_order, locate_tokens, over_marks, pieces_of, read_pieces
 from attnscope.inputs.spans import sentence_ranges, word_ranges
 from attnscope.utils.isolation import IsolatedCall, Where
 
@@ -116,7 +116,7 @@ class Prompt:
 
     def __post_init__(self) -> None:
         if not self.characters:  # of ids
-            characters = located(self.plain, self.tokens[: len(self.plain)], self.text)
+            characters = locate_tokens(self.plain, self.tokens[: len(self.plain)], self.text)
             object.__setattr__(self, "characters", characters)
 
     @cached_property
@@ -163,10 +163,10 @@ def picture_name(number: int) -> str:
     return f"img{number + 1}" if number else "img"
 
 
-def nameless(names: Sequence[str], medium: Medium = Medium(), text: str = "", ids: Sequence[int] = ()) -> Prompt:
+def unnamed_tokens(names: Sequence[str], medium: Medium = Medium(), text: str = "", ids: Sequence[int] = ()) -> Prompt:
     """Tokens that no text has, as special ones; their ids are their numbers, unless given.
 
-    >>> nameless(["patch 0", "patch 1"]).ids
+    >>> unnamed_tokens(["patch 0", "patch 1"]).ids
     (0, 1)
     """
     names, none = tuple(names), ("",) * len(names)
@@ -175,7 +175,7 @@ def nameless(names: Sequence[str], medium: Medium = Medium(), text: str = "", id
     return Prompt(text, numbers, names, names, (True,) * len(names), none, (), characters=places, medium=medium)
 
 
-def joined(first: Prompt, second: Prompt) -> dict[str, Any]:
+def join_tokens(first: Prompt, second: Prompt) -> dict[str, Any]:
     """The fields of a prompt that say something of every token, of two prompts one after the other."""
     fields = ("ids", "tokens", "labels", "special", "plain", "characters")
     return {name: (*getattr(first, name), *getattr(second, name)) for name in fields}
@@ -478,7 +478,8 @@ def _prompt(
         if len(spans) == len(readings):
             characters = in_order(spans)
         else:  # the tokenizer does not tell of all: what the tokens say is looked for in the text
-            characters = located([reading.plain for reading in readings], [reading.exact for reading in readings], text)
+            exact, _, plain, _ = zip(*readings, strict=True)
+            characters = locate_tokens(plain, exact, text)
     turns: tuple[Span, ...] = ()
     if bounds:
         numbers = token_turns(characters, bounds)

@@ -1,7 +1,7 @@
 """A sound -> the Prompt of an encoder that reads sound: a token per frame, named by its seconds, and the features.
 
     sound = read_sound("speech.wav")
-    prompt = heard(loaded, sound)       # of Whisper 1,500 frames of 0.02 s, silence after the sound itself
+    prompt = sound_prompt(loaded, sound)       # of Whisper 1,500 frames of 0.02 s, silence after the sound itself
 
 WAV is read by Python's own `wave`; other files, and resampling, need the extra `audio`. The features are those of the
 checkpoint's own feature extractor.
@@ -149,7 +149,7 @@ def reads_sound(model: Any) -> bool:
     return getattr(model, "main_input_name", "input_ids") in ("input_features", "input_values")
 
 
-def heard(loaded: LoadedModel, sound: Sound, truncate: Side | None = None) -> Prompt:
+def sound_prompt(loaded: LoadedModel, sound: Sound, truncate: Side | None = None) -> Prompt:
     """The prompt of a sound: a token per position of the encoder, `0.02s` and exactly `0.02-0.04s`, and its features.
 
     Its ids are the numbers of the frames, so that no two are equal; `special` are those of the silence that pads a

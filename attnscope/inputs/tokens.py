@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from attnscope import errors as shown
 from attnscope.errors import InputError, UsageError, nearest
-from attnscope.inputs.labels import touched, visible_blanks
+from attnscope.inputs.labels import tokens_touching, visible_blanks
 from attnscope.inputs.prompt import Prompt
 from attnscope.inputs.spans import ends_between
 from attnscope.model.selection import OF_TWO_TEXTS, sides
@@ -100,7 +100,8 @@ def parse(expression: str) -> tuple[Part, ...]:
         match = _PART.match(expression, at)
         assert match is not None  # the plain word takes whatever is there
         at, more = match.end(), match["more"] == ","
-        written, number = match[0].rstrip(",").strip(), int(match["place"]) if match["place"] else None
+        written = match[0].rstrip(",").strip()
+        number = int(match["place"]) if match["place"] else None
         if number == 0:
             raise UsageError(f"{written!r} asks for place 0", "the first place is #1, the last #-1")
         kind: Kind = "name"
@@ -455,7 +456,7 @@ class _Search:
         def cut(at: int, start: int, stop: int) -> bool:
             return special[at] and (characters[at][0] < start or characters[at][1] > stop)
 
-        pairs = zip(touched(characters, runs), runs, strict=True)
+        pairs = zip(tokens_touching(characters, runs), runs, strict=True)
         return list(dict.fromkeys(place for place, run in pairs if place and not any(cut(at, *run) for at in place)))
 
     def _unmatched(self, part: Part) -> NotThereError:

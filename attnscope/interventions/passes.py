@@ -33,7 +33,7 @@ from attnscope.hooks.generation import check_causal
 from attnscope.hooks.listen import calls_interface, listen
 from attnscope.interventions.base import LOSS, Intervention, Measure, OnOutput, Replacement, Replacing
 from attnscope.interventions.spec import HeadSet, Task
-from attnscope.model.loaded import pads, to_be_found
+from attnscope.model.loaded import padding_is_unknown, pads
 
 if TYPE_CHECKING:
     from attnscope.model.loaded import LoadedModel
@@ -383,7 +383,7 @@ class Passes:
     @property
     def mixed(self) -> bool:
         """Whether sequences of different lengths are padded and read in one pass."""
-        return pads(self.loaded.model) and not to_be_found(self.loaded.model)
+        return pads(self.loaded.model) and not padding_is_unknown(self.loaded.model)
 
     @property
     def _fewest(self) -> int:

@@ -171,12 +171,12 @@ def weight_file(folder: Path, there: frozenset[str], allow_pickle: bool = False)
     return PICKLE
 
 
-def trained_on(folder: Path, config: Any) -> str | None:
+def trained_class(folder: Path, config: Any) -> str | None:
     """The class of transformers that an adapter was trained on, by its name; None where its config does not say.
 
     PEFT writes a task, or without one the class itself. config: of the base.
 
-        >>> trained_on(Path("runs/reward"), LlamaConfig())
+        >>> trained_class(Path("runs/reward"), LlamaConfig())
         'LlamaForSequenceClassification'
     """
     import transformers

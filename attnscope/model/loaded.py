@@ -282,17 +282,17 @@ def pads(model: nn.Module) -> bool:
     return model not in _apart and pads_exactly(model.config)
 
 
-def to_be_found(model: nn.Module) -> bool:
+def padding_is_unknown(model: nn.Module) -> bool:
     """Whether `families.py` leaves it to the run to say if this model's texts can be padded."""
     return _one_length(model.config) is None
 
 
-def to_be_tried(model: nn.Module, longest: int) -> bool:
+def padding_is_untried(model: nn.Module, longest: int) -> bool:
     """Whether a text as long as this is still to be tried with a shorter one."""
-    return to_be_found(model) and _tried.get(model, 0) < longest
+    return padding_is_unknown(model) and _tried.get(model, 0) < longest
 
 
-def found(model: nn.Module, longest: int, exact: bool) -> None:
+def remember_padding(model: nn.Module, longest: int, exact: bool) -> None:
     """Remember what a batch with a text of this length has shown."""
     if exact:
         _tried[model] = max(_tried.get(model, 0), longest)

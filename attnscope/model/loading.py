@@ -252,7 +252,7 @@ def identify(options: LoadOptions) -> tuple[str, LoadOptions]:
 def locate(options: LoadOptions) -> Source:
     """Where a model comes from, without its weights; raises as `load` does."""
     _check_options(options)
-    return sources.checked(options)
+    return sources.find_source(options)
 
 
 def _check_options(options: LoadOptions) -> None:
@@ -326,7 +326,7 @@ def _config_of_folder(source: Source, options: LoadOptions) -> Any:
     config.transformers_weights = None  # a list of weights of its own, which nobody has judged
     if source.snapshot:
         config.name_or_path = source.name  # what transformers would have written, had it looked the name up itself
-    if source.adapter and (kind := adapters.trained_on(source.adapter.folder, config)):
+    if source.adapter and (kind := adapters.trained_class(source.adapter.folder, config)):
         config.architectures = [kind]
     return config
 

@@ -17,7 +17,7 @@ import inspect
 import logging
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from inspect import ismethod
@@ -159,7 +159,7 @@ def check_numbers(fit: Fit, config: Any, stored: Mapping[str, Stored], name: str
     check_plain(fit.model, name)
     # Float8 weights are unpacked by blocks: transformers divides the sides of a weight by their number. Where a side is
     # no multiple of the blocks, the last of which is then smaller, that makes blocks of another size, or no whole ones.
-    size = None if packs else (_stated(config) or {}).get("weight_block_size")
+    size: Sequence[int] = () if packs else (_stated(config) or {}).get("weight_block_size") or ()
     for key, tensor in stored.items() if size else ():
         scales = stored.get(f"{key}_scale_inv") or stored.get(f"{key.removesuffix('.weight')}.scale")
         sides = tensor.shape[-2:]

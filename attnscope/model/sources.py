@@ -216,7 +216,7 @@ class Source:
         return {"gguf_file": self.gguf.name} if self.gguf else {}
 
 
-def checked(options: LoadOptions) -> Source:
+def find_source(options: LoadOptions) -> Source:
     """Where a model comes from, with a config that may be one of attention."""
     source = _find(options)
     if not source.gguf and adapters.is_adapter(source.folder):
@@ -265,7 +265,7 @@ def check_weights(source: Source, options: LoadOptions) -> None:
 def identity(source: Source, options: LoadOptions) -> str:
     """What its files are, in a word: commits of the Hub, hashes of folders; of an adapter both its own and its base's.
 
-    >>> identity(checked(LoadOptions(model="gpt2")), LoadOptions())
+    >>> identity(find_source(LoadOptions(model="gpt2")), LoadOptions())
     'commit 607a30d783df'
     """
     base = _identity(source, options, source.gguf)

@@ -390,7 +390,7 @@ def observe(
         try:
             return one_pass(asked)
         except PaddingError:
-            padding.found(loaded.model, max(lengths)[0], exact=False)
+            padding.remember_padding(loaded.model, max(lengths)[0], exact=False)
     # Where a pass has shown that padding is not exact, each length has one of its own.
     of_length = {length: iter(one_pass([text for text in asked if text.lengths == length])) for length in lengths}
     return [next(of_length[text.lengths]) for text in asked]
@@ -410,7 +410,7 @@ def _observed(
     prompts = [text.prompt for text in asked]
     # Whether padding is exact is found in the pass itself, where the family does not say it.
     mixed = len({len(prompt) for prompt in prompts}) > 1
-    check = mixed and padding.to_be_found(loaded.model)
+    check = mixed and padding.padding_is_unknown(loaded.model)
     out = projections_of(loaded, asked[0]) if request.view.weights == "value" else None
     stacks = stacks_of(loaded, asked, request, check, advance, out, directions)
     readings, plain = stacks.readings, loaded.geometry.stack
@@ -427,7 +427,7 @@ def _observed(
     # The pass may end with the last call, unless somebody wants what follows it.
     of_tower = readings.get(VISION)
     gated = out.gated if out and out.gated.out else None
-    whole = bool(gated) or bool(states) or (mixed and padding.to_be_tried(loaded.model, reads.shape[1]))
+    whole = bool(gated) or bool(states) or (mixed and padding.padding_is_untried(loaded.model, reads.shape[1]))
     with (
         gated.watched() if gated else nullcontext(),
         watched_states(loaded.model, states) if states else nullcontext(),
@@ -459,7 +459,7 @@ def _observed(
         difference_T = (beside_TE - alone_TE).norm(dim=-1) / alone_TE.norm(dim=-1)
         if (difference_T > tolerance(loaded.model.dtype, "bfloat16")[1]).any():
             raise PaddingError
-        padding.found(loaded.model, report.tokens, exact=True)
+        padding.remember_padding(loaded.model, report.tokens, exact=True)
     report = replace(report, output=None)  # hidden states that nobody asked for
     facts = {**model_facts(loaded, engine, report), **stacks.facts, **facts}
 

@@ -36,10 +36,10 @@ from attnscope.hooks.listen import running
 from attnscope.hooks.patch_tokens import patch_tokens
 from attnscope.hooks.report import tolerance
 from attnscope.inputs import prompt as prompts
-from attnscope.inputs.answers import continued, from_target_ids, reading_target, with_virtual
-from attnscope.inputs.pictures import all_opened, reading_pixels, reading_with_pictures
+from attnscope.inputs.answers import from_target_ids, reading_target, with_answer, with_virtual
+from attnscope.inputs.pictures import open_pictures, reading_pixels, reading_with_pictures
 from attnscope.inputs.prompt import Prompt, from_ids, place
-from attnscope.inputs.sound import Sound, heard
+from attnscope.inputs.sound import Sound, sound_prompt
 from attnscope.inputs.tokens import find
 from attnscope.model.families import family_of
 from attnscope.model.fitting import patch_side
@@ -181,7 +181,7 @@ class PictureInput:
         with reading_with_pictures(loaded) as with_pictures:
 
             def read(ask: CaptureSpec) -> Prompt:
-                pictures, answer = all_opened(ask.picture), ask.answer
+                pictures, answer = open_pictures(ask.picture), ask.answer
                 if not isinstance(ask.text, str):
                     raise UsageError("a picture needs a text, got token ids", "give {text}, or leave out {picture}")
                 if not ask.text.strip():
@@ -209,7 +209,7 @@ def _reading_alone(loaded: LoadedModel) -> Iterator[Read]:
             other = next((name for name, one in others.items() if one), None)
             if other is not None:
                 raise UsageError(f"{loaded.name} reads a picture alone", f"leave out {{{other}}}")
-            pictures = all_opened(ask.picture)
+            pictures = open_pictures(ask.picture)
             if len(pictures) > 1:
                 raise UsageError(
                     f"{loaded.name} reads one picture at a time, got {len(pictures)}", "give one {picture}"
@@ -233,7 +233,7 @@ class SoundInput:
     def reading(self, loaded: LoadedModel, where: Where, most: int | None) -> Iterator[Read]:
         def read(ask: CaptureSpec) -> Prompt:
             if isinstance(ask.text, Sound):
-                return heard(loaded, ask.text, ask.truncate)
+                return sound_prompt(loaded, ask.text, ask.truncate)
             assert isinstance(ask.text, Prompt)
             return ask.text
 
@@ -328,7 +328,7 @@ def _answered(loaded: LoadedModel, prompt: Prompt, answer: Sequence[int] | Liter
     if not answer:
         return prompt if answer is None else replace(prompt, answer=len(prompt))
     check_ids(loaded, answer)
-    return continued(loaded.tokenizer, prompt, answer)
+    return with_answer(loaded.tokenizer, prompt, answer)
 
 
 def _behind_virtual(loaded: LoadedModel, prompt: Prompt) -> Prompt:
@@ -385,7 +385,7 @@ def generated(
         with watched_steps(loaded.model) as steps:
             made = continuation(loaded, prompt.ids, most, engine, advance, **extras)
     facts = {"asked": most, "ids": made.ids, "stopped_by": made.stopped_by} | _ignored(loaded)
-    return continued(loaded.tokenizer, prompt, made.ids), {"generated": facts}, steps
+    return with_answer(loaded.tokenizer, prompt, made.ids), {"generated": facts}, steps
 
 
 def _ignored(loaded: LoadedModel) -> dict[str, list[str]]:
