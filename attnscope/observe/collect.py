@@ -450,7 +450,7 @@ def _observed(
         call.stack = stacks.stack_of(call)
     plain = stacks.first_read(report)
     # The shortest prompt alone must have the hidden states that it has beside the longest.
-    if mixed and padding.to_be_tried(loaded.model, report.tokens):
+    if mixed and padding.padding_is_untried(loaded.model, report.tokens):
         row = min(range(len(prompts)), key=lambda place: len(prompts[place]))
         ids_BT, inputs = given_of(loaded, prompts[row])
         report_alone = listen(loaded.model, ids_BT, lambda call: None, engine=engine, computed=False, **inputs)

@@ -272,7 +272,7 @@ class CaptureSpec:
                 raise UsageError(f"{what} in memory has no form in JSON", "save it to a file and name that")
         record = {option.name: getattr(self, option.name) for option in fields(self) if option.name != "keep"}
         record |= {"text": text, "atlas": None if atlas is None else os.fspath(atlas)}  # type: ignore[arg-type]
-        record["picture"] = None if pictures is None else [os.fspath(one) for one in pictures]
+        record["picture"] = None if pictures is None else [os.fspath(one) for one in pictures]  # type: ignore[arg-type]
         return {"schema": SCHEMA, **record, "keep": to_json(self.keep)}
 
     @classmethod

@@ -294,9 +294,9 @@ def page_of(
     shared = None
     if pair and by:
         # The unit of each token of either side, -1 for none, of tokens and of whole words.
-        tokens = units(*pair, by)
+        aligned = units(*pair, by)
         spans = ([(start, stop) for start, stop, _ in side["words"]] for side in packed)
-        shared = {"tokens": tokens[:2], "words": tokens.whole(*spans)[:2]}
+        shared = {"tokens": aligned[:2], "words": aligned.whole(*spans)[:2]}
     layers, apart = [(layer["layer"], layer["stack"]) for layer in packed[0]["layers"]], []
     for layer, head, *numbers in divergences:
         js, lost, other_lost = rounded(np.array(numbers, float))

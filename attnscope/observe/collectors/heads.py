@@ -198,8 +198,8 @@ class HeadCollector(Collector):
         layers: list[LayerHeads] = list(collected.values())
         columns, supports = columns_of_texts(layers, len(texts), self.top.view), _supports(layers)
         most_keys = max(len(text.looked_at) for text in texts)
-        received_BK = sum((heads.top.received for heads in layers), torch.zeros(len(texts), most_keys))
-        received_BK = (received_BK / max(sum(heads.top.kept for heads in layers), 1)).numpy()
+        total_BK = sum((heads.top.received for heads in layers), torch.zeros(len(texts), most_keys))
+        received_BK = (total_BK / max(sum(heads.top.kept for heads in layers), 1)).numpy()
         return [
             TextHeads(
                 columns[row],
