@@ -17,7 +17,7 @@ from attnscope.attention import rows
 from attnscope.attention.kernels_cuda import operator as driver
 from attnscope.attention.operator import DenseAttention
 from attnscope.attention.questions import Entropy, GroupMass, MaxWeight, Strongest, TopK
-from attnscope.attention.spec import AttentionSpec, Visibility, by_place, row_blocks
+from attnscope.attention.spec import AttentionSpec, Visibility, _whole, by_place, row_blocks
 from attnscope.attention.tiles import Tiling
 from attnscope.attention.tiling import TiledAttention
 from attnscope.certificate.check import check_parity
@@ -33,7 +33,6 @@ from attnscope.observe import choice
 from attnscope.observe.choice import FASTER_TOKENS, Case, automatic, kernel_reads
 from attnscope.observe.collectors.heads import TopRelation
 from attnscope.observe.layers import Layer, LayerKey
-from attnscope.utils import memory
 from attnscope.utils.memory import free_memory
 from helpers.parity_models import roused_model
 from helpers.pretend import devices_of, place, pretend
@@ -157,12 +156,12 @@ def test_blocks_of_rows_are_larger_on_a_card(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(
         rows, "_largest", lambda entries, asked: sorted_.append(entries.shape[2]) or own(entries, asked)
     )
-    memory._whole.cache_clear()
+    _whole.cache_clear()
     with pretend():
         many, few = (len(list(row_blocks(8192, 24 * 8192, torch.device(one)))) for one in ("cpu", CARD))
         call = spec(80, 80, CARD)
         DenseAttention(call.weights(0, 80), call.visible, call).topk(2)
-    memory._whole.cache_clear()
+    _whole.cache_clear()
     assert (many, few) == (97, 7)
     assert sorted_ == [80]
     sorted_.clear()

@@ -62,7 +62,7 @@ def imported(tree: ast.Module) -> Iterator[str]:
 def nothing_asked_yet() -> None:
     """transformers is asked for its names once in a process: here as in one that has just begun."""
     listening._interface.cache_clear()
-    tasks._names_of.cache_clear()
+    tasks._types_with.cache_clear()
 
 
 @pytest.mark.parametrize(("owner", "name", "path"), NAMES, ids=[name for _, name, _ in NAMES])

@@ -257,8 +257,8 @@ class ShowPage(Purpose):
     """The page of a text: what fits into `max_mb`, `bits` per weight.
 
     whole: heads whose maps stay whole, as "27.3,last". why: of which heads logits are taken apart, for the ask's
-    queries or all. compare_text: another text of the same model, next to it; each side has half of the room. align: how the
-    tokens of two sides are paired, as `inputs.spans.alignment` says without it.
+    queries or all. compare_text: another text of the same model, next to it; each side has half of the room. align: how
+    the tokens of two sides are paired, as `inputs.spans.alignment` says without it.
     """
 
     max_mb: float = 20.0
