@@ -1,20 +1,16 @@
 """What sets of heads cost a task: each head alone, all together, and random sets of the same shape to compare with.
 
-    asked = HeadSets.of(sets_of_roles, loaded.geometry)
-    found = AblationStudy(loaded, task, asked).run(Path("runs/ablate"))
-    found.effect(asked.named[0])      # (S,) over intact, as nats per token
+    task = copy(loaded)                     # or texts(loaded, [...]), targets(loaded, Path("tasks.jsonl"))
+    sets = HeadSets.of(sets_of_roles, loaded.geometry)
+    record = AblationStudy(loaded, task, sets).run(Path("runs/ablate"))
+    record.effect(sets.named[0])            # (S,) over intact, as nats per token
 
-What a model is to predict while heads are away: token sequences, and the rows whose next-token loss counts.
+First the sets, the record and the study. Then the tasks: token sequences, and the rows whose next-token loss counts.
 
-task = copy(loaded)                     # r r: the second half can be read off the first
-task = texts(loaded, ["the bank", ...])
-task = targets(loaded, Path("tasks.jsonl"))
-
-Direct effects: what each head itself writes towards the right token, read in one intact pass.
-
-A head's output z goes through its part of the output projection into the residual stream, and from there through the
-final norm to the logits (Elhage et al. 2021; Wang et al. 2022, arXiv 2211.00593). The scales of norms, and gates
-between heads and projection, are frozen as they were.
+Last the direct effects: what each head itself writes towards the right token, read in one intact pass. A head's output
+goes through its part of the output projection into the residual stream, and from there through the final norm to the
+logits (Elhage et al. 2021; Wang et al. 2022, arXiv 2211.00593). The scales of norms, and gates between heads and
+projection, are frozen as they were.
 
     direct_means(passes).values[3, 0]                   # logits
     direct(passes, way_to_logits(loaded, ids))          # (S, N), heads by layer

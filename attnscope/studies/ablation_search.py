@@ -1,28 +1,24 @@
-"""Which heads are taken away together: sets from a file, a selection or an atlas, and random ones to hold them against.
+"""Which heads are taken away together, and other questions to the same heads and task than what sets of them cost.
 
-named = read_sets(Path("sets.jsonl"), loaded.geometry)
-controls_of(named[0], named, loaded.geometry)
+    named = read_sets(Path("sets.jsonl"), loaded.geometry)      # or of a selection, or of the roles of an atlas
+    controls_of(named[0], named, loaded.geometry)               # random sets to compare with
 
-What two heads do together beyond what each does alone: synergy = pair - sum of singles.
+`HeadStudy` is what the other questions have in common: which heads, what it would take, one record.
 
-Heads that back each other up have a positive one: alone neither is missed. Shapes: S sequence, K set, N pair.
+Pairs: synergy = pair - sum of singles. Heads that back each other up have a positive one: alone neither is missed.
 
-The greedy pruning curve: which heads go one after the other, and what is measured after each.
+Pruning: at every step each head that is left is taken away together with those that are gone, and the one that costs
+least stays away (Michel et al. 2019, arXiv 1905.10650, prune by a score instead of by the loss itself).
 
     for step in pruned(prepared(loaded, task, []), heads):
         print(step.layer, step.head, step.value)
 
-At every step each head that is left is taken away together with those that are gone, and the one that costs least stays
-away (Michel et al. 2019, arXiv 1905.10650, prune by a score instead of by the loss itself).
+The screen: all heads to first order, and some of them ablated, which says how far it can be trusted.
 
-All heads screened to first order, and how far the screen can be trusted: some heads are ablated too.
+    screen = screened(prepared(loaded, task, []))
+    screen.table(), screen.correlations
 
-    found = screened(prepared(loaded, task, []))
-    found.table(), found.correlations
-
-Another question than what sets of heads cost, to the same heads and task: what all such studies have in common.
-
-Shapes: S sequence, K set, N head of all layers.
+Shapes: S sequence, K set, N head of all layers, or pair.
 """
 
 from __future__ import annotations
@@ -171,6 +167,7 @@ def controls_of(
     """
     if count > MOST_SETS:
         raise UsageError(f"expected at most {MOST_SETS:,} random sets, got {count:,}", "use {random=100}")
+    # A unit is what goes at once: a head, or a kv group; those with a named head are not drawn.
     taken, shared = {head for other in named for head in other.heads}, _shared(geometry, by_kv)
     free: dict[int, list[Unit]] = {}
     for layer, width in geometry.heads_by_layer.items():
@@ -192,6 +189,7 @@ def controls_of(
             )
             choices[tuple(units_by_layer)] = None
         drawn = choices
+    # The set itself is not compared with itself.
     heads = (tuple(sorted(itertools.chain(*units))) for units in drawn)
     others = itertools.islice((other for other in heads if other != one.heads), count)
     return [HeadSet(f"{one.name}, random {number}", other) for number, other in enumerate(others)]

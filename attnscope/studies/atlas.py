@@ -1,19 +1,14 @@
-"""The atlas of a model: what every probe shows of every head, and the roles that follow.
+"""The scan of a model: every probe of every head, the roles that follow, and the atlas of both.
 
-atlas = kept(Path("runs/atlas"))
-atlas.roles[3, 0]           # ("induction", "sink")
-atlas.probes()              # ["induction p10", ...]
+    atlas = ScanStudy(loaded, plan(loaded)).run(Path("runs/atlas"))    # where it was stopped it resumes
+    atlas = load_atlas(Path("runs/atlas"))
+    atlas.roles[3, 0]           # ("induction", "sink")
+    atlas.probes()              # ["induction p10", ...]
 
-What a head is called, from the atlas: a set of roles, each by a lower bound that holds for all heads at once.
+First the passes: read a trial, keep one number per sequence, head and measure, compare. Then what a head is called: a
+set of roles, each by a lower bound that holds for all heads at once. Last the atlas, the plan of a scan and its study.
 
-Every probe of a model: read all trials, keep one number per sequence, head and measure, compare.
-
-The scan of a model: its trials, read one by one into a folder, from which a stopped scan resumes.
-
-atlas = ScanStudy(loaded, plan(loaded)).run(Path("runs/atlas"))
-atlas.roles[3, 0]      # ("induction", "sink")
-
-Shapes: S sequence, N head of all layers.
+Shapes: S sequence, B sequence of a batch, T token, N head of all layers.
 """
 
 from __future__ import annotations

@@ -3,14 +3,12 @@
 With the scale of every norm frozen, a logit is linear in the residual of its key, and linear in that of its query. The
 softmax does not see what all keys share, so that a contribution is shown less its mean over the visible keys.
 
-    parts_of(loaded, ids, AskedLogit(3, 0, query=39)).contrast_N
+    decompose_logit(loaded, ids, LogitQuery(3, 0, query=39)).contrast_N
 
-What each component gives to every key of a head: the rows of `parts_of` for all keys of many queries at once.
+`key_parts` has what each component gives to every key of a head, of many queries at once. What a component writes at a
+token reaches the key of that token alone. So one gradient of the sum over all keys has what each of them is given.
 
-What a component writes at a token reaches the key of that token alone. So one gradient of the sum over all keys has
-what each of them is given.
-
-    for one in key_parts(loaded, ids, 3, {0: [39]}): one.parts_CQK
+    for parts in key_parts(loaded, ids, 3, {0: [39]}): parts.parts_CQK
 
 Shapes: N row, C component, T token, D width of q and k, Q query that was asked for, K key.
 """

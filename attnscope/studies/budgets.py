@@ -1,21 +1,17 @@
-"""What a study of budgets may be asked, before a model is there.
+"""What a smaller cache costs texts or their answers, and the share of the keys that it keeps.
 
-What a budget is measured on: texts with the end of their prompt, and the rows that count.
-
-    cases = budget_cases(loaded, [AskedCache("Mary and John went out. John gave a book to", answer=" Mary")], budgets)
-
-Without an answer the rows of the whole text count, with `at` those from the end of the prompt on.
-
-What a smaller cache costs texts or their answers, and the share of the keys that it keeps.
-
+    questions = [AskedCache("Mary and John went out. John gave a book to", answer=" Mary")]
+    cases = budget_cases(loaded, questions, "stream:4+64,top:64")
     record = BudgetStudy(loaded, cases, BudgetPlan("stream:4+64,top:64", over="heads")).run()
     record.table()
     record.bearable(0.01)      # {"stream:4+64": "0-2,3.2-5", ...}
 
+A case is a text with the end of its prompt, and the rows that count: those of its answer. Without an answer the rows of
+the whole text count, with `at` those from the end of the prompt on. All chosen heads have a budget together, and heads,
+kv groups or layers have it alone.
+
 Heads that can bear a budget are chosen by their effects, and an effect of chosen heads on the texts that chose them is
 too small. So they are chosen on the first half of the texts, and measured together on the other.
-
-Which heads have which budget at a time: heads, kv groups or layers alone, and all chosen heads together.
 
 Shapes: S text, N budget of a set of heads, K of those the ones of chosen heads, P head of a layer.
 """

@@ -1,16 +1,13 @@
 """Two texts, or two models on the same texts, head by head: two forward passes per pair, compared layer by layer.
 
-    found = compare_heads([(OneSide(loaded, one, engine), OneSide(loaded, other, engine))])
-    found.js.effect          # (N,) bits, per head
+    result = compare_heads([(OneSide(loaded, one, engine), OneSide(loaded, other, engine))])
+    result.js.effect         # (N,) bits, per head
+    heads_table(result)      # a row per head, largest divergence first
 
 Of the first pass q, k and v of every layer are kept, never a matrix; the second is compared while it runs, in blocks of
-rows. Shapes: S text, N head of all layers, Q, K cell of a map.
+rows. Last the tables, and the folder that holds them.
 
-A comparison as tables, and the folder that holds them.
-
-    heads_table(found)   # a row per head, largest divergence first
-
-Shapes: N head of all layers.
+Shapes: S text, N head of all layers, Q, K cell of a map.
 """
 
 from __future__ import annotations

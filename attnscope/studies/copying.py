@@ -1,15 +1,15 @@
 """Copying, the second property of an induction head: it raises the logit of the token that it looks at.
 
-Olsson et al. 2022, arXiv 2209.11895. Shapes: B text, R asked row, H head, Q query, V width of v, E model width.
+Olsson et al. 2022, arXiv 2209.11895.
 
-Long-range copying: the head finds what is hidden in a long text, and the model says the token that it looks at.
+Long-range copying: the head finds what is hidden in a long text, and the model says the token that it looks at. Counted
+as the code of Wu et al. 2024, arXiv 2404.15574 counts (retrieval_head_detection.py): steps of greedy decoding, where
+the paper intersects sets of tokens; runs in which the model did not find the needle do not count. No retrieval head is
+claimed: they ask a question about natural text, and here the key is repeated among random tokens, which an induction
+head answers as well.
 
-Counted as the code of Wu et al. 2024, arXiv 2404.15574 counts (retrieval_head_detection.py): steps of greedy decoding,
-where the paper intersects sets of tokens; runs in which the model did not find the needle do not count. No retrieval
-head is claimed: they ask a question about natural text, and here the key is repeated among random tokens, which an
-induction head answers as well.
-
-Shapes: S sequence, T token, B text of a pass, H head, Q query, V value of the needle.
+Shapes: S sequence, T token, B text of a pass, R asked row, H head, Q query, V width of v, or value of the needle,
+E model width.
 """
 
 from __future__ import annotations

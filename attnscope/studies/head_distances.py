@@ -1,18 +1,15 @@
 """A person's own texts in a scan: how far apart heads are on them, and what each head looks like on how many.
 
-    found = on_texts(loaded, prompts_of(loaded, ["the financial bank", ...]))
-    found.js_NN, found.shares[3, 1]      # {"sink": 0.82, "induction": 0.18}
+    result = on_texts(loaded, prompts_of(loaded, ["the financial bank", ...]))
+    result.js_NN, result.shares[3, 1]      # {"sink": 0.82, "induction": 0.18}
 
-Average linkage (UPGMA; Sokal & Michener 1958): which of N things are alike, as a tree with its leaves in a row.
+Then average linkage (UPGMA; Sokal & Michener 1958): which of N things are alike, as a tree with its leaves in a row.
+scipy has it too, but seaborn imports scipy where it is there, and every picture would begin half as late again.
 
     tree = clustered(distance_NN)
     tree.leaves       # neighbours are alike
 
-scipy has it too, but seaborn imports scipy where it is there, and every picture would begin half as late again.
-
-N thing.
-
-Shapes: N head of all layers, T token, E entry below the diagonal, S text.
+Shapes: N head of all layers, or thing, T token, E entry below the diagonal, S text.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Intervals of means by the largest |t| over resamples (bootstrap-t), a margin for rare events, and p from both.
+"""Which interval a mean gets: resampled, of a mass by its bound, or with an open end; and p of symmetry.
 
-Half the width of an interval at a level is the larger of two, derived in docs/statistics.md:
+Resampled: by the largest |t| over resamples (bootstrap-t), a margin for rare events, and p from both. Half the width of
+an interval at a level is the larger of two:
 
 - c standard errors, c the quantile of the largest |t| of all heads over resamples of the sequences;
 - the margin share * reach, for what so few sequences need not show: an event rarer than `share` can be absent from all
@@ -8,17 +9,13 @@ Half the width of an interval at a level is the larger of two, derived in docs/s
 
 p is the smallest 1 - level at which 0 lies outside.
 
-Where few sequences carry the spread: a bound for masses, which have a range, and an open end where there is none.
+Where few sequences carry the spread: a bound for masses, which have a range, and an open end where there is none. A
+score that is 0 in most sequences, or nearly so, shows in its few others neither how large it can be nor how often. Then
+the bootstrap has nothing to draw from. docs/statistics.md derives all of these rules.
 
-A score that is 0 in most sequences, or nearly so, shows in its few others neither how large it can be nor how often.
-Then the bootstrap has nothing to draw from. docs/statistics.md derives both rules.
-
-Which interval a mean gets: resampled, of a mass by its bound, or with an open end.
-
-p of symmetry about 0: the largest |t| of all heads under random signs of the sequences.
-
-Where differences are skewed, a mean of 0 is not symmetry: this p is then below 0.05 far more often than in one of
-twenty, without any effect on the mean.
+p of symmetry about 0: the largest |t| of all heads under random signs of the sequences. Where differences are skewed, a
+mean of 0 is not symmetry: this p is then below 0.05 far more often than in one of twenty, without any effect on the
+mean.
 
 Shapes: S sequence, N head, B draw.
 """

@@ -1,12 +1,10 @@
-"""What a knockout is of: texts with their answers, the rows that are cut in each and the keys that are cut from them.
+"""What cuts cost the answers of texts, and what the same weights cost on other keys and the looks of other heads.
 
-cases = cases_of(loaded, [AskedText("Mary and John went out. John gave a book to", key="Mary", answer=" Mary")])
+    cases = cases_of(loaded, [AskedText("Mary and John went out. John gave a book to", key="Mary", answer=" Mary")])
+    KnockoutStudy(loaded, cases, CutPlan(over="heads")).run().table()
 
-What is cut one at a time: heads, layers, windows of layers, kv heads, or each key alone.
-
-How much weight the asked rows give to each key, in a pass of the intact texts.
-
-What a cut is compared with: the same weights on other keys, and other heads' own strongest looks.
+In this order: texts with their answers, the rows that are cut in each and the keys that are cut from them; what is cut
+one at a time; how much weight the rows give to each key, in a pass of the intact texts; the nulls; the study.
 
 permuted: under the null hypothesis what the keys of a row carry is exchangeable, given the weights. The values of the
 cut keys are exchanged with those of other keys, and the same weights are cut where they now lie. (Weights move and
@@ -17,11 +15,7 @@ effect among all is then exact, though these exchanges are no group (Ramdas et a
 heads: the strongest look of every other head, where its weight is within a factor of 2 of the one that was cut. Effects
 are compared per weight: what a head gives changes in proportion to it.
 
-What cuts cost the answers of texts, and what the same weights cost on other keys and the looks of other heads.
-
-    KnockoutStudy(loaded, cases, CutPlan(over="heads")).run().table()
-
-Shapes: B text of a pass, S text of the task, P head of a layer, r row of a block, K key, S text, D draw, N cut.
+Shapes: B text of a pass, S text of the task, P head of a layer, r row of a block, K key, D draw, N cut.
 """
 
 from __future__ import annotations

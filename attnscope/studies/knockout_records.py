@@ -1,6 +1,7 @@
 """What a knockout measured, as plain data: who prints, draws or sends it knows neither a model nor torch.
 
-What may be cut one at a time, as it is written.
+First the case of a text and the cuts that are asked for, then the weight of each key, what cuts are compared with, and
+the record with its p. Last what may be cut one at a time, as it is written.
 
 Shapes: S text, N cut, D draw, P head of a layer, K key, T token.
 """
@@ -241,6 +242,7 @@ class KnockoutResult(StudyRecord):
             "mass": numbers(np.array([self.mass(one.cut) for one in self.asked])),
             **{name: numbers(values) for name, values in self.statistics.items() if name != "n"},
         }
+        # A cut without draws has a null nowhere: why, the facts say.
         for kind, nulls in ((kind, self.nulls[kind]) for kind in KINDS):
             column = {name: np.full(len(nulls), np.nan) for name in ("null", "low", "high", "p")}
             for place, null in enumerate(nulls):

@@ -1,16 +1,14 @@
-"""Parts of a study that are kept in its folder, so that a study that was stopped resumes.
+"""Parts of a study that are kept in its folder, so that a study that was stopped resumes; and the record of a study.
 
-parts = claim(folder, "readings", "scan", facts, force=False)
-loss_SK = parts.kept("some", {"loss_SK": Column((64, 3))}, lambda: {"loss_SK": measured()})["loss_SK"]
+    parts = claim(folder, "readings", "scan", facts, force=False)
+    loss_SK = parts.kept("some", {"loss_SK": Column((64, 3))}, lambda: {"loss_SK": measured()})["loss_SK"]
 
-Where a part is of many batches of sequences, each batch is a file until all are read; then the part is one file.
+Where a part is of many batches of sequences, each batch is a file until all are read; then the part is one file. A part
+is what somebody may have written: its columns are those that are expected, in names, shapes and types, before memory is
+taken for them. One that is damaged is read again.
 
-A part is what somebody may have written: its columns are those that are expected, in names, shapes and types, before
-memory is taken for them. One that is damaged is read again.
-
-What every study leaves: a record with a line, a table, and what tells it from another, in two files of its folder.
-
-Known without torch: who prints, draws or sends a record needs no model.
+A record has a line, a table, and what tells it from another, in two files of the folder. It is known without torch: who
+prints, draws or sends a record needs no model.
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
-"""What is patched: pairs of a clean and a corrupted text with one answer, and which of their tokens belong together.
+"""What patches cost the answers of clean texts, and what they give back to those of corrupted ones.
 
-pairs = pairs_of(loaded, [AskedPair("Mary and John. John saw", corrupted="Mary and John. Mary saw", answer=" Mary")])
+    question = AskedPair("Mary and John. John saw", corrupted="Mary and John. Mary saw", answer=" Mary")
+    PatchStudy(loaded, pairs_of(loaded, [question]), PatchPlan(over="heads")).run().table()
 
-What is patched one at a time: heads, kv groups, layers, positions, or each position in each layer.
-
-What patches cost the answers of clean texts, and what they give back to those of corrupted ones.
-
-    PatchStudy(loaded, pairs, PatchPlan(over="heads")).run().table()
+A pair is a clean and a corrupted text with one answer, and which of their tokens belong together. Patched one at a time
+are heads, kv groups, layers, positions, or each position in each layer.
 
 Shapes: S text of the task (clean and corrupted in turn), P pair, N patch.
 """

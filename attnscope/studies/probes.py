@@ -2,13 +2,9 @@
 
 A trial is a set of sequences in one or more arms, read in one kind of pass, and the contrasts that it decides: what a
 head scores on one arm against what it scores in the same rows where the behaviour cannot show. Sequences are token ids,
-fed as ids: few random ids survive decoding and encoding.
+fed as ids: few random ids survive decoding and encoding. They are ordinary tokens of the model's own vocabulary.
 
-The tokens that probes are made of: ordinary ones of the model's own vocabulary.
-
-How far heads are from attending uniformly, the null of every other probe. B text, H head, Q query, K key.
-
-Shapes: S sequence, T token, B text of a pass, H head, Q query.
+Shapes: S sequence, T token, B text of a pass, H head, Q query, K key.
 """
 
 from __future__ import annotations

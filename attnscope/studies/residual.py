@@ -1,18 +1,15 @@
 """What writes the residual that enters a layer, and how much of a number each of its writers gives.
 
-What each component gives to a vector of a call rather than to a number: its part of a key, or of a query.
+One side of a logit at a time: the other side is a constant, so that it is linear in the residual that enters the layer.
 
-A head's part of what its output projection gives is one matrix product for all its tokens. From there to the vector a
-gradient is asked of each of its numbers; where nothing lies between two blocks but additions, they share it.
+To a vector of a call each component gives its part of a key, or of a query. A head's part of what its output projection
+gives is one matrix product for all its tokens. From there to the vector a gradient is asked of each of its numbers;
+where nothing lies between two blocks but additions, they share it.
 
-    vectors_of(found, k_KD[rows], torch.full((1, len(rows)), 1 / len(rows)), rows)[0]    # (C, D), of the mean key
+    vectors_of(sources, k_KD[rows], torch.full((1, len(rows)), 1 / len(rows)), rows)[0]    # (C, D), of the mean key
 
-Shapes: N weighting, R row of the side, C component, D width of q and k, d some of these, H head, V width of v, E model
-width, P part: a residual or a head.
-
-One side of a logit: the other side is a constant, so that it is linear in the residual that enters the layer.
-
-Shapes: B text (one), T token, K key, H head, V width of v, E model width, C component, G kv head, D width of q and k.
+Shapes: B text (one), T token, K key, H head, G kv head, V width of v, E model width, C component, D width of q and k,
+d some of these, N weighting, R row of the side, P part: a residual or a head.
 """
 
 from __future__ import annotations

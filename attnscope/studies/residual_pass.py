@@ -4,12 +4,12 @@ Each head's output is a variable of its own. What else a block computes of its r
 computes it is given the residual without a gradient. So a gradient finds its way through output projections, gates,
 norms with frozen scales and residual connections alone, as the family's own code has them.
 
-Attention that no interface is asked for: its heads' outputs as variables, and its q and k as the oracle makes them.
+`Recipe` is for attention that asks no interface: its heads' outputs as variables, and its q and k as the oracle makes
+them. The output projection is given the heads side by side, or, where it is in another module, the attention module
+gives them. q and k are made by the family's layout of what enters the module, and are compared with the weights that it
+gave.
 
-The output projection is given the heads side by side, or, where it is in another module, the attention module gives
-them. q and k are made by the family's layout of what enters the module, and are compared with the weights that it gave.
-
-Shapes: B text (one), T token, H head, V width of v, E model width, B text, Q query, K key.
+Shapes: B text (one), T token, H head, V width of v, E model width, Q query, K key.
 """
 
 from __future__ import annotations

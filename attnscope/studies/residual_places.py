@@ -1,14 +1,11 @@
-"""The place of a head: which runs of blocks write the residual of its queries, and that of its keys.
+"""The place of a head, and what is held constant on the way to it.
 
-Found by one pass over a few tokens. A cross layer's keys are of the encoder, and its queries of the decoder; elsewhere
-both are of one residual.
+Its place: which runs of blocks write the residual of its queries, and that of its keys. It is found by one pass over a
+few tokens. A cross layer's keys are of the encoder, and its queries of the decoder; elsewhere both are of one residual.
 
-The norms of a model while it runs, each row with the scale that the intact pass gave it.
-
-The factors of a model while it runs: what an activation gives, and one over the size of a vector, are constants.
-
-Hyper-connections mix their streams by sigmoids of them, gated norms multiply by one, and norms of a family's own
-divide by a size: a factor in front of the residual, not a part of it.
+Constant are the norms of a model while it runs, each row with the scale that the intact pass gave it, and factors: what
+an activation gives, and one over the size of a vector. Hyper-connections mix their streams by sigmoids of them, gated
+norms multiply by one, and norms of a family's own divide by a size: a factor in front of the residual, no part of it.
 
 Shapes: B text, T token, E model width.
 """

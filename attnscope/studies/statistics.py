@@ -10,22 +10,15 @@ The unit is a sequence or a text, never a row: rows of one text are not independ
     ratios(effect_SN, gap_S).low                        # of shares
     beside_random(effect, random_D)                     # of a set among random ones: their range, and p
 
-`intervals` says which interval a mean gets: `bootstrap` resamples, `bounds` has the bound for masses and the open ends
-of values without a range. `flips` tests symmetry, `counts` has what goes by signs and order, `ratios` shares.
-docs/statistics.md derives them.
+First what needs no distribution: signs of effects, medians, ranks, and the place among draws. Then effects: scores
+compared with nulls, sequence by sequence, and what many texts show of many heads. Then means, each by itself. Last
+shares: the ratio of two means over the same pairs, with an interval. A part and its whole vary together from pair to
+pair. An interval of the part over the mean whole is too wide where they rise together, and too narrow where one falls
+as the other rises.
 
-Effects: scores compared with nulls, sequence by sequence, and what many texts show of many heads.
+`intervals` says which interval a mean gets. docs/statistics.md derives all of it, and has how often it holds.
 
-Means over sequences or texts, each by itself.
-
-Shares: the ratio of two means over the same pairs, with an interval.
-
-A part and its whole vary together from pair to pair. An interval of the part over the mean whole is too wide where they
-rise together, and too narrow where one falls as the other rises. docs/statistics.md has how often either holds.
-
-What needs no distribution: signs of effects, medians, ranks, and the place among draws.
-
-Shapes: S sequence or text, N head, S sequence, S pair, N part, B draw, S text, D draw.
+Shapes: S sequence, text or pair, N head or part, B resample, D draw.
 """
 
 from __future__ import annotations
