@@ -374,13 +374,13 @@ def redraw_study(folder: Path, into: Path, style: Style = Style()) -> Redrawn | 
 
 def _scan(folder: Path, into: Path, style: Style) -> Redrawn:
     from attnscope.export.study_figures import HEAD_JS, save_head_js, save_probes
-    from attnscope.studies.head_distances import kept_texts
+    from attnscope.studies.head_distances import load_texts
 
     scan = atlas.load_atlas(folder)
     name = _name(scan.facts)
     _check(folder, scan.heads)
     paths = [save_probes(scan, into, name, style)]
-    read = kept_texts(folder)
+    read = load_texts(folder)
     if read is not None:
         _check(folder, read.heads)
         paths.append(save_head_js(read, scan, into / f"{HEAD_JS}.{style.image}", style.of_model(name)))
@@ -402,7 +402,7 @@ def _checkpoints(folder: Path, into: Path, style: Style) -> Redrawn:
 def _ablation(folder: Path, into: Path, style: Style) -> Redrawn:
     from attnscope.export.study_figures import costs_of, save_ablation
 
-    ablation = effects.kept_ablation(folder)
+    ablation = effects.load_ablation(folder)
     heads = sorted({head for heads in ablation.effects for head in heads})
     _check(folder, heads)
     with damaged(f"{folder} holds no whole ablation", effects.AGAIN):
@@ -417,9 +417,9 @@ def _ablation(folder: Path, into: Path, style: Style) -> Redrawn:
 
 def _comparison(folder: Path, into: Path, style: Style) -> Redrawn:
     from attnscope.export.study_figures import save_differences
-    from attnscope.studies.comparison import kept_comparison
+    from attnscope.studies.comparison import load_comparison
 
-    comparison, texts = kept_comparison(folder)
+    comparison, texts = load_comparison(folder)
     _check(folder, comparison.heads)
     paths = list(save_differences(comparison, into, style.of(About(line=visible(texts), command=style.about.command))))
     return Redrawn(paths, ("layers/ is not drawn: no table holds the weights of both sides; compare again",))

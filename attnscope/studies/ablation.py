@@ -251,7 +251,7 @@ class AblationStudy(Study[Ablation]):
         return Ablation(self.asked, intact_S, effects, facts | {"direct": direct.note or None}, direct.values or None)
 
 
-def kept_ablation(folder: Path) -> Ablation:
+def load_ablation(folder: Path) -> Ablation:
     """What the tables of a finished ablation say of its sets, one number for all sequences.
 
     Raises InputError for a folder with damaged or missing tables.

@@ -35,7 +35,7 @@ from attnscope.observe.atlas import COLUMNS, NAME, OFFSETS, SCHEMA, TABLE, HeadN
 from attnscope.observe.choice import choose
 from attnscope.observe.collector import collect_layer
 from attnscope.observe.layers import LayerKey
-from attnscope.studies.copying import RECALLED, CalledLayer, Copying, completed, copying_of, recalled, unable
+from attnscope.studies.copying import RECALLED, CalledLayer, Copying, complete, copying_of, recalled, unable
 from attnscope.studies.parts import Column, Columns, Parts, StudyRecord, of_heads
 from attnscope.studies.probes import (
     FROM_UNIFORM,
@@ -135,7 +135,7 @@ def findings_of(trial: Trial, readings: Readings, seed: int = 0) -> list[Finding
 def _read(loaded: LoadedModel, ids_BT: np.ndarray, arm: Arm, advance: Callable[[int], object]) -> OfHeads:
     """One batch of an arm, which the model completes first where the arm asks for that."""
     if arm.completed:
-        ids_BT = completed(loaded, ids_BT, arm.completed)
+        ids_BT = complete(loaded, ids_BT, arm.completed)
         advance(ids_BT.size - len(ids_BT))
     reading = _pass(loaded, ids_BT, arm)
     advance(ids_BT.size)

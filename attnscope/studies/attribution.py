@@ -39,7 +39,7 @@ from attnscope.studies.residual import (
     vectors_of,
     visible_keys,
 )
-from attnscope.studies.residual_pass import written
+from attnscope.studies.residual_pass import follow_residual
 
 if TYPE_CHECKING:
     from attnscope.attention.spec import AttentionSpec
@@ -65,7 +65,7 @@ def decompose_logit(loaded: LoadedModel, reads: Sequence[int] | Tensor, asked: L
     given = reads.clone() if isinstance(reads, Tensor) else torch.tensor([list(reads)], device=loaded.device)
     inputs = {name: one.clone() if isinstance(one, Tensor) else one for name, one in inputs.items()}
     stack = asked.stack or loaded.geometry.stack
-    with written(loaded, given, inputs, stack, asked.layer, by_tokens=asked.by_tokens) as sides:
+    with follow_residual(loaded, given, inputs, stack, asked.layer, by_tokens=asked.by_tokens) as sides:
         spec = spec_of(sides)
         seen = visible_keys(spec, asked.head, asked.query)
         if asked.key is None:
@@ -280,7 +280,7 @@ def key_parts(
     """Take the logits of some heads of a layer apart; heads: {head: the queries}. Raises as `parts_of`."""
     check_model(loaded)
     given = torch.tensor([list(ids)], device=loaded.device)
-    with written(loaded, given, {}, loaded.geometry.stack, layer) as sides:
+    with follow_residual(loaded, given, {}, loaded.geometry.stack, layer) as sides:
         spec, sources = spec_of(sides), sides.side("key")
         nothing = sources.nothing()
         for head, queries in heads.items():

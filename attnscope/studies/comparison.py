@@ -490,7 +490,7 @@ def comparison_facts(models: Sequence[LoadedModel], texts: Sequence[str], option
     return facts
 
 
-def kept_comparison(folder: Path) -> tuple[Comparison, str]:
+def load_comparison(folder: Path) -> tuple[Comparison, str]:
     """The divergences and differences of a finished comparison as if of one text, and what was compared, in words.
 
     Raises InputError for a folder with damaged or missing tables.

@@ -177,7 +177,7 @@ class FoundNeedles(NamedTuple):
     recall_B: Tensor
 
 
-def found(ids_BT: Tensor) -> FoundNeedles:
+def find_needles(ids_BT: Tensor) -> FoundNeedles:
     """Where the last token of the prompt occurs first, its needle begins: no other token is as it."""
     key_B1 = ids_BT[:, -VALUES - 1, None]
     value_BV = (ids_BT == key_B1).int().argmax(-1, keepdim=True) + torch.arange(1, VALUES + 1, device=ids_BT.device)
@@ -201,7 +201,7 @@ class LongRangeCopying:
 
     def collect(self, layer: Layer, answers: Answers) -> Tensor:
         ids_BT = layer.texts.ids_BT
-        tokens, needle = ids_BT.shape[1], found(ids_BT)
+        tokens, needle = ids_BT.shape[1], find_needles(ids_BT)
         row_V = torch.arange(tokens - VALUES - 1, tokens - 1, device=ids_BT.device)
         key_BHV = answers[TopK(1)][1][..., 0][..., row_V]
         token_BHV = ids_BT[:, None].expand(-1, layer.P.heads, -1).gather(-1, key_BHV)
@@ -228,7 +228,7 @@ class Recall:
         return []
 
     def collect(self, layer: Layer, answers: Answers) -> Tensor:
-        return found(layer.texts.ids_BT).recall_B[:, None].expand(-1, layer.P.heads).cpu()
+        return find_needles(layer.texts.ids_BT).recall_B[:, None].expand(-1, layer.P.heads).cpu()
 
 
 def recalled(ids_ST: np.ndarray, recall_S: np.ndarray) -> dict[str, Any]:
@@ -238,7 +238,7 @@ def recalled(ids_ST: np.ndarray, recall_S: np.ndarray) -> dict[str, Any]:
     return {"runs": len(recall_S), "counted": int((recall_S > RECALLED).sum()), "recall": by_length}
 
 
-def completed(loaded: LoadedModel, ids_BT: np.ndarray, count: int) -> np.ndarray:
+def complete(loaded: LoadedModel, ids_BT: np.ndarray, count: int) -> np.ndarray:
     """The texts with so many more tokens, each the likeliest; (B, T) -> (B, T + count)."""
     return np.asarray(greedy(loaded, torch.tensor(ids_BT, device=loaded.device), count, settings=False).cpu())
 
@@ -251,7 +251,7 @@ def unable(loaded: LoadedModel, ids: Sequence[int]) -> str:
     if loaded.model.get_output_embeddings() is None:
         return "the model makes no tokens"
     try:
-        completed(loaded, np.array([list(ids)]), 2)
+        complete(loaded, np.array([list(ids)]), 2)
     except ModelError as error:
         return error.message
     return ""

@@ -80,7 +80,7 @@ class OnTexts:
         save(as_table({**columns, "share": np.array(shares, np.float64)}), folder / LOOKS)
 
 
-def kept_texts(folder: Path) -> OnTexts | None:
+def load_texts(folder: Path) -> OnTexts | None:
     """How far apart heads are by the tables of a scan's folder; None where it read no texts.
 
     What each head looks like on each text is not in the tables. Raises InputError for a table that is not whole.

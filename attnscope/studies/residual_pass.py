@@ -131,7 +131,7 @@ class Recipe:
 
 
 @contextmanager
-def written(
+def follow_residual(
     loaded: LoadedModel, reads: Tensor, inputs: Mapping[str, Any], stack: str, layer: int, *, by_tokens: bool = False
 ) -> Iterator[WrittenSides]:
     """Run the model up to the attention of a layer. While open, the call can be made again.

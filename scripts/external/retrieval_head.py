@@ -24,7 +24,7 @@ from transformers import AutoModelForCausalLM
 
 import attnscope
 from attnscope.studies.atlas import BATCH_TOKENS, findings_of, plan, read_trial
-from attnscope.studies.copying import VALUES, completed
+from attnscope.studies.copying import VALUES, complete
 from attnscope.studies.probes import RECALL, Measure, Trial, batches
 from external.common import Check, Report, arguments
 from external.models import demo_folder
@@ -108,7 +108,7 @@ def trial_of(loaded: Any, seed: int) -> Trial:
 def runs_of(loaded: Any, model: Any, trial: Trial, steps: Callable[..., list[list[Step]]]) -> Any:
     """Every run of a trial, in its order; steps: how the model decodes a batch of them."""
     for _, prompt_BT in batches(trial.arms["needle"].ids_ST, BATCH_TOKENS):
-        ids_BT = torch.tensor(completed(loaded, prompt_BT, VALUES))
+        ids_BT = torch.tensor(complete(loaded, prompt_BT, VALUES))
         with torch.no_grad():
             of_each = steps(model, ids_BT)
         for ids_T, taken in zip(ids_BT, of_each, strict=True):

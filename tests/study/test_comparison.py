@@ -33,7 +33,7 @@ from attnscope.studies.comparison import (
     compare_heads,
     heads_table,
     kept_bytes,
-    kept_comparison,
+    load_comparison,
     metrics_table,
     tokens_table,
 )
@@ -444,4 +444,4 @@ def test_the_alignment_is_said_kept_and_drawn(tmp_path, align, said):
     kept = json.loads((tmp_path / "compare.json").read_text())
     assert kept["aligned"] == {"decoder": "text" if "text" in align else "position"}
     assert kept["asked"]["options"]["align"] == (align[1] if align else None)
-    assert kept_comparison(tmp_path)[1].endswith(f"1 texts, {said.split(',')[0]}")
+    assert load_comparison(tmp_path)[1].endswith(f"1 texts, {said.split(',')[0]}")

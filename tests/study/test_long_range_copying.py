@@ -9,7 +9,7 @@ import torch
 from attnscope.metrics.divergence import js_bits
 from attnscope.model.loading import wrap
 from attnscope.studies.atlas import findings_of, near_uniform, plan, read_trial, roles_of
-from attnscope.studies.copying import DEPTHS, LongRangeCopying, Recall, completed, lengths, needles
+from attnscope.studies.copying import DEPTHS, LongRangeCopying, Recall, complete, lengths, needles
 from attnscope.studies.probes import FROM_UNIFORM, RECALL, Arm, Measure, Trial, begins, token_pool, trials
 from helpers.families import tiny_model
 
@@ -140,7 +140,7 @@ def test_what_the_model_says_is_the_likeliest_whatever_its_config_asks(demo, tri
         "stop_strings": ["a", "e", "i"],
     }.items():
         monkeypatch.setattr(config, name, value)
-    assert completed(demo, ids_BT, 8).tolist() == expected.tolist()
+    assert complete(demo, ids_BT, 8).tolist() == expected.tolist()
 
 
 def test_a_trial_says_what_it_will_read(demo, trial):
