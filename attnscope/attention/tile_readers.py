@@ -51,7 +51,7 @@ class Reader(ABC):
 
 
 class RowReader(Reader):
-    """A question whose answer is a number for each row, which the row's own tile says: see ROWS."""
+    """A question that each row of a tile answers with a number of its own: see ROWS."""
 
     def visit(self, tile: Tile) -> None:
         self.answer[tile.answer] = ROWS[type(self.question)](self.question, self.P, tile)

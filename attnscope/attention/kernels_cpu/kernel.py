@@ -46,8 +46,8 @@ from attnscope.attention.kernels_cpu.vectors import (
     clamped,
     equal,
     exp,
+    field,
     fma,
-    given,
     integer,
     integers,
     larger,
@@ -215,12 +215,12 @@ def window_mass(tile, row, padded, panel0, start, stop):
 @njit(**OPTIONS)
 def set_reach(a, start, queries):
     """Of each row the keys that it may see, which query and which head it is; of each block the panels; of all, too."""
-    rows, head, query = queries * given(a, "heads"), 0, 0
-    causal, window, keys, spans = given(a, "causal"), given(a, "window"), given(a, "keys"), given(a, "spans")
-    row, block, left, right = given(a, "reach"), given(a, "ranges"), keys, 0
+    rows, head, query = queries * field(a, "heads"), 0, 0
+    causal, window, keys, spans = field(a, "causal"), field(a, "window"), field(a, "keys"), field(a, "spans")
+    row, block, left, right = field(a, "reach"), field(a, "ranges"), keys, 0
     first, last = keys, 0
     for i in range(whole_blocks(rows) * BLOCK):
-        position = given(a, "first") + start + query
+        position = field(a, "first") + start + query
         low = max(0, position - window + 1) if window else 0
         high = max(0, min(keys, position + 1)) if causal else keys
         if spans:  # a mask has the last word
@@ -245,10 +245,10 @@ def set_reach(a, start, queries):
 @njit(**OPTIONS)
 def pack_queries(a, start, queries):
     """Scaled queries of all heads one after another, in whole blocks."""
-    depth, rows, q = given(a, "depth"), queries * given(a, "heads"), given(a, "packed")
-    scale, row = number(given(a, "scale")), given(a, "reach")
+    depth, rows, q = field(a, "depth"), queries * field(a, "heads"), field(a, "packed")
+    scale, row = number(field(a, "scale")), field(a, "reach")
     for _ in range(whole_blocks(rows) * BLOCK):
-        source = given(a, "q") + long(row + 24) * given(a, "q_head") + (start + long(row + 16)) * given(a, "q_row")
+        source = field(a, "q") + long(row + 24) * field(a, "q_head") + (start + long(row + 16)) * field(a, "q_row")
         even = depth // LANES * LANES
         for d in range(0, even, LANES):
             store(q + 4 * d, times(load_floats(source + 4 * d), splat(scale)))
@@ -260,13 +260,13 @@ def pack_queries(a, start, queries):
 @njit(**OPTIONS)
 def make_logits(a, start, rows, panel0, panel1):
     """q k of every block and panel that it reaches, and the largest of each row per place in a panel."""
-    depth, tile, blocks, extra = given(a, "depth"), given(a, "tile"), whole_blocks(rows), given(a, "extra")
-    softcap, q = given(a, "softcap"), given(a, "packed")
+    depth, tile, blocks, extra = field(a, "depth"), field(a, "tile"), whole_blocks(rows), field(a, "extra")
+    softcap, q = field(a, "softcap"), field(a, "packed")
     for panel in range(panel0, panel1):
-        keys, key = given(a, "k") + panel * depth * ROW, panel * PANEL
+        keys, key = field(a, "k") + panel * depth * ROW, panel * PANEL
         for block in range(blocks):
             # Blocks of early rows of a causal text reach few panels: the others are never made.
-            reach = given(a, "ranges") + 16 * block
+            reach = field(a, "ranges") + 16 * block
             if panel < long(reach) or panel >= long(reach + 8):
                 continue
             x = tile + ((panel - panel0) * blocks + block) * BLOCK * ROW
@@ -278,12 +278,12 @@ def make_logits(a, start, rows, panel0, panel1):
                     part = keys + d * ROW + strip
                     product(first + 4 * d, depth * 4, part, ROW, min(depth - d, DEPTH), x + strip, ROW, 1)
             # While the logits are in the first cache: what is added to them, and the largest so far of each class.
-            row, most = given(a, "reach") + REACH * block * BLOCK, given(a, "classes") + block * BLOCK * ROW
+            row, most = field(a, "reach") + REACH * block * BLOCK, field(a, "classes") + block * BLOCK * ROW
             for _ in range(BLOCK):
                 low, high = long(row), long(row + 8)
                 if softcap or extra or key < low or key + PANEL > high:
-                    added = extra + long(row + 24) * given(a, "extra_head")
-                    added += (start + long(row + 16)) * given(a, "extra_row") + (panel - given(a, "extra_panel")) * ROW
+                    added = extra + long(row + 24) * field(a, "extra_head")
+                    added += (start + long(row + 16)) * field(a, "extra_row") + (panel - field(a, "extra_panel")) * ROW
                     shape_row(x, key, low, high, softcap, added if extra else 0)
                 for v in range(VECTORS):
                     store(most + v * WIDTH, larger(load_floats(x + v * WIDTH), load_floats(most + v * WIDTH)))
@@ -315,48 +315,48 @@ def note_row(state, sums, note, step, query, sink, sinks_scale):
 @njit(**OPTIONS)
 def clear(a, rows):
     """Nothing seen yet."""
-    padded, labels, top = whole_blocks(rows) * BLOCK, given(a, "labels"), given(a, "top")
+    padded, labels, top = whole_blocks(rows) * BLOCK, field(a, "labels"), field(a, "top")
     for at in range(padded * VECTORS):
-        store(given(a, "classes") + at * WIDTH, splat(-INFINITE))
+        store(field(a, "classes") + at * WIDTH, splat(-INFINITE))
     for at in range(padded * (SUMS + labels)):
-        store(given(a, "sums") + at * WIDTH, splat(F(0)))
-    for at in range(padded * given(a, "strips") * STRIP // LANES):
-        store(given(a, "out") + at * WIDTH, splat(F(0)))
+        store(field(a, "sums") + at * WIDTH, splat(F(0)))
+    for at in range(padded * field(a, "strips") * STRIP // LANES):
+        store(field(a, "out") + at * WIDTH, splat(F(0)))
     for i in range(padded):
-        put(given(a, "state") + i * STATE + P0, F(0))
-        put(given(a, "state") + i * STATE + T0, F(0))
+        put(field(a, "state") + i * STATE + P0, F(0))
+        put(field(a, "state") + i * STATE + T0, F(0))
     for at in range(padded * top):
-        put(given(a, "best") + 4 * at, -INFINITE)
-        put_integer(given(a, "best_keys") + 4 * at, I32(0))
+        put(field(a, "best") + 4 * at, -INFINITE)
+        put_integer(field(a, "best_keys") + 4 * at, I32(0))
 
 
 @njit(**OPTIONS)
 def read_labelled(a, x, key, sums, start, query):
     """Of each pair of labels, what a panel's row gives the keys of the query's own."""
-    for at in range(given(a, "labels")):
-        past = given(a, "first") + start + query - long(given(a, "gaps") + 8 * at) + 1
+    for at in range(field(a, "labels")):
+        past = field(a, "first") + start + query - long(field(a, "gaps") + 8 * at) + 1
         if key < past:
-            mine = integer(given(a, "own") + at * given(a, "own_step") + 4 * (start + query))
-            read_labels(x, key, sums + at * WIDTH, mine, given(a, "label") + at * given(a, "label_step"), past)
+            mine = integer(field(a, "own") + at * field(a, "own_step") + 4 * (start + query))
+            read_labels(x, key, sums + at * WIDTH, mine, field(a, "label") + at * field(a, "label_step"), past)
 
 
 @njit(**OPTIONS)
 def read_panels(a, start, rows, panel0, panel1):
     """Every panel once: the strongest keys, exp, sums, labels, and the products with the columns."""
-    tile, blocks, top, labels = given(a, "tile"), whole_blocks(rows), given(a, "top"), given(a, "labels")
-    first, strips, row_sums = given(a, "first") + start, given(a, "strips"), WIDTH * (SUMS + given(a, "labels"))
-    best, best_keys, top_index = given(a, "best"), given(a, "best_keys"), given(a, "top_index")
+    tile, blocks, top, labels = field(a, "tile"), whole_blocks(rows), field(a, "top"), field(a, "labels")
+    first, strips, row_sums = field(a, "first") + start, field(a, "strips"), WIDTH * (SUMS + field(a, "labels"))
+    best, best_keys, top_index = field(a, "best"), field(a, "best_keys"), field(a, "top_index")
     for panel in range(panel0, panel1):
         key = panel * PANEL
         for block in range(blocks):
-            x, ranges = tile + ((panel - panel0) * blocks + block) * BLOCK * ROW, given(a, "ranges") + 16 * block
+            x, ranges = tile + ((panel - panel0) * blocks + block) * BLOCK * ROW, field(a, "ranges") + 16 * block
             # What was never made is 0 for the sums over rows, which read whole panels.
             if panel < long(ranges) or panel >= long(ranges + 8):
-                for at in range(BLOCK * VECTORS * (given(a, "count") > 0)):
+                for at in range(BLOCK * VECTORS * (field(a, "count") > 0)):
                     store(x + at * WIDTH, splat(F(0)))
                 continue
-            here, state = given(a, "reach") + REACH * block * BLOCK, given(a, "state") + block * BLOCK * STATE
-            sums = given(a, "sums") + block * BLOCK * row_sums
+            here, state = field(a, "reach") + REACH * block * BLOCK, field(a, "state") + block * BLOCK * STATE
+            sums = field(a, "sums") + block * BLOCK * row_sums
             for i in range(BLOCK):
                 row, query = x + i * ROW, long(here + 16)
                 # The strongest are searched among logits: exp makes equal what is far below a row's largest.
@@ -377,30 +377,30 @@ def read_panels(a, start, rows, panel0, panel1):
                 here, state, sums = here + REACH, state + STATE, sums + row_sums
             # P V and features, while the block's exponentials are in the first cache.
             for strip in range(strips):
-                columns = given(a, "v") + (strip * given(a, "panels") + panel) * PANEL * STRIP * 4
-                out = given(a, "out") + (block * strips + strip) * BLOCK * STRIP * 4
+                columns = field(a, "v") + (strip * field(a, "panels") + panel) * PANEL * STRIP * 4
+                out = field(a, "out") + (block * strips + strip) * BLOCK * STRIP * 4
                 product(x, ROW, columns, STRIP * 4, PANEL, out, STRIP * 4, 1)
 
 
 @njit(**OPTIONS)
 def look_up(a, start, row, i, note, panel0, padded):
     """What is asked of single keys, of equal labels and of the last keys."""
-    tile, step, factor = given(a, "tile"), given(a, "note_step"), number(given(a, "state") + i * STATE + P0)
-    ranges, query = given(a, "ranges") + i // BLOCK * 16, long(row + 16)
-    left, right, position = long(ranges) * PANEL, long(ranges + 8) * PANEL, given(a, "first") + start + query
-    for at in range(given(a, "places")):
-        asked = np.int64(integer(given(a, "place") + at * given(a, "place_step") + 4 * (start + query)))
+    tile, step, factor = field(a, "tile"), field(a, "note_step"), number(field(a, "state") + i * STATE + P0)
+    ranges, query = field(a, "ranges") + i // BLOCK * 16, long(row + 16)
+    left, right, position = long(ranges) * PANEL, long(ranges + 8) * PANEL, field(a, "first") + start + query
+    for at in range(field(a, "places")):
+        asked = np.int64(integer(field(a, "place") + at * field(a, "place_step") + 4 * (start + query)))
         weight = F(0)
         if left <= asked < right:
             weight = number(tile + ((asked // PANEL - panel0) * padded + i) * ROW + asked % PANEL * 4) * factor
         put(note, weight)
         note += step
-    labels = given(a, "labels")
+    labels = field(a, "labels")
     for at in range(labels):
-        put(note, total(load_floats(given(a, "sums") + (i * (SUMS + labels) + SUMS + at) * WIDTH)) * factor)
+        put(note, total(load_floats(field(a, "sums") + (i * (SUMS + labels) + SUMS + at) * WIDTH)) * factor)
         note += step
-    for at in range(given(a, "windows")):
-        low = max(left, position - long(given(a, "widths") + 8 * at) + 1)
+    for at in range(field(a, "windows")):
+        low = max(left, position - long(field(a, "widths") + 8 * at) + 1)
         put(note, window_mass(tile, i, padded, panel0, low, min(right, position + 1)) * factor)
         note += step
 
@@ -408,44 +408,44 @@ def look_up(a, start, row, i, note, panel0, padded):
 @njit(**OPTIONS)
 def give_strongest(a, start, row, i):
     """The weights of a row's strongest keys, NaN where it sees fewer."""
-    top, index = given(a, "top"), integer(given(a, "top_index") + 4 * long(row + 24))
+    top, index = field(a, "top"), integer(field(a, "top_index") + 4 * long(row + 24))
     if top == 0 or index < 0:
         return
-    peak, factor = number(given(a, "state") + i * STATE + PEAK), number(given(a, "state") + i * STATE + P0)
-    best, keys, to = given(a, "best"), given(a, "best_keys"), index * given(a, "top_step")
+    peak, factor = number(field(a, "state") + i * STATE + PEAK), number(field(a, "state") + i * STATE + P0)
+    best, keys, to = field(a, "best"), field(a, "best_keys"), index * field(a, "top_step")
     to += (start + long(row + 16)) * top * 4
     for at in range(top):
         logit = number(best + 4 * (i * top + at))
         weight = exp_one(logit - peak) * factor
-        put(given(a, "top_weights") + to + 4 * at, weight if logit > F(HIDDEN / 2) else F(np.nan))
-        put_integer(given(a, "top_keys") + to + 4 * at, integer(keys + 4 * (i * top + at)))
+        put(field(a, "top_weights") + to + 4 * at, weight if logit > F(HIDDEN / 2) else F(np.nan))
+        put_integer(field(a, "top_keys") + to + 4 * at, integer(keys + 4 * (i * top + at)))
 
 
 @njit(**OPTIONS)
 def give_products(a, start, row, i):
     """A row's products to where they are wanted: per answer its first column, width, address, strides, whether P V."""
-    strips, copy, block = given(a, "strips"), given(a, "copies"), i // BLOCK
-    for _ in range(given(a, "copied")):
-        state = given(a, "state") + i * STATE
+    strips, copy, block = field(a, "strips"), field(a, "copies"), i // BLOCK
+    for _ in range(field(a, "copied")):
+        state = field(a, "state") + i * STATE
         factor = number(state + T0) if long(copy + 40) else number(state + P0)
         to = long(copy + 16) + (start + long(row + 16)) * long(copy + 24) + long(row + 24) * long(copy + 32)
         for c in range(long(copy + 8)):
             column = long(copy) + c
             place = ((block * strips + column // STRIP) * BLOCK + i % BLOCK) * STRIP + column % STRIP
-            put(to + 4 * c, number(given(a, "out") + 4 * place) * factor)
+            put(to + 4 * c, number(field(a, "out") + 4 * place) * factor)
         copy += 48
 
 
 @njit(**OPTIONS)
 def weigh_columns(a, queries, panel0, panel1):
     """Add sums over the rows of each head of share times weight, per key, to (count, heads, panels * 64)."""
-    heads, padded = given(a, "heads"), whole_blocks(queries * given(a, "heads")) * BLOCK
+    heads, padded = field(a, "heads"), whole_blocks(queries * field(a, "heads")) * BLOCK
     for panel in range(panel0, panel1):
-        for column in range(given(a, "count")):
+        for column in range(field(a, "count")):
             for head in range(heads):
-                answer = given(a, "columns") + ((column * heads + head) * given(a, "panels") + panel) * ROW
-                x = given(a, "tile") + ((panel - panel0) * padded + head * queries) * ROW
-                weight = given(a, "weights") + (column * padded + head * queries) * 4
+                answer = field(a, "columns") + ((column * heads + head) * field(a, "panels") + panel) * ROW
+                x = field(a, "tile") + ((panel - panel0) * padded + head * queries) * ROW
+                weight = field(a, "weights") + (column * padded + head * queries) * 4
                 # Four registers of keys at a time stay there over all rows.
                 for v in range(0, VECTORS, 4):
                     to, row = answer + v * WIDTH, x + v * WIDTH
@@ -468,22 +468,22 @@ def weigh_columns(a, queries, panel0, panel1):
 @njit(**OPTIONS)
 def give(a, start, queries, panel0):
     """Every row's notes and answers."""
-    rows, row, step = queries * given(a, "heads"), given(a, "reach"), given(a, "note_step")
+    rows, row, step = queries * field(a, "heads"), field(a, "reach"), field(a, "note_step")
     padded = whole_blocks(rows) * BLOCK
     for i in range(rows):
         query, head = start + long(row + 16), long(row + 24)
-        note = given(a, "notes") + head * given(a, "head_step") + 4 * query
-        state, sums = given(a, "state") + i * STATE, given(a, "sums") + i * WIDTH * (SUMS + given(a, "labels"))
-        sink = given(a, "sinks")
+        note = field(a, "notes") + head * field(a, "head_step") + 4 * query
+        state, sums = field(a, "state") + i * STATE, field(a, "sums") + i * WIDTH * (SUMS + field(a, "labels"))
+        sink = field(a, "sinks")
         if sink:
-            sink += head * given(a, "sink_head") + query * given(a, "sink_row")
-        note_row(state, sums, note, step, given(a, "first") + query, sink, given(a, "sinks_scale"))
+            sink += head * field(a, "sink_head") + query * field(a, "sink_row")
+        note_row(state, sums, note, step, field(a, "first") + query, sink, field(a, "sinks_scale"))
         look_up(a, start, row, i, note + NOTES * step, panel0, padded)
         give_strongest(a, start, row, i)
         give_products(a, start, row, i)
-        for at in range(given(a, "count")):
-            share = number(given(a, "shares") + at * given(a, "share_step") + 4 * query)
-            put(given(a, "weights") + 4 * (at * padded + i), share * number(state + P0))
+        for at in range(field(a, "count")):
+            share = number(field(a, "shares") + at * field(a, "share_step") + 4 * query)
+            put(field(a, "weights") + 4 * (at * padded + i), share * number(state + P0))
         row += REACH
 
 
@@ -498,18 +498,18 @@ def sweep(a, count):
 @njit(**OPTIONS)
 def read_rows(a):
     """Read rows of one kv head's heads, as many at once as fit the cache."""
-    for start in range(0, given(a, "rows"), given(a, "queries")):
-        queries = min(given(a, "queries"), given(a, "rows") - start)
-        rows = queries * given(a, "heads")
+    for start in range(0, field(a, "rows"), field(a, "queries")):
+        queries = min(field(a, "queries"), field(a, "rows") - start)
+        rows = queries * field(a, "heads")
         panel0, panel1 = set_reach(a, start, queries)
         pack_queries(a, start, queries)
         clear(a, rows)
         make_logits(a, start, rows, panel0, panel1)
         for i in range(whole_blocks(rows) * BLOCK):
-            head = long(given(a, "reach") + REACH * i + 24)
-            wanted = given(a, "top") and integer(given(a, "top_index") + 4 * head) >= 0
-            set_bounds(given(a, "classes") + i * ROW, given(a, "state") + i * STATE, given(a, "top") if wanted else 1)
+            head = long(field(a, "reach") + REACH * i + 24)
+            wanted = field(a, "top") and integer(field(a, "top_index") + 4 * head) >= 0
+            set_bounds(field(a, "classes") + i * ROW, field(a, "state") + i * STATE, field(a, "top") if wanted else 1)
         read_panels(a, start, rows, panel0, panel1)
         give(a, start, queries, panel0)
-        if given(a, "count"):
+        if field(a, "count"):
             weigh_columns(a, queries, panel0, panel1)

@@ -125,7 +125,7 @@ class SweepQuestions:
         return result
 
     @property
-    def known(self) -> bool:
+    def some(self) -> bool:
         """Whether the sweep answers any."""
         return any(getattr(self, name) for name in LISTS.values())
 

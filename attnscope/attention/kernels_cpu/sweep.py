@@ -58,20 +58,20 @@ from attnscope.utils.memory import second_cache
 class Answers:
     """What is found of every row, which the sweep writes here itself, and of keys over all rows."""
 
-    def __init__(self, spec: AttentionSpec, asked: SweepQuestions, with_output: bool) -> None:
-        self.spec, self.asked = spec, asked
+    def __init__(self, spec: AttentionSpec, questions: SweepQuestions, with_output: bool) -> None:
+        self.spec, self.questions = spec, questions
         B, H, Q = spec.batch, spec.heads, spec.visible.queries
-        notes = NOTES + len(asked.places) + len(asked.labels) + len(asked.windows)
+        notes = NOTES + len(questions.places) + len(questions.labels) + len(questions.windows)
         self.notes_SBHQ = torch.empty(notes, B, H, Q)
         self.output_BQHV = torch.empty(B, Q, H, spec.v_BGKV.shape[-1]) if with_output else None
-        self.features = [torch.empty(B, H, Q, question.features.shape[-1]) for question in asked.features]
-        self.top_heads = asked.top_heads(H)
+        self.features = [torch.empty(B, H, Q, question.features.shape[-1]) for question in questions.features]
+        self.top_heads = questions.top_heads(H)
         self.top_index_H = torch.full((H,), -1, dtype=torch.int32)
         self.top_index_H[self.top_heads] = torch.arange(len(self.top_heads), dtype=torch.int32)
-        shape = B, len(self.top_heads), Q, asked.most
+        shape = B, len(self.top_heads), Q, questions.most
         self.top = torch.empty(shape), torch.empty(shape, dtype=torch.int32)
-        self.received = [torch.zeros(B, H, spec.visible.keys, dtype=torch.float64) for _ in asked.received]
-        self.groups = [torch.zeros(B, H, *question.counts, dtype=torch.float64) for question in asked.groups]
+        self.received = [torch.zeros(B, H, spec.visible.keys, dtype=torch.float64) for _ in questions.received]
+        self.groups = [torch.zeros(B, H, *question.counts, dtype=torch.float64) for question in questions.groups]
         self._lock = threading.Lock()
         self._turns: dict[tuple[int, int], int] = {}
         self._waiting: dict[tuple[int, int, int], tuple[Job, Tensor]] = {}
@@ -109,8 +109,8 @@ class Answers:
     def shares(self, job: Job) -> Tensor:
         """What each row of a job counts in each of the sums over rows, (b, c, r)."""
         texts = job.shape[0]
-        parts = [_of(question.query_share_BQ, job).float()[:, None] for question in self.asked.received]
-        parts += [_groups(question, job)[1][None] for question in self.asked.groups]
+        parts = [_of(question.query_share_BQ, job).float()[:, None] for question in self.questions.received]
+        parts += [_groups(question, job)[1][None] for question in self.questions.groups]
         return torch.cat([part.expand(texts, -1, -1) for part in parts], 1) if parts else torch.empty(texts, 0, 0)
 
     def add_in_turn(self, job: Job, columns_bgcRn: Tensor) -> None:
@@ -127,7 +127,7 @@ class Answers:
             mine = answer.unflatten(1, (self.spec.kv_heads, -1))[job.texts, job.groups, :, job.keys]
             mine += columns_bgcRn[:, :, number]
         start = len(self.received)
-        for question, answer in zip(self.asked.groups, self.groups, strict=True):
+        for question, answer in zip(self.questions.groups, self.groups, strict=True):
             group_i, members_ir = _groups(question, job)
             mass_iRn = columns_bgcRn[0, 0, start : start + len(members_ir)].double()
             start += len(members_ir)
@@ -139,13 +139,17 @@ class Answers:
             mine.index_add_(1, group_i, mass_iRm.transpose(0, 1))
 
     def answers(self) -> dict[Question, Any]:
-        asked, notes = self.asked, iter(self.notes_SBHQ[NOTES:])
-        answers: dict[Question, Any] = {question: self._statistic(question) for question in asked.statistics}
-        answers |= {question: next(notes).clone() for question in [*asked.places, *asked.labels, *asked.windows]}
-        answers |= dict(zip(asked.features, self.features, strict=True))
-        answers |= {question: answer.float() for question, answer in zip(asked.received, self.received, strict=True)}
-        answers |= {question: answer.float() for question, answer in zip(asked.groups, self.groups, strict=True)}
-        return answers | {question: self._top(question) for question in asked.top}
+        questions, notes = self.questions, iter(self.notes_SBHQ[NOTES:])
+        answers: dict[Question, Any] = {question: self._statistic(question) for question in questions.statistics}
+        answers |= {
+            question: next(notes).clone() for question in [*questions.places, *questions.labels, *questions.windows]
+        }
+        answers |= dict(zip(questions.features, self.features, strict=True))
+        answers |= {
+            question: answer.float() for question, answer in zip(questions.received, self.received, strict=True)
+        }
+        answers |= {question: answer.float() for question, answer in zip(questions.groups, self.groups, strict=True)}
+        return answers | {question: self._top(question) for question in questions.top}
 
     def _statistic(self, question: Question) -> Tensor:
         notes = self.notes_SBHQ
@@ -186,22 +190,22 @@ JOBS, JOB_SCORES = 32, (2**18, 2**21)  # of a text at least, and what each of th
 
 
 class Sweeping:
-    """One pass over a call, for the answers of what is asked, and the output with `with_output`."""
+    """One pass over a call, for the answers to some questions, and the output with `with_output`."""
 
-    def __init__(self, spec: AttentionSpec, asked: SweepQuestions, with_output: bool) -> None:
-        self.spec, self.asked, self.with_output = spec, asked, with_output
+    def __init__(self, spec: AttentionSpec, questions: SweepQuestions, with_output: bool) -> None:
+        self.spec, self.questions, self.with_output = spec, questions, with_output
         self.panels = -(-spec.visible.keys // PANEL)
         self.scale = torch.tensor([spec.scale], dtype=torch.float32)
         self.softcap = None if spec.softcap is None else torch.tensor([spec.softcap], dtype=torch.float32)
         self.spans_Q2 = None if spec.visible.by_position else spec.visible.reach_Q2.long().contiguous()
         self.sinks = None if spec.sinks is None else spec.sinks.float().expand(spec.batch, spec.heads, -1)
-        self.place_BQ = asked.place_tables(spec)
-        self.own_BQ, self.label_BK = asked.label_tables(spec, self.panels * PANEL)
-        self.gaps = torch.tensor([question.gap for question in asked.labels], dtype=torch.int64)
-        self.widths = torch.tensor([question.width for question in asked.windows], dtype=torch.int64)
+        self.place_BQ = questions.place_tables(spec)
+        self.own_BQ, self.label_BK = questions.label_tables(spec, self.panels * PANEL)
+        self.gaps = torch.tensor([question.gap for question in questions.labels], dtype=torch.int64)
+        self.widths = torch.tensor([question.width for question in questions.windows], dtype=torch.int64)
 
     def run(self) -> Answers:
-        sweep, answers = compiled_sweep(), Answers(self.spec, self.asked, self.with_output)
+        sweep, answers = compiled_sweep(), Answers(self.spec, self.questions, self.with_output)
 
         def begin() -> Callable[[Job], None]:
             rooms = Rooms()
@@ -227,14 +231,16 @@ class Sweeping:
         (least, most), threads, G = JOB_SCORES, torch.get_num_threads(), self.spec.kv_heads
         per_core = self.spec.batch * G * scores // (4 * threads) if threads > 1 else most
         fits = max(1, min(most, max(least, per_core)) // scores)
-        if self.asked.groups:  # each text has groups of its own
+        if self.questions.groups:  # each text has groups of its own
             return 1, 1
         return (1, fits) if fits < G else (fits // G, G)
 
     def _ranges(self, R: int) -> Iterator[tuple[slice, slice, int]]:
         """Rows, the keys that any of them may see, and how many rows fit the cache at once."""
         visible, start = self.spec.visible, 0
-        alone = not visible.by_position or self.spec.bias is not None or self.asked.groups  # what a job brings for all
+        alone = (
+            not visible.by_position or self.spec.bias is not None or self.questions.groups
+        )  # what a job brings for all
         least, most = JOB_SCORES
         scores = min(most, max(least, self.spec.heads * visible.queries * visible.keys // JOBS)) / R
         while start < visible.queries:
@@ -257,7 +263,7 @@ class Sweeping:
         k_bGPDn[:, :, :whole] = k_bGKD[:, :, : whole * PANEL].unflatten(2, (whole, PANEL)).transpose(3, 4)
         k_bGPDn[:, :, whole:, :, : keys - whole * PANEL] = k_bGKD[:, :, None, whole * PANEL :].transpose(3, 4)
         parts = [spec.v_BGKV[some]] * self.with_output
-        parts += [feature[:, None].expand(-1, G, -1, -1) for feature in self.asked.columns(some)]
+        parts += [feature[:, None].expand(-1, G, -1, -1) for feature in self.questions.columns(some)]
         strips = -(-sum(part.shape[-1] for part in parts) // STRIP)
         columns_bGcKs = torch.zeros(b if parts else 1, G if parts else 1, strips, self.panels * PANEL, STRIP)
         place = 0
@@ -272,7 +278,7 @@ class Sweeping:
         return Texts(q_bHQD.unflatten(1, (G, -1)), k_bGPDn, columns_bGcKs)
 
     def _read(self, job: Job, rooms: Rooms, sweep: Callable[[int, int], int], answers: Answers) -> None:
-        spec, visible, asked, texts, rows = self.spec, self.spec.visible, self.asked, job.texts, job.rows
+        spec, visible, questions, texts, rows = self.spec, self.spec.visible, self.questions, job.texts, job.rows
         masked, inputs = not visible.by_position, job.inputs
         q_bgRrD, columns = inputs.q_bGRQD[:, job.groups, :, rows], inputs.columns_bGcKs
         extra, sinks = self._extra(job), self.sinks
@@ -302,6 +308,7 @@ class Sweeping:
             "spans": None if self.spans_Q2 is None else self.spans_Q2[rows],
             "scale": self.scale,
             "softcap": self.softcap,
+            # Each kv head of a text has addresses of its own, so that the sweep knows nothing of either.
             "q": Each(q_bgRrD),
             "q_head": 4 * q_bgRrD.stride(2),
             "q_row": 4 * q_bgRrD.stride(3),
@@ -317,25 +324,27 @@ class Sweeping:
             "extra_head": step(extra, 2),
             "extra_row": step(extra, 3),
             "extra_panel": job.panels[0],
-            "places": len(asked.places),
+            # Tables of the questions begin at the job's first row; they are one after the other, a step apart.
+            "places": len(questions.places),
             "place": of_texts(self.place_BQ[..., rows.start :]),
             "place_step": 4 * self.place_BQ.stride(0),
-            "labels": len(asked.labels),
+            "labels": len(questions.labels),
             "own": of_texts(self.own_BQ[..., rows.start :]),
             "own_step": 4 * self.own_BQ.stride(0),
             "label": of_texts(self.label_BK),
             "label_step": 4 * self.label_BK.stride(0),
             "gaps": self.gaps,
-            "windows": len(asked.windows),
+            "windows": len(questions.windows),
             "widths": self.widths,
-            "top": asked.most,
+            "top": questions.most,
+            # Sums over rows are a job's own: jobs of one kv head would add to the same keys at once.
             "count": count,
             "shares": Each(shares_bcr[:, None]),
             "share_step": 4 * shares_bcr.stride(1),
             "columns": Each(sums),
         }
         # The record has addresses alone: what they are of must outlive the sweep, and does in `values`.
-        values |= answers.places(job) | rooms.of_job(job, asked, count)
+        values |= answers.places(job) | rooms.of_job(job, questions, count)
         of_job = records(values, job.shape)
         sweep(of_job.ctypes.data, len(of_job))
         if count:
@@ -375,14 +384,14 @@ class Rooms:
     def of(self, name: str, *shape: int) -> Tensor:
         return self._rooms.setdefault(name, Room()).of(shape, CPU)
 
-    def of_job(self, job: Job, asked: SweepQuestions, count: int) -> RecordValues:
+    def of_job(self, job: Job, questions: SweepQuestions, count: int) -> RecordValues:
         """What the sweep writes on its way, one kv head of one text after the other."""
-        padded, most = job.padded, asked.most
+        padded, most = job.padded, questions.most
         return {
             "packed": self.of("packed", padded, job.inputs.q_bGRQD.shape[-1]),
             "tile": self.of("tile", job.panels[1] - job.panels[0], padded, PANEL),
             "state": self.of("state", padded, STATE // 4),
-            "sums": self.of("sums", padded, SUMS + len(asked.labels), LANES),
+            "sums": self.of("sums", padded, SUMS + len(questions.labels), LANES),
             "classes": self.of("classes", padded, PANEL),
             "reach": self.of("reach", padded, REACH // 4),
             "ranges": self.of("ranges", padded // BLOCK, 4),
@@ -407,18 +416,18 @@ PAYS = 2**22  # scores of a call: below, loading the kernel takes longer than so
 
 
 class CompiledAttention(TiledAttention):
-    """The tiles' operator, with the kernel asked first."""
+    """The tiles' operator, with the kernel questions first."""
 
     kernel = "numba"
 
     def swept(self, questions: Sequence[Question]) -> dict[Question, Any]:
         if self.spec.device.type != "cpu":
             return {}
-        asked = SweepQuestions.of(questions)
+        known = SweepQuestions.of(questions)
         wants_output = self.with_output and self._output is None
-        if not (asked.known or wants_output):
+        if not (known.some or wants_output):
             return {}
-        answers = Sweeping(self.spec, asked, wants_output).run()
+        answers = Sweeping(self.spec, known, wants_output).run()
         if answers.output_BQHV is not None:
             self._output = answers.output_BQHV.to(self.spec.q_BHQD.dtype)
         return answers.answers()

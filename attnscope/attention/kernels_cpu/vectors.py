@@ -43,7 +43,7 @@ def emits(result: Any, *arguments: Any) -> Callable[[Callable[..., Any]], Any]:
     """A function for Numba of what its body emits: it gets the builder and the values."""
 
     def decorate(emit: Callable[..., Any]) -> Any:
-        def definition(context: Any, *given: Any) -> Any:
+        def definition(context: Any, *kinds: Any) -> Any:
             return result(*arguments), lambda target, builder, signature, values: emit(builder, *values)
 
         names = ["context", *(f"value{number}" for number in range(len(arguments)))]
@@ -80,7 +80,7 @@ def _constant(value: float) -> Any:
 
 
 @intrinsic
-def given(context: Any, record: Any, name: Any) -> Any:
+def field(context: Any, record: Any, name: Any) -> Any:
     """The value of a name in the record of NAMES at an address."""
     if not isinstance(name, types.Literal):
         return None
