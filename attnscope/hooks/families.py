@@ -337,8 +337,8 @@ def _values(product: FunctionCall, B: int, H: int, Q: int, K: int) -> tuple[Tens
     """What weights were multiplied with (B, G, K, V), and what that gave (B, Q, H, V); None in another arrangement."""
     assert product.gave is not None
     if product.name != "einsum":
-        right: Tensor = product.args[1]
-        v_BGKV = right.unflatten(0, (B, H)) if right.ndim == 3 else right
+        values: Tensor = product.args[1]
+        v_BGKV = values.unflatten(0, (B, H)) if values.ndim == 3 else values
         if v_BGKV.ndim != 4 or v_BGKV.shape[2] != K or H % v_BGKV.shape[1]:
             return None, None
         return v_BGKV.expand(B, -1, -1, -1), product.gave.reshape(B, H, Q, -1).transpose(1, 2)
