@@ -33,9 +33,8 @@ if TYPE_CHECKING:
     from attnscope.hooks.listen import listen
     from attnscope.model.loaded import LoadedModel
     from attnscope.model.loading import wrap
-    from attnscope.observe.layers import View
     from attnscope.observe.observation import Observation
-    from attnscope.observe.request import Request
+    from attnscope.observe.request import Request, View
     from attnscope.serve.session import connect
 
 __all__ = [
@@ -68,7 +67,7 @@ _HOMES = {
     "Observation": "attnscope.observe.observation",
     "Request": "attnscope.observe.request",
     "Style": "attnscope.figures",
-    "View": "attnscope.observe.layers",
+    "View": "attnscope.observe.request",
     "ablate": "attnscope.api.ablate",
     "batch": "attnscope.api.batch",
     "capture": "attnscope.api.capture",

@@ -110,8 +110,7 @@ def apart(loaded, asked: str, tokens: int, engine: str, threads: int) -> dict[st
 def measured(loaded, asked: str, tokens: int, engine: str, threads: int) -> dict[str, float]:
     import torch
 
-    from attnscope.observe.layers import View
-    from attnscope.observe.request import CaptureSpec, Request
+    from attnscope.observe.request import CaptureSpec, Request, View
     from attnscope.observe.run import read
 
     torch.set_num_threads(threads)

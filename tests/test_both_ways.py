@@ -23,8 +23,7 @@ from attnscope.model.geometry import geometry_of
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.selection import heard_as
 from attnscope.model.tasks import both_ways, task_of
-from attnscope.observe.layers import View
-from attnscope.observe.request import CaptureSpec, Request
+from attnscope.observe.request import CaptureSpec, Request, View
 from attnscope.observe.run import prepare
 from helpers.families import NOT_BUILT, WITHOUT_ATTENTION, tiny_config
 from helpers.parity_models import rouse

@@ -22,8 +22,7 @@ from attnscope.api.records import Explained
 from attnscope.api.scan import Scan
 from attnscope.errors import UsageError
 from attnscope.model.options import LoadOptions
-from attnscope.observe.layers import View
-from attnscope.observe.request import CaptureOptions, Request
+from attnscope.observe.request import CaptureOptions, Request, View
 from attnscope.serve.session import Session
 from helpers.command_line import HANGS, SENTENCE, call
 from helpers.hints import OPTION, hints_of_source, hints_of_the_library

@@ -32,7 +32,7 @@ from attnscope.model.selection import DECODER
 from attnscope.observe import choice
 from attnscope.observe.choice import FASTER_TOKENS, Case, automatic, kernel_reads
 from attnscope.observe.collectors.heads import TopRelation
-from attnscope.observe.layers import Layer, LayerKey
+from attnscope.observe.request import Layer, LayerKey
 from attnscope.utils.memory import free_memory
 from helpers.parity_models import roused_model
 from helpers.pretend import devices_of, place, pretend

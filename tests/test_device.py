@@ -30,7 +30,7 @@ from attnscope.model.loaded import LoadedModel
 from attnscope.model.loading import wrap
 from attnscope.observe.collect import observe
 from attnscope.observe.collectors import heads
-from attnscope.observe.layers import View
+from attnscope.observe.request import View
 from attnscope.steps import explain_head
 from attnscope.studies import ablation as tasks
 from attnscope.studies.ablation import AblationStudy, HeadSets, direct_means

@@ -34,8 +34,7 @@ from attnscope.observe.choice import (
     choose,
     tiles_difference,
 )
-from attnscope.observe.layers import View
-from attnscope.observe.request import Request
+from attnscope.observe.request import Request, View
 from attnscope.utils.memory import read_size
 from helpers.command_line import call
 from helpers.dispatched import thread_count

@@ -23,8 +23,7 @@ from attnscope.figures.overview import grid_columns, overview_figure
 from attnscope.figures.style import ROLE_COLOURS
 from attnscope.figures.writer import drawing
 from attnscope.metrics.roles import ROLES
-from attnscope.observe.layers import View
-from attnscope.observe.request import Request
+from attnscope.observe.request import Request, View
 from attnscope.studies.atlas import RULES
 from helpers.command_line import SENTENCE, call
 from helpers.figures import BANK, bank_maps, causal, layer_figure, pixels, places, plain_drawing, words

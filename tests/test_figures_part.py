@@ -17,8 +17,7 @@ from attnscope.figures.fonts import Fonts
 from attnscope.figures.overview import overview_figure
 from attnscope.figures.style import TAKEN, alone, split_sink
 from attnscope.figures.writer import drawing
-from attnscope.observe.layers import View
-from attnscope.observe.request import CaptureSpec, Request
+from attnscope.observe.request import CaptureSpec, Request, View
 from attnscope.observe.run import prepare
 from helpers.command_line import SENTENCE, call
 from helpers.figures import causal, layer_figure, numbered, pixels, places, plain_drawing, shown, words

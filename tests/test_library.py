@@ -19,8 +19,7 @@ from transformers import pipeline
 import attnscope
 from attnscope.export.export import Export, ExportOptions
 from attnscope.figures.style import Style, StyleFields
-from attnscope.observe.layers import View
-from attnscope.observe.request import CaptureOptions, CaptureSpec
+from attnscope.observe.request import CaptureOptions, CaptureSpec, View
 from helpers.command_line import HANGS, SENTENCE, call
 from helpers.families import tiny_model
 from helpers.forks import forked

@@ -26,9 +26,8 @@ from attnscope.model.loading import load
 from attnscope.model.options import LoadOptions
 from attnscope.observe.collect import observe
 from attnscope.observe.collectors.entries import Maps
-from attnscope.observe.layers import Layer, LayerKey, View
 from attnscope.observe.observation import Observation
-from attnscope.observe.request import CaptureSpec, Request
+from attnscope.observe.request import CaptureSpec, Layer, LayerKey, Request, View
 from attnscope.observe.run import read
 from attnscope.utils.tables import rows
 from helpers.own import attentions

@@ -21,8 +21,8 @@ from attnscope.interventions.spec import HeadSet
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.loading import wrap
 from attnscope.model.modules import weights_of
-from attnscope.observe.layers import View
 from attnscope.observe.logit_path import Way, way_to_logits
+from attnscope.observe.request import View
 from attnscope.steps import explain_head
 from attnscope.studies import ablation as tasks
 from attnscope.studies.ablation import AblationStudy, HeadSets

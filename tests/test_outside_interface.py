@@ -17,8 +17,7 @@ from attnscope.errors import UsageError
 from attnscope.hooks.listen import listen
 from attnscope.model.families import FAMILIES
 from attnscope.model.loading import wrap
-from attnscope.observe.layers import View
-from attnscope.observe.request import Request
+from attnscope.observe.request import Request, View
 from attnscope.studies.copying import copying_of
 from helpers.parity_models import TYPES, as_loaded, ids_for, roused_model
 

@@ -21,9 +21,8 @@ from attnscope.inputs.pictures import open_picture, open_pictures
 from attnscope.inputs.processor import WHOLE, Sight, patches_of
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.selection import DECODER, VISION
-from attnscope.observe.layers import PerLayer
 from attnscope.observe.observation import Observation
-from attnscope.observe.request import CaptureSpec
+from attnscope.observe.request import CaptureSpec, PerLayer
 from attnscope.observe.run import prepare
 from helpers.command_line import Result, call
 from helpers.families import few

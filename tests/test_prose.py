@@ -17,9 +17,8 @@ from attnscope.figures.terminal import RAMP, Prose
 from attnscope.hooks.engines import ENGINES
 from attnscope.inputs.prompt import from_text
 from attnscope.observe.collect import observe
-from attnscope.observe.layers import View
 from attnscope.observe.observation import look_table
-from attnscope.observe.request import Request
+from attnscope.observe.request import Request, View
 from helpers.command_line import SENTENCE, call
 from helpers.dispatched import largest_tensor
 from helpers.own import attentions
@@ -102,9 +101,9 @@ def test_heads_are_averaged_in_a_layer_or_all(matrices, engine):
 
 def test_a_token_outside_a_window_has_no_weight(demo, matrices):
     """Of a mean, it has what the heads that see it give it."""
-    from attnscope.observe.layers import LayerKey, PerLayer
     from attnscope.observe.observation import looks
     from attnscope.observe.records import TokenWeights
+    from attnscope.observe.request import LayerKey, PerLayer
 
     prompt = from_text(demo.tokenizer, SENTENCE)
     seen = observe(demo, [prompt], Request(metrics=(), per_token=True, query="last", view=View(heads={0: [0, 1]})))[0]

@@ -21,9 +21,8 @@ from attnscope.model.loaded import LoadedModel
 from attnscope.model.loading import load
 from attnscope.model.options import LoadOptions
 from attnscope.observe.collect import observe
-from attnscope.observe.layers import View
 from attnscope.observe.observation import Observation
-from attnscope.observe.request import Request
+from attnscope.observe.request import Request, View
 from helpers import own
 from helpers.command_line import call
 from helpers.parity_models import as_loaded, roused_model

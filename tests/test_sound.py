@@ -20,8 +20,7 @@ from attnscope.inputs import sound as sounds
 from attnscope.inputs.sound import Sound, read_sound, sound_of
 from attnscope.model.loading import wrap
 from attnscope.model.selection import CROSS, DECODER, ENCODER
-from attnscope.observe.layers import View
-from attnscope.observe.request import CaptureSpec, Request
+from attnscope.observe.request import CaptureSpec, Request, View
 from attnscope.observe.run import prepare, read, target_lines
 from helpers.command_line import SENTENCE, call
 from helpers.sounds import FRAMES, HEADS, LAYERS, RATE, samples, saved_whisper, tiny_listener, write_wav

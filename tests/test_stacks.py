@@ -19,8 +19,7 @@ from attnscope.model.geometry import geometry_of
 from attnscope.model.loading import DEMO_FOLDER, wrap
 from attnscope.model.selection import CAUSAL, STACKS, select_stacks
 from attnscope.model.tasks import task_of
-from attnscope.observe.layers import LayerKey, PerLayer
-from attnscope.observe.request import CaptureSpec, Request
+from attnscope.observe.request import CaptureSpec, LayerKey, PerLayer, Request
 from attnscope.observe.run import prepare, target_lines
 from helpers import made_tokenizers
 from helpers.command_line import call

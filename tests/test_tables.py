@@ -179,7 +179,7 @@ def test_pandas_polars_and_duckdb_take_a_table_as_it_is(seen: Observation, name:
 
 
 def test_the_types_of_an_observation(demo, seen: Observation) -> None:
-    from attnscope.observe.layers import View
+    from attnscope.observe.request import View
 
     assert seen.table().schema.field("head").type == seen.relations().schema.field("head").type == pa.int32()
     assert seen.relations().schema.field("weight").type == pa.float32()

@@ -40,7 +40,7 @@ from attnscope.observe.collector import collect_layer
 from attnscope.observe.collectors.entries import TopKeys
 from attnscope.observe.collectors.heads import HeadScores, TopRelation
 from attnscope.observe.collectors.rollout import RolloutCollector
-from attnscope.observe.layers import Layer, LayerKey
+from attnscope.observe.request import Layer, LayerKey
 from helpers.dispatched import largest_tensor, thread_count
 from helpers.families import FEW, MODEL_TYPES, tiny_model
 from helpers.seconds import once

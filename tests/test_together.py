@@ -14,9 +14,8 @@ import torch
 from attnscope.api.capture import capture, load
 from attnscope.model.loaded import LoadedModel
 from attnscope.observe import collector
-from attnscope.observe.layers import View
 from attnscope.observe.observation import Observation
-from attnscope.observe.request import Request
+from attnscope.observe.request import Request, View
 
 TEXT = "the financial bank is located on river bank"
 REQUESTS: Mapping[str, Mapping[str, Any]] = {

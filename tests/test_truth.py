@@ -25,9 +25,8 @@ from attnscope.model.loaded import LoadedModel
 from attnscope.model.loading import load
 from attnscope.model.options import LoadOptions
 from attnscope.observe.collect import observe
-from attnscope.observe.layers import View
 from attnscope.observe.observation import Observation
-from attnscope.observe.request import Request
+from attnscope.observe.request import Request, View
 from helpers.command_line import Result, call
 from helpers.own import attentions
 from helpers.parity_models import as_loaded, attend_otherwise, ids_for, in_half, rouse, roused_model

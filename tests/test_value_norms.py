@@ -19,8 +19,7 @@ from attnscope.hooks.engines import ENGINES
 from attnscope.hooks.listen import listen
 from attnscope.hooks.projections import ProjectionInputs
 from attnscope.model.loading import wrap
-from attnscope.observe.layers import View
-from attnscope.observe.request import Request
+from attnscope.observe.request import Request, View
 from attnscope.observe.values import Projections, ValueNorms
 from attnscope.utils.tables import rows
 from helpers.dispatched import largest_tensor

@@ -27,8 +27,7 @@ from attnscope.model.loaded import check_loaded
 from attnscope.model.options import LoadOptions
 from attnscope.model.selection import pairs, resolved
 from attnscope.observe.atlas import HeadNames, atlas_of
-from attnscope.observe.layers import View
-from attnscope.observe.request import Request
+from attnscope.observe.request import Request, View
 from attnscope.utils.display import head_name
 from attnscope.utils.files import open_native
 from attnscope.utils.folders import CORPORA, refuse_file_name

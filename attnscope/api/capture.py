@@ -22,9 +22,8 @@ from attnscope.model.selection import SEQ2SEQ
 from attnscope.observe.choice import FASTER_SCORES, kernel_reads
 from attnscope.observe.collect import observe
 from attnscope.observe.collectors.entries import drawn_whole
-from attnscope.observe.layers import View
 from attnscope.observe.observation import Observation
-from attnscope.observe.request import CaptureOptions, CaptureSpec, Request, TextInputs
+from attnscope.observe.request import CaptureOptions, CaptureSpec, Request, TextInputs, View
 from attnscope.observe.run import Run, prepare, read
 from attnscope.utils.schema import takes_fields
 

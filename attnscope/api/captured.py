@@ -20,8 +20,8 @@ from attnscope.errors import UsageError
 from attnscope.inputs.tokens import choose, described
 from attnscope.metrics.metrics import KEPT_FIRST, KNOWN, LENGTHS, LOOKBACKS, MASS, METRICS
 from attnscope.model.selection import STACKS
-from attnscope.observe.layers import LayerKey
 from attnscope.observe.observation import Observation
+from attnscope.observe.request import LayerKey
 from attnscope.utils import display as cells
 from attnscope.utils.schema import check_names
 from attnscope.utils.tables import as_table, texts_at

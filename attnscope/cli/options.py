@@ -27,8 +27,7 @@ from attnscope.utils.folders import TABLES, suffix_of
 
 if TYPE_CHECKING:
     from attnscope.model.options import LoadOptions
-    from attnscope.observe.layers import View
-    from attnscope.observe.request import CaptureOptions, CaptureSpec, Request, Text, TokenFields
+    from attnscope.observe.request import CaptureOptions, CaptureSpec, Request, Text, TokenFields, View
 
 # The sections of --help in their order; a group without a panel is of the first.
 PANELS = (
@@ -325,7 +324,7 @@ class Heads(Selected):
 
     def view(self) -> View:
         """How entries are read."""
-        from attnscope.observe.layers import View
+        from attnscope.observe.request import View
 
         return View(by_kv=self.by == "kv")
 

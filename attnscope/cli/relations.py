@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rich.table import Table as RichTable
     from rich.text import Text as RichText
 
-    from attnscope.observe.layers import View
+    from attnscope.observe.request import View
 
 EXAMPLES = (
     'attnscope relations --text "the cat sat on the mat" --select last --top-k 3',

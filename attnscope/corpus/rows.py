@@ -34,7 +34,7 @@ from attnscope.hooks.generation import DEFAULT, POSITIONS
 from attnscope.hooks.report import joined_ways
 from attnscope.metrics.metrics import MASS, METRICS
 from attnscope.model.selection import STACKS, is_cross, spelled
-from attnscope.observe.layers import ENTRIES, codes
+from attnscope.observe.request import ENTRIES, codes
 from attnscope.utils.files import json_line
 from attnscope.utils.folders import sync, sync_file
 from attnscope.utils.tables import flags, json_rows, numbers, texts_at, words

@@ -28,7 +28,7 @@ from attnscope.corpus.folder import SUMMARY, DatasetOutput, Journal, Record
 from attnscope.errors import InputError
 from attnscope.metrics.metrics import KNOWN, MASS, METRICS
 from attnscope.model.selection import STACKS
-from attnscope.observe.layers import ENTRIES
+from attnscope.observe.request import ENTRIES
 from attnscope.studies.statistics import means
 from attnscope.utils.files import write_whole
 from attnscope.utils.folders import locked

@@ -29,7 +29,7 @@ from attnscope.figures.style import Quantity, StyleFields, count, head_title, la
 from attnscope.metrics.metrics import KNOWN, MASS, Metric, ends, order_of
 from attnscope.metrics.roles import NEEDED_ROWS, NONE, ROLES
 from attnscope.model.selection import GLOBAL, POOLING, is_bidirectional, is_difference, prefix
-from attnscope.observe.layers import LayerKey, PerLayer
+from attnscope.observe.request import LayerKey, PerLayer
 from attnscope.utils.display import head_name, model_name, printed, shortened
 from attnscope.utils.files import write_whole
 

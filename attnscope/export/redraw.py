@@ -41,9 +41,9 @@ from attnscope.metrics.roles import NONE
 from attnscope.metrics.texts import MAP_SIDE, Cells
 from attnscope.model.selection import CROSS, DECODER, ENCODER, OF_TWO_TEXTS, STACKS, is_causal, is_cross
 from attnscope.observe.atlas import columns_of
-from attnscope.observe.layers import LayerKey, PerLayer, View
 from attnscope.observe.observation import Observation
 from attnscope.observe.records import HeadColumns, KeptKeys, LayerMaps, Matrices, Score
+from attnscope.observe.request import LayerKey, PerLayer, View
 from attnscope.studies import ablation as effects
 from attnscope.studies import atlas
 from attnscope.studies.comparison import NAME as COMPARISON

@@ -52,9 +52,8 @@ from attnscope.model.selection import (
     is_vision,
 )
 from attnscope.observe.collector import LayerBatcher, PendingTransfers, marked, wanted_collectors
-from attnscope.observe.layers import Layer, LayerKey, PerLayer
 from attnscope.observe.observation import Observation
-from attnscope.observe.request import Request, TextInputs
+from attnscope.observe.request import Layer, LayerKey, PerLayer, Request, TextInputs
 from attnscope.observe.values import Directions, Projections
 
 if TYPE_CHECKING:

@@ -34,8 +34,7 @@ from attnscope.hooks.engines import full_precision
 from attnscope.inputs.prompt import Prompt, Span
 from attnscope.inputs.tokens import TokenMatch
 from attnscope.metrics.texts import MAP_SIDE
-from attnscope.observe.layers import Layer, LayerKey, PerLayer, View
-from attnscope.observe.request import Request, TextInputs
+from attnscope.observe.request import Layer, LayerKey, PerLayer, Request, TextInputs, View
 
 T = TypeVar("T")
 Answers = Mapping[Question, Any]

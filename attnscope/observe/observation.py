@@ -24,8 +24,8 @@ from attnscope.inputs.tokens import TokenSelection
 from attnscope.metrics.metrics import MASS
 from attnscope.metrics.roles import NEEDED_ROWS, NONE, SINK_MASS
 from attnscope.model.selection import CROSS, DECODER, ENCODER, STACKS, is_bidirectional
-from attnscope.observe.layers import ENTRIES, LayerKey, ModelLayers, PerLayer, codes
 from attnscope.observe.records import RELATION_COLUMNS, Head, HeadColumns, Relation, numbers_of, with_others
+from attnscope.observe.request import ENTRIES, LayerKey, ModelLayers, PerLayer, codes
 from attnscope.utils.display import shortened
 from attnscope.utils.tables import as_table, numbers, texts_at, words
 
@@ -35,9 +35,8 @@ if TYPE_CHECKING:
     from attnscope.hooks.report import CallCheck, CaptureReport
     from attnscope.inputs.prompt import Prompt
     from attnscope.observe.atlas import HeadNames
-    from attnscope.observe.layers import View
     from attnscope.observe.records import KeptKeys, KeptOperands, LayerMaps, Rollout, SpanPairs, TokenWeights
-    from attnscope.observe.request import CaptureSpec
+    from attnscope.observe.request import CaptureSpec, View
 
 Axis = Literal["queries", "keys"]
 

@@ -22,7 +22,7 @@ from attnscope.metrics.metrics import COLUMNS, MASS, order_of
 from attnscope.metrics.roles import NONE
 from attnscope.metrics.texts import MAP_SIDE, Cells
 from attnscope.model.selection import STACKS, has_decoder_heads
-from attnscope.observe.layers import PerLayer, View, codes
+from attnscope.observe.request import PerLayer, View, codes
 from attnscope.utils.display import head_name
 from attnscope.utils.tables import as_table, flags, numbers, texts_at, words
 

@@ -29,9 +29,8 @@ if TYPE_CHECKING:
     from attnscope.api.why_record import Why, WhyOptions
     from attnscope.model.geometry import Geometry
     from attnscope.model.loaded import LoadedModel, LoadedTokenizer
-    from attnscope.observe.layers import LayerKey
     from attnscope.observe.observation import Observation
-    from attnscope.observe.request import CaptureSpec
+    from attnscope.observe.request import CaptureSpec, LayerKey
     from attnscope.observe.run import Run
     from attnscope.steps.records import Explanation
     from attnscope.studies.attribution_records import KeyParts

@@ -21,7 +21,7 @@ from attnscope.serve.wire import WireError
 
 TAG = "~"
 RECORDS = {  # by name, where the type is; each is imported without torch
-    "attnscope.observe.request": ("CaptureSpec", "TextInputs", "Request"),
+    "attnscope.observe.request": ("LayerKey", "View", "CaptureSpec", "TextInputs", "Request"),
     "attnscope.api.why_record": ("Why",),
     "attnscope.steps.records": ("Check", "Explanation", "Numbers", "Step"),
     "attnscope.interventions.spec": ("Cut",),
@@ -37,7 +37,6 @@ RECORDS = {  # by name, where the type is; each is imported without torch
         "SpanPairs",
         "TokenWeights",
     ),
-    "attnscope.observe.layers": ("LayerKey", "View"),
     "attnscope.metrics.texts": ("Cells",),
     "attnscope.model.geometry": ("Geometry", "LayerGeometry"),
     "attnscope.observe.observation": ("Observation",),
@@ -171,7 +170,7 @@ class _Unpacking:
         mapping = {self.value(key): self.value(item) for key, item in parts}
         if tag == "mapping":
             return mapping
-        from attnscope.observe.layers import PerLayer
+        from attnscope.observe.request import PerLayer
 
         return PerLayer(mapping)
 

@@ -34,7 +34,7 @@ from attnscope.metrics.metrics import Texts
 from attnscope.observe.atlas import COLUMNS, NAME, OFFSETS, SCHEMA, TABLE, HeadNames, damage, read_atlas, roles_by_head
 from attnscope.observe.choice import choose
 from attnscope.observe.collector import collect_layer
-from attnscope.observe.layers import LayerKey
+from attnscope.observe.request import LayerKey
 from attnscope.studies.copying import RECALLED, CalledLayer, Copying, complete, copying_of, recalled, unable
 from attnscope.studies.parts import Column, Columns, Parts, StudyRecord, of_heads
 from attnscope.studies.probes import (

@@ -30,8 +30,8 @@ from attnscope.hooks.listen import listen
 from attnscope.hooks.projections import Norm, ProjectionInputs, plain_and_gated, projection
 from attnscope.model.modules import as_input
 from attnscope.observe.collector import Answers
-from attnscope.observe.layers import Layer
 from attnscope.observe.logit_path import norms_after_attention
+from attnscope.observe.request import Layer
 
 if TYPE_CHECKING:
     from attnscope.hooks.calls import AttentionCall

@@ -26,7 +26,7 @@ from attnscope.inputs.labels import BYTE_TOKEN
 from attnscope.inputs.prompt import Prompt, place, reading
 from attnscope.metrics.divergence import js_bits
 from attnscope.observe.collector import Answers, LayerCollector
-from attnscope.observe.layers import Layer
+from attnscope.observe.request import Layer
 from attnscope.studies.copying import VALUES, Copying, LongRangeCopying, Recall, lengths, needles
 from attnscope.utils.isolation import IsolatedCall, Where
 from attnscope.utils.memory import free_memory, human_bytes

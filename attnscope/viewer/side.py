@@ -26,7 +26,7 @@ from attnscope.errors import UsageError
 from attnscope.inputs.prompt import Span
 from attnscope.metrics.metrics import KNOWN, ends
 from attnscope.model.selection import CROSS, DECODER, ENCODER, OF_TWO_TEXTS, VISION, is_bidirectional, is_causal
-from attnscope.observe.layers import LayerKey, PerLayer
+from attnscope.observe.request import LayerKey, PerLayer
 from attnscope.steps.records import SEES_ALL, SEES_SOME, SUMMED, StepWords, attention_words
 from attnscope.viewer.pack import Bits, Blobs, binned, joined_arrays, packed_maps, pictures_of, strongest
 

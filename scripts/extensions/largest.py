@@ -8,8 +8,7 @@ from torch import Tensor
 
 from attnscope.attention.questions import MaxWeight, Question
 from attnscope.observe.collector import Answers, Collector
-from attnscope.observe.layers import Layer
-from attnscope.observe.request import Request, TextInputs
+from attnscope.observe.request import Layer, Request, TextInputs
 
 
 class LargestCollector(Collector):

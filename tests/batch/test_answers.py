@@ -18,9 +18,8 @@ from attnscope.errors import InputError
 from attnscope.metrics.metrics import LOOKBACKS
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.selection import spelled
-from attnscope.observe.layers import View
 from attnscope.observe.observation import Observation
-from attnscope.observe.request import CaptureSpec, Request
+from attnscope.observe.request import CaptureSpec, Request, View
 from helpers.command_line import call
 from helpers.corpora import batch, differs, written
 from helpers.folders import with_tokenizer

@@ -10,9 +10,8 @@ from attnscope.api.scan import scan
 from attnscope.errors import InputError, ModelError, UsageError
 from attnscope.hooks.projections import output_projections
 from attnscope.model.loaded import LoadedModel
-from attnscope.observe.layers import View
 from attnscope.observe.logit_path import norms_after_attention, way_to_logits
-from attnscope.observe.request import Request
+from attnscope.observe.request import Request, View
 from attnscope.studies.atlas import Plan, plan
 from helpers.parity_models import DECODERS, ids_for, roused_model
 from helpers.why_families import last_of, wrapped

@@ -9,9 +9,8 @@ import torch
 from attnscope.corpus.folder import Job
 from attnscope.errors import ModelError, UsageError
 from attnscope.model.loading import wrap
-from attnscope.observe.layers import View
 from attnscope.observe.logit_path import way_to_logits
-from attnscope.observe.request import CaptureSpec, Request
+from attnscope.observe.request import CaptureSpec, Request, View
 from attnscope.observe.run import read
 from attnscope.studies.ablation import direct_effects
 from helpers.command_line import call

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 import attnscope
-from attnscope.observe.layers import View
-from attnscope.observe.request import Request
+from attnscope.observe.request import Request, View
 from attnscope.viewer.pack import Blobs, packed_maps
 from attnscope.viewer.page import About, Plan, page_of
 from attnscope.viewer.side import Side, first_key

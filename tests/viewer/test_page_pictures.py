@@ -18,8 +18,8 @@ from PIL import Image, PngImagePlugin
 import attnscope
 from attnscope.inputs.prompt import Medium, Patch, Prompt
 from attnscope.model.selection import DECODER, VISION
-from attnscope.observe.layers import LayerKey
 from attnscope.observe.records import KeptKeys
+from attnscope.observe.request import LayerKey
 from attnscope.viewer.side import ahead
 from helpers.browsing import visiting
 from helpers.command_line import Result, call

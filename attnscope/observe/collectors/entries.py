@@ -26,9 +26,8 @@ from attnscope.attention.rows import inside, join, strongest
 from attnscope.attention.spec import BLOCK_BYTES, AttentionSpec
 from attnscope.metrics.texts import MAP_SIDE, Cells
 from attnscope.observe.collector import Answers, Collected, Collector, OfMasks, group_mass, group_question, groups_of
-from attnscope.observe.layers import Layer, LayerKey, PerLayer, View
 from attnscope.observe.records import KeptKeys, KeptOperands, LayerMaps, Matrices
-from attnscope.observe.request import Request, TextInputs, nothing_named
+from attnscope.observe.request import Layer, LayerKey, PerLayer, Request, TextInputs, View, nothing_named
 
 
 @dataclass(frozen=True)

@@ -22,9 +22,8 @@ from attnscope.metrics.metrics import LOOKBACKS, MASS, METRICS, metrics_for, sta
 from attnscope.metrics.roles import NONE, near_uniform, roles_of
 from attnscope.model.selection import DECODER
 from attnscope.observe.collector import Answers, Collected, Collector, OfMasks, on_host
-from attnscope.observe.layers import Layer, LayerKey, PerLayer, View
 from attnscope.observe.records import HeadColumns, Score
-from attnscope.observe.request import Request, TextInputs
+from attnscope.observe.request import Layer, LayerKey, PerLayer, Request, TextInputs, View
 
 RELATION = ("relation_weight", "relation_query", "relation_key")
 

@@ -22,9 +22,8 @@ from attnscope.errors import MemoryLimitError, ModelError
 from attnscope.inputs.prompt import Span
 from attnscope.metrics.texts import MAP_SIDE
 from attnscope.observe.collector import Answers, Collected, Collector, groups_of, units_of
-from attnscope.observe.layers import Layer
 from attnscope.observe.records import Rollout
-from attnscope.observe.request import Request, TextInputs
+from attnscope.observe.request import Layer, Request, TextInputs
 from attnscope.utils.memory import free_memory, human_bytes
 
 

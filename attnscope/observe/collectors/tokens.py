@@ -18,9 +18,8 @@ from torch import Tensor
 from attnscope.attention.operator import UniformAttention
 from attnscope.attention.questions import Features, Question, Received
 from attnscope.observe.collector import Answers, Collector, OfMasks, marked
-from attnscope.observe.layers import Layer, View
 from attnscope.observe.records import SpanPairs, TokenWeights
-from attnscope.observe.request import Request, TextInputs, nothing_named
+from attnscope.observe.request import Layer, Request, TextInputs, View, nothing_named
 
 HIDDEN = 1e-12  # below what uniform attention gives any token that is seen: 1 / (queries x keys)
 
