@@ -1,6 +1,4 @@
-"""An observation's scores as layer x head panels, and in words the tokens that it was asked about.
-
-An observation as figures take it: maps with labels, panels of scores, what they are of, pictures in memory.
+"""An observation as figures take it: maps with labels, panels of scores, what they are of, pictures in memory.
 
 Shapes: L layer, H head, Q query, K key, G unit of a rollout.
 """
@@ -37,7 +35,7 @@ if TYPE_CHECKING:
     from attnscope.figures.terminal import HeadMaps
     from attnscope.inputs.prompt import Prompt, Span
     from attnscope.observe.observation import Observation
-    from attnscope.observe.records import Head, LayerMaps
+    from attnscope.observe.records import LayerMaps
 
 FIRST = ("mass", "focus", "previous_token", "induction", "duplicate_token", "sink", "entropy")  # of the metrics' panels
 LONGEST_NAME = 40  # letters of a model's name, and of an expression
@@ -442,6 +440,11 @@ def head_sheet(seen: Observation, maps: Sequence[Maps], sort: str | None, top: i
         return None
     chosen = [there[stack + head.name] for head in heads]
     name = order_of(sort)[0] if sort else ""
+    # `L3H0 induction, focus 0.61`
+    titles = []
+    for head in heads:
+        title = stack + (f"{head.name} {head.role}" if head.role != NONE else head.name)
+        titles.append(title + (f", {KNOWN[name].short} {printed(head.score[name])}" if name in head.score else ""))
     return replace(
         chosen[0][0],
         heads=tuple(range(len(chosen))),
@@ -452,19 +455,13 @@ def head_sheet(seen: Observation, maps: Sequence[Maps], sort: str | None, top: i
         roles=tuple(head.role for head in heads),
         window="",
         parallel="",
-        titles=tuple(stack + _caption(head, name) for head in heads),
+        titles=tuple(titles),
         name=f"First {len(heads)} of {len(seen.heads)} heads" + (f" by {KNOWN[name].title}" if name in KNOWN else ""),
     )
 
 
 def _names(maps: Maps) -> list[str]:
     return [maps.stack + head_name(maps.layer, head, maps.by_kv) for head in maps.heads]
-
-
-def _caption(head: Head, name: str) -> str:
-    """`L3H0 induction, focus 0.61`."""
-    score = f"{KNOWN[name].short} {printed(head.score[name])}" if name in head.score else ""
-    return ", ".join(filter(None, (" ".join((head.name, head.role)) if head.role != NONE else head.name, score)))
 
 
 def draw_alone(path: Path, draw: Callable[[Path], Sequence[Path | None]], hint: str) -> Path:

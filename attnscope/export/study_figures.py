@@ -437,19 +437,11 @@ def save_patching(record: PatchedPairs, folder: Path, style: Style = Style()) ->
     effects = {"lost": lost_N, "given back": back_N}
     if over in ("heads", "kv"):
         # A kv group's heads have the effect of their group.
-        panels = [
-            Shown(
-                name,
-                unit,
-                {
-                    head: float(value)
-                    for item, value in zip(record.asked, value_N, strict=True)
-                    for head in item.patch.heads
-                },
-                "effect",
-            )
-            for name, value_N in effects.items()
-        ]
+        panels = []
+        for name, value_N in effects.items():
+            pairs = zip(record.asked, value_N.tolist(), strict=True)
+            values = {head: value for item, value in pairs for head in item.patch.heads}
+            panels.append(Shown(name, unit, values, "effect"))
         return save_effects(path, sorted(panels[0].values), panels, style, title=title)
     if over == "layers,positions":
         layers = sorted({item.layer for item in record.asked if item.layer is not None})

@@ -81,32 +81,28 @@ def find_limits(
     if quantity in SIGNED:
         reach = float(np.abs(everything).max()) or 0.5
         return Limits(-reach, reach)
-    telling = np.concatenate([_telling(array, alone) for array in arrays])
-    high = float(telling.max()) if telling.size and telling.max() > 0 else float(everything.max()) or 1.0
+    # Only the rows in which a head has a choice set the scale.
+    parts = []
+    for array in arrays:
+        chosen = array if alone is None else array[..., alone:, :]
+        choice = np.isfinite(chosen) & (alone is not None or seen(chosen).sum(-1, keepdims=True) >= 2)
+        parts.append(chosen[choice])
+    compared = np.concatenate(parts)
+    high = float(compared.max()) if compared.size and compared.max() > 0 else float(everything.max()) or 1.0
     if 0.9 <= high <= 1:
         high = 1.0  # the end of the scale that a reader expects
-    low = _floor(everything, high, style.floor) if style.scale == "log" else 0.0
+    low = 0.0
+    if style.scale == "log":
+        positive = everything[everything > 0]
+        decade = 10.0 ** math.floor(math.log10(positive.min())) if positive.size else LOWEST_FLOOR
+        low = style.floor or max(LOWEST_FLOOR, decade)
+        low = low if low < high else high / 10
     return Limits(low, high, below=bool((everything < low).any()), above=bool((everything > high).any()))
-
-
-def _telling(array: np.ndarray, alone: int | None) -> np.ndarray:
-    """The values of the rows that set a scale."""
-    if alone is not None:
-        array = array[..., alone:, :]
-        return array[np.isfinite(array)]
-    return array[np.isfinite(array) & (seen(array).sum(-1, keepdims=True) >= 2)]
 
 
 def seen(values: np.ndarray) -> np.ndarray:
     """Where a query sees a key, drawn or taken out."""
     return np.isfinite(values) | (values == TAKEN)
-
-
-def _floor(values: np.ndarray, high: float, asked: float | None) -> float:
-    positive = values[values > 0]
-    decade = 10.0 ** math.floor(math.log10(positive.min())) if positive.size else LOWEST_FLOOR
-    floor = asked or max(LOWEST_FLOOR, decade)
-    return floor if floor < high else high / 10
 
 
 def sink_limits(values: np.ndarray, quantity: Quantity) -> Limits:
@@ -147,7 +143,7 @@ def find_cmap(name: str) -> Colormap:
     """
     if "," in name:
         colours = [part.strip() for part in name.split(",")]
-        wrong = next((one for one in colours if not is_color_like(one)), None)
+        wrong = next((colour for colour in colours if not is_color_like(colour)), None)
         if wrong is not None:
             raise UsageError(f"{wrong!r} is not a colour", "write names or #rrggbb, as in white,#0072b2")
         return LinearSegmentedColormap.from_list(name, colours).with_extremes(bad=(0, 0, 0, 0))

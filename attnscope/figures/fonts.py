@@ -166,7 +166,7 @@ def fonts_for(texts: Iterable[str]) -> Fonts:
         fonts_for(["bank", "銀行"]).families
         ("DejaVu Sans", "Noto Sans CJK SC")
     """
-    chars = frozenset("".join(texts)) - _charmap(_base_path())
+    chars = frozenset("".join(texts)) - _charmap(str(Path(get_data_path(), "fonts", "ttf", "DejaVuSans.ttf")))
     needed = frozenset(char for char in chars if unicodedata.category(char) not in ("Cf", "Cc"))
     fonts = _cover(needed) if needed else Fonts()
     _warn_once(fonts.missing)
@@ -182,10 +182,6 @@ def register(fonts: Fonts) -> None:
             font_manager.fontManager.addfont(path)
 
 
-def _base_path() -> str:
-    return str(Path(get_data_path(), "fonts", "ttf", "DejaVuSans.ttf"))
-
-
 @cache
 def _charmap(path: str) -> frozenset[str]:
     """The characters of a font file; none for fonts that cannot be scaled (bitmap emoji) or read."""
@@ -199,8 +195,13 @@ def _charmap(path: str) -> frozenset[str]:
 @lru_cache(maxsize=64)
 def _cover(needed: frozenset[str]) -> Fonts:
     """Greedily: the font with most of what is missing, until none adds anything."""
+
+    def plainness(path: str) -> tuple[bool, bool, bool, str]:
+        name = Path(path).stem.lower()
+        return "sans" not in name, "regular" not in name, "bold" in name or "italic" in name or "mono" in name, path
+
     with without_stderr():  # where fontconfig warns in the words of LANG, whatever these are
-        paths = sorted(font_manager.findSystemFonts(), key=_plainness)
+        paths = sorted(font_manager.findSystemFonts(), key=plainness)
     families, used, missing = [BASE_FAMILY], [], needed
     while missing and paths:
         best = max(paths, key=lambda path: len(missing & _charmap(path)))
@@ -211,11 +212,6 @@ def _cover(needed: frozenset[str]) -> Fonts:
         used.append(best)
         missing -= _charmap(best)
     return Fonts(tuple(families), tuple(used), missing)
-
-
-def _plainness(path: str) -> tuple[bool, bool, bool, str]:
-    name = Path(path).stem.lower()
-    return "sans" not in name, "regular" not in name, "bold" in name or "italic" in name or "mono" in name, path
 
 
 def _family(path: str, needed: frozenset[str]) -> str:

@@ -1,10 +1,8 @@
-"""Many maps in one picture: tiles side by side in one array, drawn as one image.
+"""Many maps in one picture: tiles side by side in one array, drawn as one image; one axes per head would be slow.
 
-One axes per head is what makes the notebook way slow. R tile row, C tile column, Q query, K key.
+And what each file of a head shows, settled before anything is drawn.
 
-What each file of a head shows, settled before anything is drawn.
-
-H head, Q query, K key.
+H head, R tile row, C tile column, Q query, K key.
 """
 
 import math
@@ -332,15 +330,26 @@ def prepare_heads(
     for (path, maps, index), (rest, sink_HQ), values_QK in zip(jobs, split, values, strict=True):
         sink_Q = None if sink_HQ is None else sink_HQ[index]
         own = find_limits([values_QK], style, quantity, alone=first) if own_scale else shared
+        # Below the strip is key 0, or, so that heads of different sinks share a figure, one word.
+        axis_sink = Axis("", ("sink",))
+        if not maps.sinks:
+            axis_sink = replace(maps.axis_K, labels=maps.labels_K[:1], starts=maps.starts_K[:1])
+        (key, mass), taken = maps.sink(index), ""
+        if sink_Q is not None and maps.column(key) is None:
+            taken = f"its sink, key {key}, is not among these"
+        elif sink_Q is not None:
+            name, mean = sink_name(maps, index), sink_mean(maps, index, sink_Q, values_QK)
+            among = name.startswith("keys") and not math.isnan(mass)
+            taken = sink_note(maps, name, f"{mean} on key {key}" if among else mean)
         heads.append(
             HeadMap(
                 path=path,
                 title=style.headed(title(maps, index)) + (f", max {own.high:.2g}" if style.per_head_scale else ""),
-                note=_note(maps, _taken_note(maps, index, sink_Q, values_QK)),
+                note="; ".join(filter(None, (maps.window, parallel_note(maps), bin_note(maps), taken))),
                 foot=foot(maps, style),
                 axis_Q=rest.axis_Q,
                 axis_K=rest.axis_K,
-                axis_sink=_axis_sink(maps),
+                axis_sink=axis_sink,
                 turns=rest.turns,
                 window=(maps.window, maps.ahead),
                 values_QK=values_QK,
@@ -369,27 +378,6 @@ def foot(maps: Maps, style: Style, *, tokens: bool = True) -> tuple[str, ...]:
     if maps.turns and tokens:
         signs.append(f"thin lines: {maps.begins} begins")
     return style.about.line, "; ".join(signs)
-
-
-def _axis_sink(maps: Maps) -> Axis:
-    """What is below the strip: key 0, or, so that heads of different sinks share a figure, one word."""
-    if maps.sinks:
-        return Axis("", ("sink",))
-    return replace(maps.axis_K, labels=maps.labels_K[:1], starts=maps.starts_K[:1])
-
-
-def _note(maps: Maps, taken: str) -> str:
-    return "; ".join(filter(None, (maps.window, parallel_note(maps), bin_note(maps), taken)))
-
-
-def _taken_note(maps: Maps, index: int, sink_Q: np.ndarray | None, values_QK: np.ndarray) -> str:
-    if sink_Q is None:
-        return ""
-    if maps.column(maps.sink(index)[0]) is None:
-        return f"its sink, key {maps.sink(index)[0]}, is not among these"
-    name, mean, (key, mass) = sink_name(maps, index), sink_mean(maps, index, sink_Q, values_QK), maps.sink(index)
-    among = name.startswith("keys") and not math.isnan(mass)
-    return sink_note(maps, name, f"{mean} on key {key}" if among else mean)
 
 
 def sink_note(maps: Maps, name: str, mean: str) -> str:

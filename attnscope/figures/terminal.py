@@ -1,14 +1,12 @@
 """Heads as a terminal shows them: maps in half blocks, two cells high; without colours in shades.
 
-Q query, K key, P pixel (one column wide, half a line high).
-
     console.print(HeadMaps(heads, Style()))
 
-The text itself as a terminal shows it, its tokens coloured by weight; without colours bars are below each line.
-
-T token, U unit: tokens that share a character are one.
+And the text itself, its tokens coloured by weight; without colours bars are below each line.
 
     console.print(Prose(("the", " bank"), np.array([0.2, 0.8]), Limits(0.0, 0.8), title="L1H4"))
+
+Q query, K key, P pixel (one column wide, half a line high), T token, U unit: tokens that share a character are one.
 """
 
 from __future__ import annotations
@@ -151,18 +149,12 @@ def blocks(cells_QK4: np.ndarray, size: int) -> list[Text]:
     for top_P4, bottom_P4 in zip(pixels_PP4[::2].tolist(), pixels_PP4[1::2].tolist(), strict=True):
         line = Text()
         for pair, run in groupby(zip(map(tuple, top_P4), map(tuple, bottom_P4), strict=True)):
-            sign, ink = _block(*pair)
-            line.append(sign * len(list(run)), ink)
+            upper, lower = (Color.from_rgb(*pixel[:3]) if pixel[3] else None for pixel in pair)
+            # What has no colour is the terminal's own, which no sign can give to the upper half alone.
+            sign, ink = ("▀", Ink(color=upper, bgcolor=lower)) if upper else ("▄", Ink(color=lower))
+            line.append((sign if upper or lower else " ") * len(list(run)), ink if upper or lower else Ink())
         lines.append(line)
     return lines
-
-
-def _block(top: tuple[int, ...], bottom: tuple[int, ...]) -> tuple[str, Ink]:
-    """A sign and its colours for two pixels, one above the other; what has no colour is the terminal's own."""
-    upper, lower = (Color.from_rgb(*pixel[:3]) if pixel[3] else None for pixel in (top, bottom))
-    if upper is None:
-        return (" ", Ink()) if lower is None else ("▄", Ink(color=lower))
-    return "▀", Ink(color=upper, bgcolor=lower)
 
 
 def shades(head: HeadMap, style: Style) -> list[Text]:
