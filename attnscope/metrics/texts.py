@@ -26,6 +26,11 @@ if TYPE_CHECKING:
     from attnscope.attention.spec import Visibility
 
 
+def _by_mask() -> Any:
+    """What was found of each mask; layers that share one share it."""
+    return field(default_factory=WeakKeyDictionary, compare=False, repr=False)
+
+
 @dataclass(frozen=True)
 class Texts:
     """What the metrics know of a batch of texts, as queries: token ids (B, T) and how many of them are text.
@@ -46,15 +51,9 @@ class Texts:
     stack: str = DECODER
     unasked: int = 0
     asked: dict[str, tuple[Question, ...]] = field(default_factory=dict, compare=False, repr=False)
-    counted: WeakKeyDictionary[Visibility, dict[str, Tensor]] = field(
-        default_factory=WeakKeyDictionary, compare=False, repr=False
-    )
-    rows_of: WeakKeyDictionary[Visibility, dict[tuple[str, ...], tuple[Tensor, Tensor]]] = field(
-        default_factory=WeakKeyDictionary, compare=False, repr=False
-    )
-    _seen: WeakKeyDictionary[Visibility, dict[Features, Tensor]] = field(
-        default_factory=WeakKeyDictionary, compare=False, repr=False
-    )
+    counted: WeakKeyDictionary[Visibility, dict[str, Tensor]] = _by_mask()
+    rows_of: WeakKeyDictionary[Visibility, dict[tuple[str, ...], tuple[Tensor, Tensor]]] = _by_mask()
+    _seen: WeakKeyDictionary[Visibility, dict[Features, Tensor]] = _by_mask()
 
     @cached_property
     def position_T(self) -> Tensor:

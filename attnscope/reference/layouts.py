@@ -332,12 +332,12 @@ def _mpt(config: Any) -> dict[str, Any]:
 
 # Families whose config chooses between layouts.
 VARIANTS: Mapping[str, Any] = {
-    "axk1": lambda config: {"rotary": "deinterleaved" if config.rope_interleave else "half"},
-    "deepseek_v3": lambda config: {"rotary": "deinterleaved" if config.rope_interleave else "half"},
+    **dict.fromkeys(
+        ["axk1", "deepseek_v3", "glm4_moe_lite", "youtu"],
+        lambda config: {"rotary": "deinterleaved" if config.rope_interleave else "half"},
+    ),
     "falcon": _falcon,
-    "glm4_moe_lite": lambda config: {"rotary": "deinterleaved" if config.rope_interleave else "half"},
     "gpt_bigcode": lambda config: {"split": "concat" if config.multi_query else "per_head"},
     "internvl_vision": lambda config: {"norm": "rms", "norm_at": "whole", "eps": 1e-6} if config.use_qk_norm else {},
     "mpt": _mpt,
-    "youtu": lambda config: {"rotary": "deinterleaved" if config.rope_interleave else "half"},
 }

@@ -6,6 +6,7 @@ softcap, bias, mask, sink, softmax. Slow on purpose; tests hold the matrix form 
 Shapes: H query head, G kv head, Q query, K key, D width of q and k, V width of v; any leading (batch) dims.
 """
 
+import itertools
 import math
 
 import torch
@@ -34,7 +35,7 @@ def attention_weights(
     bias_BHQK = None if bias is None else _one_batch_dim(bias.expand(shape))
     mask_BHQK = None if mask is None else _one_batch_dim(mask.expand(shape), keep_bool=True)
     weights_BHQK = torch.zeros(*q_BHQD.shape[:-1], shape[-1], dtype=torch.float64)
-    for b, h, i in _rows(q_BHQD):
+    for b, h, i in itertools.product(*map(range, q_BHQD.shape[:3])):
         kv_head = h // (q_BHQD.shape[1] // k_BGKD.shape[1])
         weights_BHQK[b, h, i] = row_weights(
             row_logits(q_BHQD[b, h, i], k_BGKD[b, kv_head], scale, softcap),
@@ -53,7 +54,7 @@ def attention_output(weights_HQK: Tensor, v_GKV: Tensor) -> Tensor:
     """
     weights_BHQK, v_BGKV = _one_batch_dim(weights_HQK), _one_batch_dim(v_GKV)
     output_BHQV = torch.zeros(*weights_BHQK.shape[:-1], v_BGKV.shape[-1], dtype=torch.float64)
-    for b, h, i in _rows(weights_BHQK):
+    for b, h, i in itertools.product(*map(range, weights_BHQK.shape[:3])):
         kv_head = h // (weights_BHQK.shape[1] // v_BGKV.shape[1])
         for weight, value_V in zip(weights_BHQK[b, h, i], v_BGKV[b, kv_head], strict=True):
             output_BHQV[b, h, i] += weight * value_V
@@ -92,8 +93,3 @@ def row_weights(
 def _one_batch_dim(x: Tensor, keep_bool: bool = False) -> Tensor:
     x = x.detach().reshape(-1, *x.shape[-3:])
     return x if keep_bool and x.dtype == torch.bool else x.double()
-
-
-def _rows(x_BHQM: Tensor) -> list[tuple[int, int, int]]:
-    batch, heads, queries, _ = x_BHQM.shape
-    return [(b, h, i) for b in range(batch) for h in range(heads) for i in range(queries)]

@@ -150,38 +150,23 @@ def observed_of(ran: LayerRun) -> Observed:
     return replace(observed, q_HQD=spec.q_BHQD[0], k_GKD=spec.k_BGKD[0], scale=spec.scale)
 
 
-def attention_of(call: AttentionCall) -> Attention:
-    """The attention of a call from what the model passed to it.
-
-    Raises UnreadableError where that was not observed, and for sink logits that differ from query to query.
-    """
-    spec = call.spec
-    if spec is None:
-        raise UnreadableError("its q, k and v cannot be heard")
-    sinks = spec.sinks
-    if sinks is not None and sinks.shape[-1] != 1:
-        raise UnreadableError("its sink logits are not one per head")
+def _from_call(ran: LayerRun, head: int, query: int, why: str) -> tuple[list[Step], Attention]:
+    """From the q, k and v of the call: what was done to get them, and what follows the heads, cannot be shown."""
+    spec = ran.call.spec
+    if spec is None or (spec.sinks is not None and spec.sinks.shape[-1] != 1):
+        too = "its q, k and v cannot be heard" if spec is None else "its sink logits are not one per head"
+        raise ModelError(f"this layer cannot be taken apart: {why}, and {too}", "choose another layer or model")
     operands = Operands(
         precise(spec.q_BHQD[0], "cpu"),
         precise(spec.k_BGKD[0], "cpu"),
         precise(spec.v_BGKV[0], "cpu"),
         scale=spec.scale,
-        mask=mask_of(call, "cpu")[0],
+        mask=mask_of(ran.call, "cpu")[0],
         softcap=spec.softcap,
         bias=None if spec.bias is None else precise(spec.bias[0], "cpu"),
-        sinks=None if sinks is None else precise(sinks[0, :, 0], "cpu"),
+        sinks=None if spec.sinks is None else precise(spec.sinks[0, :, 0], "cpu"),
     )
-    return Attention(operands, sinks_in_weights=not spec.sinks_scale_output)
-
-
-def _from_call(ran: LayerRun, head: int, query: int, why: str) -> tuple[list[Step], Attention]:
-    """From the q, k and v of the call: what was done to get them, and what follows the heads, cannot be shown."""
-    try:
-        attention = attention_of(ran.call)
-    except UnreadableError as error:
-        raise ModelError(
-            f"this layer cannot be taken apart: {why}, and {error}", "choose another layer or model"
-        ) from error
+    attention = Attention(operands, sinks_in_weights=not spec.sinks_scale_output)
     # q, k and what follows from them alone are the model's own: only weights and outputs can be compared
     observed = replace(observed_of(ran), q_HQD=None, k_GKD=None, scale=None, logits_HQK=None)
     missing = f"{why}; q, k and v below are as the model passed them to its attention"
