@@ -218,10 +218,12 @@ def test_a_window_off_by_one_in_the_oracle_is_caught(case: str, by: int, monkeyp
     assert not measure_case(case).holds
 
 
-def shifted(visible: Callable[[reader.Given], torch.Tensor], by: int) -> Callable[[reader.Given], torch.Tensor]:
-    def wrong(given: reader.Given) -> torch.Tensor:
-        layer = replace(given.layer, window=given.layer.window + by) if given.layer.window else given.layer
-        return visible(replace(given, layer=layer))
+def shifted(
+    visible: Callable[[reader.LayerInputs], torch.Tensor], by: int
+) -> Callable[[reader.LayerInputs], torch.Tensor]:
+    def wrong(inputs: reader.LayerInputs) -> torch.Tensor:
+        layer = replace(inputs.layer, window=inputs.layer.window + by) if inputs.layer.window else inputs.layer
+        return visible(replace(inputs, layer=layer))
 
     return wrong
 
@@ -282,7 +284,7 @@ def test_falcon_with_alibi_holds_under_sdpa() -> None:
     layers, outputs = as_loaded(model).geometry.layers, []
 
     def compare(module: Any, args: Any, output: Any) -> None:
-        given = reader.Given(
+        given = reader.LayerInputs(
             layout_of(model.config),
             dict(module.named_parameters()),
             model.config,

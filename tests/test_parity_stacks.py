@@ -23,7 +23,7 @@ from attnscope.observe.run import read
 from attnscope.reference import reader
 from attnscope.reference.layouts import ENCODERS, FAMILIES, UNREAD, UNREAD_ENCODERS, layout_of
 from attnscope.reference.positions import relative_bias
-from attnscope.reference.projections import Given
+from attnscope.reference.projections import LayerInputs
 from helpers.command_line import call
 from helpers.families import few
 from helpers.parity_models import as_loaded, in_half
@@ -128,7 +128,7 @@ def test_albert_adds_and_norms_in_its_attention_module() -> None:
     layer, differences = as_loaded(model).geometry.layers[0], []
 
     def compare(module: Any, args: Any, kwargs: Any, output: Any) -> None:
-        given = Given(
+        given = LayerInputs(
             layout_of(model.config),
             dict(module.named_parameters()),
             model.config,
@@ -197,11 +197,11 @@ def test_a_corrupted_layer_fails_and_is_named(what: str) -> None:
 # Oracles that are wrong: the assertion that passes for the right one must catch each, in the stack where it is wrong.
 
 
-def causal_everywhere(given: Given) -> Given:
+def causal_everywhere(given: LayerInputs) -> LayerInputs:
     return replace(given, stack="decoder")
 
 
-def both_ways_everywhere(given: Given) -> Given:
+def both_ways_everywhere(given: LayerInputs) -> LayerInputs:
     return replace(given, stack="encoder")
 
 
@@ -227,7 +227,7 @@ def failing(model: Any) -> set[str]:
     ],
 )
 def test_a_wrong_direction_is_caught(
-    family: str, wrong: Callable[[Given], Given], where: set[str], monkeypatch: pytest.MonkeyPatch
+    family: str, wrong: Callable[[LayerInputs], LayerInputs], where: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     right = reader.visible
     monkeypatch.setattr(reader, "visible", lambda given: right(wrong(given)))
@@ -258,7 +258,7 @@ def test_keys_from_the_decoder_are_caught(t5: Any, monkeypatch: pytest.MonkeyPat
 def test_a_window_off_by_one_is_caught(by: int, monkeypatch: pytest.MonkeyPatch) -> None:
     right = reader.visible
 
-    def wrong(given: Given) -> torch.Tensor:
+    def wrong(given: LayerInputs) -> torch.Tensor:
         layer = given.layer
         return right(replace(given, layer=replace(layer, window=layer.window + by) if layer.window else layer))
 

@@ -9,10 +9,10 @@ extras, to the weights and the heads' output. `none`: observed, but not as numbe
 
 A model in half precision is compared with the oracle twice. Through a copy of each layer's module in float32 on the
 same hidden states (the *implementation*), which shows small faults. And *as run*, held to what rounding in its dtype
-does to weights and outputs (`allowed`): at level `scores` to the keys that it chose itself. How far the layer as run is
-from the copy is its *rounding*, reported.
+does to weights and outputs (`verdicts`): at level `scores` to the keys that it chose itself. How far the layer as run
+is from the copy is its *rounding*, reported.
 
-What a parity run proves, as JSON: which weights, on which machine, and how far every layer was from the oracle.
+A certificate is what such a run proves: which weights, on which machine, how far every layer was from the oracle.
 
 Shapes: B text, T token.
 """

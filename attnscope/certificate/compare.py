@@ -28,7 +28,7 @@ from attnscope.certificate.oracle import (
     dtype_of,
     from_call,
     from_weights,
-    given_of,
+    layer_inputs_of,
     precise,
 )
 from attnscope.certificate.verdicts import (
@@ -270,8 +270,8 @@ def made_spec(run: ModuleRun, stack: Stack) -> AttentionSpec:
     try:
         if stack.layout is None:
             raise UnreadableError("no layout is known for it")
-        given = given_of(run, stack.layout, stack.config, stack.layers[call.layer])
-        reading = read(given)
+        inputs = layer_inputs_of(run, stack.layout, stack.config, stack.layers[call.layer])
+        reading = read(inputs)
     except UnreadableError as error:
         raise ModelError(f"the q and k of this model are not seen: {error}", ANOTHER) from None
     assert call.weights_BHQK is not None
@@ -281,7 +281,7 @@ def made_spec(run: ModuleRun, stack: Stack) -> AttentionSpec:
         off = f"{float(missed_BHQK.max()):.2g}"
         raise ModelError(f"its weights differ by {off} from those of the q and k that its layout makes", ANOTHER)
     # Once more of the hidden states themselves: a gradient is to find its way to them.
-    operands = operands_of(replace(given, hidden_BTE=run.hidden_BTE.to(given.hidden_BTE)))
+    operands = operands_of(replace(inputs, hidden_BTE=run.hidden_BTE.to(inputs.hidden_BTE)))
     tokens, bias = operands.q_HQD.shape[2], operands.bias
     return AttentionSpec(
         operands.q_HQD,

@@ -1,14 +1,10 @@
 """What the oracle expects of one attention call: from raw weights (`full`), or from q, k and v (`scores`).
 
-What the oracle is given of a model's run: the module's raw weights, what entered it, what its attention was passed.
+The one place that turns a model's run into the oracle's inputs: the module's raw weights, projections with LoRA next to
+them as the one matrix that they amount to, what entered the module, and how the tokens of a text with pictures are
+arranged. Parity and explain both read layers through it.
 
-The one place that turns a run into the oracle's inputs: parity and explain both read layers through it.
-
-Projections with LoRA next to them, as the one matrix that they amount to.
-
-Positions and blocks of a text with pictures, from what the model was given with its ids: none of its own.
-
-Shapes: B text, T token, H head, Q query, K key, D head dim, V width of v, E model width, G kv head, O width out, I
+Shapes: B text, T token, H head, G kv head, Q query, K key, D head dim, V width of v, E model width, O width out, I
 width in, R rank, A axis.
 """
 
@@ -31,7 +27,7 @@ from attnscope.model.selection import CROSSING, DECODER, VISION, is_cross
 from attnscope.reference.attention import apply_mask, attention_logits, attention_output, logit_terms, softmax
 from attnscope.reference.layouts import UNREAD, UNREAD_ENCODERS, UNREAD_TOWERS, Layout
 from attnscope.reference.masks import BLOCKS, PLACES, grid_positions, mixed_positions, windows
-from attnscope.reference.projections import Given, UnreadableError
+from attnscope.reference.projections import LayerInputs, UnreadableError
 from attnscope.reference.reader import read
 
 
@@ -68,8 +64,9 @@ def adapted(module: nn.Module, parameters: dict[str, Tensor]) -> dict[str, Tenso
 class Arrangement:
     """How the tokens of a stack are arranged, where their order does not say it.
 
-    axes_AT: their positions on several axes. block_T: the block of each, as in `reference.given.Given`; window_T: the
-    same in the layers that attend in windows. unknown: what the oracle does not know of them, "" where it knows all.
+    axes_AT: their positions on several axes. block_T: the block of each, as of `reference.projections.LayerInputs`;
+    window_T: the same in the layers that attend in windows. unknown: what the oracle does not know of them, "" where it
+    knows all.
     """
 
     axes_AT: Tensor | None = None
@@ -85,18 +82,18 @@ class Arrangement:
 PLAIN = Arrangement()
 
 
-def arrangements_of(config: Any, ids: Sequence[int], given: Mapping[str, Tensor]) -> dict[str, Arrangement]:
+def arrangements_of(config: Any, ids: Sequence[int], inputs: Mapping[str, Tensor]) -> dict[str, Arrangement]:
     """How decoder and vision tower arrange what they were given, and patches their bytes; nothing of a text alone.
 
-    config: the model's. given: the arguments of its forward with the ids.
+    config: the model's. inputs: the arguments of its forward with the ids.
 
     >>> arrangements_of(model.config, prompt.ids, {"image_grid_thw": torch.tensor([[1, 4, 6]])})["vision"].axes_AT.shape
     torch.Size([2, 24])
     """
     result = dict.fromkeys(CROSSING, Arrangement(unknown="which bytes a patch has, its entropy model says"))
-    if "image_grid_thw" in given:
+    if "image_grid_thw" in inputs:
         try:
-            grids = [tuple(grid) for grid in given["image_grid_thw"].tolist()]
+            grids = [tuple(grid) for grid in inputs["image_grid_thw"].tolist()]
             merge = config.vision_config.spatial_merge_size
             image_T = [token == config.image_token_id for token in ids]
             sides = [(rows // merge, columns // merge) for _, rows, columns in grids]
@@ -104,13 +101,13 @@ def arrangements_of(config: Any, ids: Sequence[int], given: Mapping[str, Tensor]
             result |= {DECODER: decoder, VISION: _tower(config.vision_config, grids)}
         except (RuntimeError, ValueError, TypeError, AttributeError):  # a family that means something else by them
             result |= dict.fromkeys((DECODER, VISION), Arrangement(unknown="its pictures' sizes do not fit its tokens"))
-    if "token_type_ids" in given:
+    if "token_type_ids" in inputs:
         result[DECODER] = Arrangement(
             unknown="some tokens see each other, which the oracle takes from the model's own mask"
         )
         if config.model_type in BLOCKS:
-            result[DECODER] = Arrangement(block_T=BLOCKS[config.model_type](given["token_type_ids"][0].cpu()))
-    if not given.get("pixel_attention_mask", torch.ones(1)).all():
+            result[DECODER] = Arrangement(block_T=BLOCKS[config.model_type](inputs["token_type_ids"][0].cpu()))
+    if not inputs.get("pixel_attention_mask", torch.ones(1)).all():
         result[VISION] = Arrangement(unknown="its tiles have padding, which the oracle takes from the model's mask")
     return result
 
@@ -148,14 +145,14 @@ def _tower(config: Any, grids: Sequence[tuple[int, int, int]]) -> Arrangement:
     return Arrangement(torch.cat(axes, 1), torch.cat(blocks), torch.cat(apart) if side else None)
 
 
-def given_of(
+def layer_inputs_of(
     run: ModuleRun,
     layout: Layout,
     config: Any,
     layer: Any,
     device: str | None = None,
     arrangement: Arrangement = PLAIN,
-) -> Given:
+) -> LayerInputs:
     """A run's raw parameters, and what entered its module, in the oracle's precision.
 
     config: the model's (the text part). layer: index, heads, kv_heads, type and window of the layer. device: where the
@@ -184,7 +181,7 @@ def given_of(
     states, own = run.arguments.get("shared_kv_states"), any(name.startswith("k_proj.") for name in parameters)
     shared = None if states is None or own else states[config.layer_types[layer.index]]
     # All of it in the oracle's precision, so that its own rounding is no part of a difference.
-    return Given(
+    return LayerInputs(
         layout=layout,
         parameters=adapted(run.module, {name: precise(one, device) for name, one in parameters.items()}),
         config=config,
@@ -261,7 +258,7 @@ def from_weights(
         raise UnreadableError(known.get(config.model_type, f"no layout is known for {config.model_type}"))
     if arrangement.unknown:
         raise UnreadableError(arrangement.unknown)
-    reading = read(given_of(run, layout, config, layer, arrangement=arrangement))
+    reading = read(layer_inputs_of(run, layout, config, layer, arrangement=arrangement))
     _same_shape("weights", reading.weights_BHQK, run.calls[0].weights_BHQK)
     _same_shape("output", reading.output_BTE, run.output_BTE)
     assert run.output_BTE is not None

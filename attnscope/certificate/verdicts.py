@@ -1,13 +1,10 @@
-"""What a comparison of a model with the oracle found: differences, levels, verdicts.
+"""How far a model is from what the oracle expects: differences, what rounding allows of them, levels, verdicts.
 
-How far a call is from what the oracle expects of it, and whether that is more than rounding.
-
-What a dtype allows: how far correct weights and outputs are from exact ones, by rounding alone.
-
-A logit is a sum of terms scale q_d k_d and a bias. Each term is rounded a few times on its way (projection, norm, turn,
-product, sum), and so is the logit: it is off by at most d = ROUNDINGS eps (sum of the terms' sizes), Higham 2002,
-"Accuracy and Stability of Numerical Algorithms", section 3.1. Where every logit of a row is off by up to d, the odds
-w / (1 - w) of a weight change by a factor of at most e^2d.
+What a dtype allows: how far correct weights and outputs are from exact ones, by rounding alone. A logit is a sum of
+terms scale q_d k_d and a bias. Each term is rounded a few times on its way (projection, norm, turn, product, sum), and
+so is the logit: it is off by at most d = ROUNDINGS eps (sum of the terms' sizes), Higham 2002, "Accuracy and Stability
+of Numerical Algorithms", section 3.1. Where every logit of a row is off by up to d, the odds w / (1 - w) of a weight
+change by a factor of at most e^2d.
 
 Shapes: B text, T token, H head, Q query, K key, M any width.
 """
@@ -51,11 +48,11 @@ class Difference:
     def holds(self) -> bool:
         """Whether what was measured is at most what was allowed; NaN is not."""
         judged = (self.weights, self.weights_allowed), (self.output_relative, self.output_allowed)
-        return all(found <= allowed for found, allowed in judged if found is not None and allowed is not None)
+        return all(value <= allowed for value, allowed in judged if value is not None and allowed is not None)
 
     def within(self, atol: float) -> bool:
         """Whether what was measured is at most atol; NaN is not."""
-        return all(found <= atol for found in (self.weights, self.output_relative) if found is not None)
+        return all(value <= atol for value in (self.weights, self.output_relative) if value is not None)
 
 
 @dataclass(frozen=True)
@@ -161,9 +158,10 @@ class ParityReport:
     @property
     def levels(self) -> dict[str, Level]:
         """Of each stack the weakest level that a layer reached."""
-        stacks = dict.fromkeys(one.stack for one in self.layers)
+        stacks = dict.fromkeys(layer.stack for layer in self.layers)
         return {
-            stack: max((one.level for one in self.layers if one.stack == stack), key=LEVELS.index) for stack in stacks
+            stack: max((layer.level for layer in self.layers if layer.stack == stack), key=LEVELS.index)
+            for stack in stacks
         }
 
     @property
@@ -178,16 +176,16 @@ class ParityReport:
 
     def largest(self, of: Literal["implementation", "rounding"] = "implementation") -> Largest | None:
         """The largest difference of the judged layers: what it is of, how large, and in which layer."""
-        found = [  # a difference that is NaN is the largest
-            (name, value, one)
-            for one in self.layers
+        measured = [  # a difference that is NaN is the largest
+            (name, value, layer)
+            for layer in self.layers
             for name, value in (
-                ("weights", getattr(one, of).weights),
-                ("output, relative", getattr(one, of).output_relative),
+                ("weights", getattr(layer, of).weights),
+                ("output, relative", getattr(layer, of).output_relative),
             )
-            if value is not None and one.verdict is not None
+            if value is not None and layer.verdict is not None
         ]
-        return max(found, key=lambda entry: float("inf") if math.isnan(entry[1]) else entry[1], default=None)
+        return max(measured, key=lambda entry: float("inf") if math.isnan(entry[1]) else entry[1], default=None)
 
 
 Largest = tuple[str, float, LayerParity]

@@ -1,10 +1,10 @@
 """How projections of the hidden states become heads, before norms and positions: one function per layout.
 
-What the oracle works from is a `Given`: one layer's parameters and hidden states, its layout, and what the config says.
-A function of SPLITS makes of it q (B, T, H, D), k (B, T, G, D), v (B, T, G, V). In cross-attention k and v are of the
-encoder's tokens.
+What the oracle works from is a `LayerInputs`: one layer's parameters and hidden states, its layout, and what the config
+says. A function of SPLITS makes of it q (B, T, H, D), k (B, T, G, D), v (B, T, G, V). In cross-attention k and v are of
+the encoder's tokens.
 
-    >>> [part.shape for part in SPLITS["separate"](given)]
+    >>> [part.shape for part in SPLITS["separate"](inputs)]
     [torch.Size([1, 9, 2, 4]), torch.Size([1, 9, 1, 4]), torch.Size([1, 9, 1, 4])]
 
 Norms of q and k before (or after) their positions: they bound the logits (Henry et al. 2020, "Query-Key
@@ -143,7 +143,7 @@ class UnreadableError(Exception):
 
 
 @dataclass(frozen=True)
-class Given:
+class LayerInputs:
     """What the oracle works from, all of it in one dtype.
 
     layout: how the family builds its attention. parameters: the attention module's own, by name. config: the model's
@@ -156,7 +156,7 @@ class Given:
     that each token is of, -1 for none: in a decoder the tokens of a block see each other also ahead, in other stacks
     they see nothing else.
 
-    >>> given.hidden_BTE.shape, given.layer.heads, given.rope["rope_theta"]
+    >>> inputs.hidden_BTE.shape, inputs.layer.heads, inputs.rope["rope_theta"]
     (torch.Size([1, 9, 8]), 2, 10000.0)
     """
 
@@ -225,16 +225,16 @@ def setting(config: Any, name: str, default: Any = None) -> Any:
 QKV = tuple[Tensor, Tensor, Tensor]
 
 
-def _separate(given: Given) -> QKV:
+def _separate(inputs: LayerInputs) -> QKV:
     """Three projections, each a row of heads."""
-    layout, x, layer = given.layout, given.hidden_BTE, given.layer
-    q = given.linear(layout.q, x)
-    if given.shared is not None:
-        k_BGTD, v_BGTV = given.shared
+    layout, x, layer = inputs.layout, inputs.hidden_BTE, inputs.layer
+    q = inputs.linear(layout.q, x)
+    if inputs.shared is not None:
+        k_BGTD, v_BGTV = inputs.shared
         return q.unflatten(-1, (layer.heads, -1)), k_BGTD.transpose(1, 2), v_BGTV.transpose(1, 2)
-    k = given.linear(layout.k, given.keyed_BSE)
+    k = inputs.linear(layout.k, inputs.keyed_BSE)
     # Gemma 4's global layers have no values of their own: they are the keys before norm and rotation
-    v = given.linear(layout.v, given.keyed_BSE) if f"{layout.v}.weight" in given.parameters else k
+    v = inputs.linear(layout.v, inputs.keyed_BSE) if f"{layout.v}.weight" in inputs.parameters else k
     return (
         q.unflatten(-1, (layer.heads, -1)),
         k.unflatten(-1, (layer.kv_heads, -1)),
@@ -242,68 +242,68 @@ def _separate(given: Given) -> QKV:
     )
 
 
-def _gated_query(given: Given) -> QKV:
+def _gated_query(inputs: LayerInputs) -> QKV:
     """Separate, but each head's query projection brings a gate after the query (the gate is applied at the end)."""
-    q_BTHM, k, v = _separate(given)
+    q_BTHM, k, v = _separate(inputs)
     return q_BTHM.chunk(2, dim=-1)[0], k, v
 
 
-def _concat(given: Given) -> QKV:
+def _concat(inputs: LayerInputs) -> QKV:
     """[all of q | all of k | all of v]."""
-    fused, layer = given.linear(given.layout.fused, given.hidden_BTE), given.layer
+    fused, layer = inputs.linear(inputs.layout.fused, inputs.hidden_BTE), inputs.layer
     heads = fused.unflatten(-1, (layer.heads + 2 * layer.kv_heads, -1))
     return heads.split([layer.heads, layer.kv_heads, layer.kv_heads], dim=-2)
 
 
-def _per_head(given: Given) -> QKV:
+def _per_head(inputs: LayerInputs) -> QKV:
     """Head by head: its q, its k, its v."""
-    fused = given.linear(given.layout.fused, given.hidden_BTE)
-    return fused.unflatten(-1, (given.layer.heads, 3, -1)).unbind(-2)
+    fused = inputs.linear(inputs.layout.fused, inputs.hidden_BTE)
+    return fused.unflatten(-1, (inputs.layer.heads, 3, -1)).unbind(-2)
 
 
-def _grouped(given: Given) -> QKV:
+def _grouped(inputs: LayerInputs) -> QKV:
     """Kv head by kv head: the queries that share it, its k, its v (Falcon's new decoder)."""
-    fused, layer = given.linear(given.layout.fused, given.hidden_BTE), given.layer
+    fused, layer = inputs.linear(inputs.layout.fused, inputs.hidden_BTE), inputs.layer
     groups = fused.unflatten(-1, (layer.kv_heads, layer.heads // layer.kv_heads + 2, -1))
     return groups[..., :-2, :].flatten(-3, -2), groups[..., -2, :], groups[..., -1, :]
 
 
-def _four_blocks(given: Given) -> QKV:
+def _four_blocks(inputs: LayerInputs) -> QKV:
     """Four blocks, for four TPU cores, each [q | v | k] of a quarter of the heads (CodeGen)."""
-    fused = given.linear(given.layout.fused, given.hidden_BTE)
-    q, v, k = fused.unflatten(-1, (4, 3, given.layer.heads // 4, -1)).unbind(-3)
+    fused = inputs.linear(inputs.layout.fused, inputs.hidden_BTE)
+    q, v, k = fused.unflatten(-1, (4, 3, inputs.layer.heads // 4, -1)).unbind(-3)
     return q.flatten(-3, -2), k.flatten(-3, -2), v.flatten(-3, -2)
 
 
-def _latent(given: Given) -> QKV:
+def _latent(inputs: LayerInputs) -> QKV:
     """Multi-head latent attention: q, k and v of every head from narrow vectors."""
 
     def norm(name: str, factor: str) -> Tensor:
         """The weight of a narrow vector's norm, with what LongCat multiplies: sqrt(model width / vector's width)."""
-        weight = given.parameter(f"{name}.weight")
+        weight = inputs.parameter(f"{name}.weight")
         return weight * (config.hidden_size / len(weight)) ** 0.5 if factor == "latent_width" else weight
 
     # The module's matrices by the names that DeepSeek gave them; without q_a_proj (V2-Lite) q has no narrow vector.
-    config, layout, narrow = given.config, given.layout, "q_proj.weight" not in given.parameters
+    config, layout, narrow = inputs.config, inputs.layout, "q_proj.weight" not in inputs.parameters
     weights = LatentWeights(
-        n_heads=given.layer.heads,
+        n_heads=inputs.layer.heads,
         d_rope=config.qk_rope_head_dim,
         d_value=config.v_head_dim,
-        q_up=given.parameter("q_b_proj.weight" if narrow else "q_proj.weight"),
-        kv_down=given.parameter("kv_a_proj_with_mqa.weight"),
+        q_up=inputs.parameter("q_b_proj.weight" if narrow else "q_proj.weight"),
+        kv_down=inputs.parameter("kv_a_proj_with_mqa.weight"),
         kv_norm=norm("kv_a_layernorm", layout.key_factor),
-        kv_up=given.parameter("kv_b_proj.weight"),
-        q_down=given.parameter("q_a_proj.weight") if narrow else None,
+        kv_up=inputs.parameter("kv_b_proj.weight"),
+        q_down=inputs.parameter("q_a_proj.weight") if narrow else None,
         q_norm=norm("q_a_layernorm", layout.query_factor) if narrow else None,
-        q_down_bias=given.parameters.get("q_a_proj.bias"),
-        kv_down_bias=given.parameters.get("kv_a_proj_with_mqa.bias"),
-        eps=given.eps,
+        q_down_bias=inputs.parameters.get("q_a_proj.bias"),
+        kv_down_bias=inputs.parameters.get("kv_a_proj_with_mqa.bias"),
+        eps=inputs.eps,
     )
-    q_BHTD, k_BHTD, v_BHTV = latent_heads(given.hidden_BTE, weights)
+    q_BHTD, k_BHTD, v_BHTV = latent_heads(inputs.hidden_BTE, weights)
     return q_BHTD.transpose(1, 2), k_BHTD.transpose(1, 2), v_BHTV.transpose(1, 2)
 
 
-SPLITS: Mapping[str, Callable[[Given], QKV]] = {
+SPLITS: Mapping[str, Callable[[LayerInputs], QKV]] = {
     "separate": _separate,
     "gated_query": _gated_query,
     "concat": _concat,

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from attnscope.errors import UsageError
 from attnscope.model.modules import as_input
 from attnscope.reference.attention import Operands, attention_logits, attention_output
-from attnscope.reference.projections import Given
+from attnscope.reference.projections import LayerInputs
 from attnscope.reference.reader import OutputStages, operands_of, output_stages
 from attnscope.steps.records import HIDDEN, Check, Numbers, Step, attention_words, sight
 
@@ -245,27 +245,29 @@ STAGES = {  # what may happen to q, k and v between split and scores, by the ora
 }
 
 
-def before_scores(given: Given, module: nn.Module, head: int, observed: Observed) -> tuple[list[Step], Attention]:
+def before_scores(
+    inputs: LayerInputs, module: nn.Module, head: int, observed: Observed
+) -> tuple[list[Step], Attention]:
     """Hidden states, projections, heads, norms and positions; and the attention of the q, k and v that they make.
 
     module: the model's own; its projections run on the same hidden states, and their output is compared.
     """
     noted: dict[str, Any] = {}
-    operands = operands_of(given, noted.__setitem__)
+    operands = operands_of(inputs, noted.__setitem__)
     names = [name for name in noted if name in ("split", *STAGES)]  # in the oracle's order
     split, *stages = [(name, QKV(*(x_BHTD[0] for x_BHTD in noted[name]))) for name in names]
-    heads, x_TE = split[1], given.hidden_BTE[0]
+    heads, x_TE = split[1], inputs.hidden_BTE[0]
     hidden = Step(
         "hidden states",
         f"X   {len(x_TE)} tokens × {x_TE.shape[-1]}",
-        f"What enters the attention of layer {given.layer.index}: one vector per token, as the model passes it.",
+        f"What enters the attention of layer {inputs.layer.index}: one vector per token, as the model passes it.",
         (numbers("x", "token dim", x_TE),),
     )
-    steps = [hidden, _projections(given, heads, module, observed), _split(given, heads, head)]
+    steps = [hidden, _projections(inputs, heads, module, observed), _split(inputs, heads, head)]
     # a step that changes nothing here, as a clamp that nothing reaches, is not shown
     for name, after in stages:
         if not all(torch.equal(a, b) for a, b in zip(heads, after, strict=True)):
-            step = _positions(given, noted) if name == "positions" else STAGES[name]
+            step = _positions(inputs, noted) if name == "positions" else STAGES[name]
             changes = [
                 numbers(f"{letter} {when}", "token dim", x_TD)
                 for letter, *pair in zip("qkv", heads.of(head), after.of(head), strict=True)
@@ -282,15 +284,15 @@ def before_scores(given: Given, module: nn.Module, head: int, observed: Observed
             checks += seen.check(f"{name}, all heads", ours, theirs[:: len(theirs) // len(ours)])
     steps[-1] = replace(steps[-1], checks=tuple(checks))
     of_text = replace(operands, q_HQD=heads.q_HTD, k_GKD=heads.k_GTD, v_GKV=heads.v_GTV)
-    return steps, Attention(of_text, given.layout.sinks_in_weights)
+    return steps, Attention(of_text, inputs.layout.sinks_in_weights)
 
 
-def after_values(given: Given, heads_HTV: Tensor, head: int, observed: Observed) -> list[Step]:
+def after_values(inputs: LayerInputs, heads_HTV: Tensor, head: int, observed: Observed) -> list[Step]:
     """Gate, concatenation and output projection, down to what the module gives back."""
-    steps, stages = [], output_stages(given, heads_HTV.transpose(0, 1)[None])
+    steps, stages = [], output_stages(inputs, heads_HTV.transpose(0, 1)[None])
     others_TE = None if observed.heads_HQV is None else _side_by_side(observed.heads_HQV)
     checks = observed.check("heads side by side", _side_by_side(heads_HTV), others_TE)
-    if given.layout.gate:
+    if inputs.layout.gate:
         gated_HTV = stages.gated_BTHV[0].transpose(0, 1)
         shown = zip(("before the gate", "after the gate"), (heads_HTV[head], gated_HTV[head]), strict=True)
         steps.append(
@@ -302,7 +304,7 @@ def after_values(given: Given, heads_HTV: Tensor, head: int, observed: Observed)
             )
         )
         heads_HTV, checks = gated_HTV, ()
-    return [*steps, concatenation(heads_HTV, head, checks), _output(given, stages, observed)]
+    return [*steps, concatenation(heads_HTV, head, checks), _output(inputs, stages, observed)]
 
 
 def observed_heads(heads: QKV, head: int) -> Step:
@@ -316,12 +318,12 @@ def observed_heads(heads: QKV, head: int) -> Step:
     )
 
 
-def _projections(given: Given, heads: QKV, module: nn.Module, observed: Observed) -> Step:
-    layout, shared = given.layout, given.shared is not None
-    made = dict(zip("q" if shared else "qkv", heads, strict=False))
-    products = ", ".join(f"{letter} = x W_{letter.upper()}" for letter in made)
-    sizes = ", ".join(f"{x.shape[0] * x.shape[-1]}" for x in made.values())
-    bias = _bias(given, layout.q if layout.split in SEPARATE else layout.fused)
+def _projections(inputs: LayerInputs, heads: QKV, module: nn.Module, observed: Observed) -> Step:
+    layout, shared = inputs.layout, inputs.shared is not None
+    parts = dict(zip("q" if shared else "qkv", heads, strict=False))
+    products = ", ".join(f"{letter} = x W_{letter.upper()}" for letter in parts)
+    sizes = ", ".join(f"{x.shape[0] * x.shape[-1]}" for x in parts.values())
+    bias = _bias(inputs, layout.q if layout.split in SEPARATE else layout.fused)
     how = {
         "latent": " This family first squeezes x into a short vector and grows k and v of all heads from it.",
         "separate": " This layer makes queries only: its keys and values are those of an earlier layer." * shared,
@@ -331,22 +333,22 @@ def _projections(given: Given, heads: QKV, module: nn.Module, observed: Observed
     names: Sequence[str] = (layout.q, layout.k, layout.v) if layout.split in SEPARATE else (layout.fused,)
     checks: list[Check] = []
     for name in LATENT_PROJECTIONS if layout.split == "latent" else names:
-        if f"{name}.weight" in given.parameters:
+        if f"{name}.weight" in inputs.parameters:
             projection = module.get_submodule(name)
             with torch.no_grad():
-                output_TE = projection(as_input(given.hidden_BTE, projection))[0]
-            checks += observed.check(name, given.linear(name, given.hidden_BTE)[0], output_TE)
+                output_TE = projection(as_input(inputs.hidden_BTE, projection))[0]
+            checks += observed.check(name, inputs.linear(name, inputs.hidden_BTE)[0], output_TE)
     return Step(
         "projections",
-        f"{products}{bias}   {given.hidden_BTE.shape[-1]} → {sizes}",
+        f"{products}{bias}   {inputs.hidden_BTE.shape[-1]} → {sizes}",
         "Learned matrices make of each token a query (what it looks for), a key (what it is found by) and a value "
         f"(what it hands over).{how}",
-        tuple(numbers(letter, "token dim", _side_by_side(x)) for letter, x in made.items()),
+        tuple(numbers(letter, "token dim", _side_by_side(x)) for letter, x in parts.items()),
         tuple(checks),
     )
 
 
-def _split(given: Given, heads: QKV, head: int) -> Step:
+def _split(inputs: LayerInputs, heads: QKV, head: int) -> Step:
     count, kv_heads = len(heads.q_HTD), len(heads.k_GTD)
     width, width_v = heads.q_HTD.shape[-1], heads.v_GTV.shape[-1]
     wide = f"{width}" if width == width_v else f"{width} (v: {width_v})"
@@ -354,7 +356,7 @@ def _split(given: Given, heads: QKV, head: int) -> Step:
         "split into heads",
         f"q → {count} heads × {wide},  k, v → {kv_heads} kv heads × {wide}",
         f"Each head attends on its own, with its own share of the numbers. {_sharing(head, count, kv_heads)}"
-        + (" k and v are shown as the earlier layer used them, after its positions." if given.shared else ""),
+        + (" k and v are shown as the earlier layer used them, after its positions." if inputs.shared else ""),
         _of_head(heads, head),
     )
 
@@ -382,14 +384,14 @@ def _sharing(head: int, heads: int, kv_heads: int) -> str:
     return f"{group} query heads share a kv head (grouped-query): {served}."
 
 
-def _positions(given: Given, noted: Mapping[str, Any]) -> Step:
+def _positions(inputs: LayerInputs, noted: Mapping[str, Any]) -> Step:
     """The turn of q and k: the angles of every token and pair, in radians, and which numbers make a pair."""
-    layout, step = given.layout, STAGES["positions"]
+    layout, step = inputs.layout, STAGES["positions"]
     frequency_M, factor = noted["frequencies"]
     stretched = (
         f"; this model's long-context scaling then multiplies both by {factor:.4g}" if abs(factor - 1) >= 1e-6 else ""
     )
-    angle_TM = given.position_T[:, None].double() * frequency_M.double() * (-1 if layout.reverse else 1)
+    angle_TM = inputs.position_T[:, None].double() * frequency_M.double() * (-1 if layout.reverse else 1)
     # pair m: (a, b) of the input, (a, b) of the output
     half, head_dim = len(frequency_M), noted["positions"][0].shape[-1]
     start = head_dim - 2 * half if layout.part == "last" else 0
@@ -401,9 +403,9 @@ def _positions(given: Given, noted: Mapping[str, Any]) -> Step:
     return replace(step, why=f"{step.why}{stretched}.", numbers=shown)
 
 
-def _output(given: Given, stages: OutputStages, observed: Observed) -> Step:
-    layout, width = given.layout, stages.gated_BTHV[0, 0].numel()
-    output_TE, product = stages.output_BTE[0], f"[heads] W_O{_bias(given, layout.out)}"
+def _output(inputs: LayerInputs, stages: OutputStages, observed: Observed) -> Step:
+    layout, width = inputs.layout, stages.gated_BTHV[0, 0].numel()
+    output_TE, product = stages.output_BTE[0], f"[heads] W_O{_bias(inputs, layout.out)}"
     if not layout.out:
         return Step(
             "output projection",
@@ -434,5 +436,5 @@ def _side_by_side(heads_HTV: Tensor) -> Tensor:
     return heads_HTV.transpose(0, 1).flatten(-2)
 
 
-def _bias(given: Given, name: str) -> str:
-    return " + bias" if f"{name}.bias" in given.parameters else ""
+def _bias(inputs: LayerInputs, name: str) -> str:
+    return " + bias" if f"{name}.bias" in inputs.parameters else ""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from attnscope.certificate.oracle import given_of, mask_of, precise
+from attnscope.certificate.oracle import layer_inputs_of, mask_of, precise
 from attnscope.errors import ModelError, UsageError
 from attnscope.hooks.calls import AttentionCall
 from attnscope.hooks.engines import ENGINES
@@ -85,10 +85,10 @@ def explain_head(loaded: LoadedModel, prompt: Prompt, layer: int, head: int, que
             raise UnreadableError(f"no layout of {config.model_type}'s weights is known")
         if is_quantised(loaded.model):
             raise UnreadableError("the weights are quantised")
-        given, observed = given_of(ran.run, layout, config, shape, "cpu"), observed_of(ran)
-        before, attention = before_scores(given, ran.run.module, head, observed)
+        inputs, observed = layer_inputs_of(ran.run, layout, config, shape, "cpu"), observed_of(ran)
+        before, attention = before_scores(inputs, ran.run.module, head, observed)
         steps = attention_steps(attention, head, query, observed.with_scale(attention.operands.scale))
-        steps = [*before, *steps, *after_values(given, attention.heads_HQV, head, observed)]
+        steps = [*before, *steps, *after_values(inputs, attention.heads_HQV, head, observed)]
     except UnreadableError as error:
         steps, attention = _from_call(ran, head, query, str(error))
     source, text = f"{loaded.name}{ran.note}", (prompt.tokens, prompt.labels)

@@ -15,7 +15,7 @@ from torch.testing import assert_close
 
 from attnscope.reference import layouts
 from attnscope.reference.layouts import ENCODERS, FAMILIES, Layout, layout_of
-from attnscope.reference.projections import SPLITS, Given, UnreadableError
+from attnscope.reference.projections import SPLITS, LayerInputs, UnreadableError
 from attnscope.reference.reader import (
     ALIBI,
     GATES,
@@ -45,10 +45,10 @@ def random(*shape: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)), dtype=torch.float64)
 
 
-def given(layout: Layout, parameters: dict[str, Tensor], layer: Layer | None = None, **config: Any) -> Given:
+def given(layout: Layout, parameters: dict[str, Tensor], layer: Layer | None = None, **config: Any) -> LayerInputs:
     rope = {"rope_type": "default", "rope_theta": 100.0}
     settings = SimpleNamespace(**{"rope_parameters": rope, "layer_types": None, **config})
-    return Given(layout, parameters, settings, layer or Layer(), random(1, T, E), torch.arange(T))
+    return LayerInputs(layout, parameters, settings, layer or Layer(), random(1, T, E), torch.arange(T))
 
 
 SEPARATE = {"q_proj.weight": random(H * D, E), "k_proj.weight": random(G * D, E), "v_proj.weight": random(G * D, E)}

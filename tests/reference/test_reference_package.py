@@ -17,7 +17,7 @@ from attnscope.reference.layouts import layout_of
 from attnscope.reference.masks import causal_mask, positions
 from attnscope.reference.multihead import MultiHeadAttention
 from attnscope.reference.positions import cos_sin, default_frequencies
-from attnscope.reference.projections import Given, LatentWeights
+from attnscope.reference.projections import LatentWeights, LayerInputs
 from attnscope.reference.reader import read
 
 FOLDER = Path(attnscope.reference.__file__).parent
@@ -87,10 +87,10 @@ def examples_need():
     layer = SimpleNamespace(index=0, heads=2, kv_heads=1, type="full", window=None)
     shapes = {"q_proj": (8, 8), "k_proj": (4, 8), "v_proj": (4, 8), "o_proj": (8, 8)}
     parameters = {f"{name}.weight": torch.randn(shape) for name, shape in shapes.items()}
-    given = Given(layout_of(config), parameters, config, layer, torch.randn(1, 9, 8), torch.arange(9))
+    inputs = LayerInputs(layout_of(config), parameters, config, layer, torch.randn(1, 9, 8), torch.arange(9))
     return {
         "config": config,
-        "given": given,
+        "inputs": inputs,
         "read": read,
         "torch": torch,
         "attn": MultiHeadAttention(8, 2),
