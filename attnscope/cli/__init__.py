@@ -37,7 +37,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command; returns the exit code. Whatever goes wrong is one line on stderr."""
-    _mend_environment()
+    for name in ("COLUMNS", "LINES"):  # a width that is no number is none: rich takes `²` for one, and fails
+        size = os.environ.get(name)
+        if size and not (size.isascii() and size.isdecimal() and len(size) < 6):
+            del os.environ[name]
     try:
         return _dispatch(list(arguments))
     except AttnscopeError as error:
@@ -165,14 +168,6 @@ def _mend_streams() -> None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
-
-
-def _mend_environment() -> None:
-    """A width of the screen that is no number is none: rich takes `²` for one, and fails."""
-    for name in ("COLUMNS", "LINES"):
-        said = os.environ.get(name)
-        if said and not (said.isascii() and said.isdecimal() and len(said) < 6):
-            del os.environ[name]
 
 
 def _flush(code: int) -> int:

@@ -85,7 +85,12 @@ def dataset_heads(context: typer.Context, folder: Path, asked: Ranked, printing:
             with unwinding():
                 paths = draw(place_of_pictures(folder, printing.out))
             output.log(f"wrote {', '.join(map(str, paths))}", printing.quiet)
-    output.log(_header(dataset, found, places), printing.quiet)
+    # What was read: `runs/ioi  demo  100 texts  24 heads in 4 layers  queries last, keys of the field subject`.
+    failed = f", {dataset.failed:,} failed" * bool(dataset.failed)
+    layers = len(set(zip(found.stack[places].tolist(), found.layer[places].tolist(), strict=True)))
+    parts = [str(dataset.folder), dataset.model, f"{dataset.texts:,} texts{failed}"]
+    parts += [f"{len(places):,} heads in {layers:,} layers", _asked(dataset)]
+    output.log("  ".join(filter(None, parts)), printing.quiet)
     # A terminal gets the first rows, a file all of them.
     shown = order[: asked.top.shown]
     sheet = dataset_sheet(found, shown, sort, output.width())
@@ -165,14 +170,6 @@ def _drawn(
     return written
 
 
-def _header(dataset: Dataset, found: CorpusHeads, places: np.ndarray) -> str:
-    """What was read: `runs/ioi  demo  100 texts  24 heads in 4 layers  queries last, keys of the field subject`."""
-    failed = f", {dataset.failed:,} failed" * bool(dataset.failed)
-    layers = len(set(zip(found.stack[places].tolist(), found.layer[places].tolist(), strict=True)))
-    parts = [str(dataset.folder), dataset.model, f"{dataset.texts:,} texts{failed}"]
-    return "  ".join(filter(None, [*parts, f"{len(places):,} heads in {layers:,} layers", _asked(dataset)]))
-
-
 def _asked(dataset: Dataset) -> str:
     """Which queries and keys the numbers are of: whatever its files say, short."""
     return cells.shortened(dataset.asked, LONGEST_ASKED)
@@ -180,6 +177,8 @@ def _asked(dataset: Dataset) -> str:
 
 def dataset_sheet(found: CorpusHeads, shown: np.ndarray, sort: str, width: int) -> Sheet:
     """The ranked heads: the metric that sorts with its interval, and as many means as so many characters hold."""
+    import numpy as np
+
     from attnscope.metrics.metrics import KNOWN, MASS, order_of
 
     name, (by, ascending) = _sorting(found, sort), order_of(sort)
@@ -192,7 +191,9 @@ def dataset_sheet(found: CorpusHeads, shown: np.ndarray, sort: str, width: int) 
             **{metric: values.value[place] for metric, values in found.scores.items()},
             "interval": ""
             if score.low is None or score.high is None
-            else _interval(score.low[place], score.high[place]),
+            else cells.MISSING
+            if np.isnan([score.low[place], score.high[place]]).all()
+            else cells.interval(score.low[place], score.high[place], cells.score),
             UNIFORM: score.null[place],
             "texts": found.texts[name][place],
         }
@@ -228,11 +229,6 @@ def _name(found: CorpusHeads, place: int) -> str:
     stack, head = STACKS[found.stack[place]], int(found.head[place])
     number = int(found.kv_head[place]) if head < 0 else head
     return f"{stack} " * (stack != found.plain) + cells.head_name(int(found.layer[place]), number, head < 0)
-
-
-def _interval(low: float, high: float) -> str:
-    """`[0.25, 0.31]`."""
-    return cells.MISSING if low != low and high != high else cells.interval(low, high, cells.score)
 
 
 def open_ends(found: CorpusHeads, shown: np.ndarray, sort: str) -> list[str]:

@@ -92,11 +92,6 @@ def explain(asked: StepsText, steps: Steps, telling: Telling) -> int:
         return run_scaling(telling, steps.seed)
     if steps.toy:
         return run_toy(telling, steps)
-    return explain_model(asked, steps, telling)
-
-
-def explain_model(asked: StepsText, steps: Steps, telling: Telling) -> int:
-    """Explain one head of a model."""
     head = steps.named
 
     from attnscope.inputs.tokens import check_expression
@@ -148,7 +143,11 @@ def run_scaling(telling: Telling, seed: int) -> int:
 def finish(telling: Telling, explanation: Explanation, whole: bool = False) -> int:
     """Draw the figure, print the steps, say which checks do not hold; returns the exit code."""
     if place := telling.place(f"{'toy' if whole else 'explain'}-{explanation.head}"):
-        output.log(f"wrote {draw(explanation, place, telling)}", telling.quiet)
+        from attnscope.api.records import draw_scaling
+
+        with unwinding():
+            written = draw_scaling(explanation, place, telling.style(command_line("explain", telling)))
+        output.log(f"wrote {written}", telling.quiet)
     if telling.on_stdout == "table":
         from attnscope.cli.explain_tables import steps_sheet
 
@@ -163,14 +162,6 @@ def finish(telling: Telling, explanation: Explanation, whole: bool = False) -> i
     for line in explanation.failures:
         output.log(f"does not hold: {line}", quiet=False)
     return 1 if explanation.failures else 0
-
-
-def draw(explanation: Explanation, place: Path, telling: Telling) -> Path:
-    """The four panels of what scaling does."""
-    from attnscope.api.records import draw_scaling
-
-    with unwinding():
-        return draw_scaling(explanation, place, telling.style(command_line("explain", telling)))
 
 
 def read_query(text: str) -> int:

@@ -20,7 +20,7 @@ from attnscope.steps.records import HIDDEN, SUMMED
 from attnscope.utils import display as cells
 
 if TYPE_CHECKING:
-    from attnscope.steps import Check, Explanation, Numbers, Step
+    from attnscope.steps import Explanation, Numbers, Step
 
 FIRST = 4  # numbers shown of a vector
 IN_COLUMN = 3  # and of a longer one in a column beside others
@@ -40,20 +40,17 @@ def steps_sheet(explanation: Explanation, whole: bool = False) -> RenderableType
     parts: list[RenderableType] = [headline, Text()]
     for number, step in enumerate(explanation.steps, 1):
         body = [Text(step.formula, "cyan"), Text(step.why), *_tables(step, explanation, whole)]
-        body += [_verdict(check) for check in step.checks]
+        for check in step.checks:
+            how = f"to {check.difference:.1e} (its numbers go up to {check.largest:.3g})"
+            holds = f"✓ equals {check.against} {how if check.difference else 'exactly'}"
+            differs = f"✗ differs from {check.against} by {check.difference:.1e} (allowed {check.allowed:.1e})"
+            body.append(Text(holds, "green") if check.holds else Text(differs, "bold red"))
         if step.missing:
             body.append(Text(f"not shown: {step.missing}", "yellow"))
         elif not step.checks and number > 1:
             body.append(Text("checked by the steps that follow", "dim"))
         parts += [Text(f"{number:>2}  {step.name}", "bold"), *(Padding(part, (0, 0, 0, 4)) for part in body), Text()]
     return Group(*parts, _summary(explanation))
-
-
-def _verdict(check: Check) -> Text:
-    if check.holds:
-        how = f"to {check.difference:.1e} (its numbers go up to {check.largest:.3g})" if check.difference else "exactly"
-        return Text(f"✓ equals {check.against} {how}", "green")
-    return Text(f"✗ differs from {check.against} by {check.difference:.1e} (allowed {check.allowed:.1e})", "bold red")
 
 
 def _summary(explanation: Explanation) -> Text:

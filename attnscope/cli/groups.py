@@ -235,8 +235,8 @@ def _parameter(name: str, hint: Any, panel: str | None, inherited: Parameter | N
     for key, value in vars(below).items():
         if key in vars(info) and vars(info)[key] == UNSET[key]:
             setattr(info, key, value)
-    for attribute, text in zip(("help", "metavar"), texts, strict=False):
-        setattr(info, attribute, text)
+    for key, text in zip(("help", "metavar"), texts, strict=False):
+        setattr(info, key, text)
     extra = tuple(one for one in said if isinstance(one, Mark)) or (inherited.extra if inherited else ())
     if Mark.FIRST in extra and not (own and own[0].rich_help_panel):
         info.rich_help_panel = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typer import Option
 
@@ -62,14 +62,6 @@ class Listing(Results):
     ] = None
 
 
-class Shown(TypedDict):
-    """Which relations are shown, as `Observation.relations` takes it."""
-
-    min_weight: float | None
-    over: Literal["heads"] | None
-    other_keys: bool
-
-
 @option_group
 class Ranked(Relations):
     """Which keys of a query are listed, and in which order."""
@@ -86,14 +78,14 @@ class Ranked(Relations):
         Option("--all-keys/--other-keys"),
     ] = None
 
-    def written(self) -> Shown:
-        """What relations a file or a pipe gets."""
+    def written(self) -> dict[str, Any]:
+        """Which relations a file or a pipe gets, as `Observation.relations` takes it."""
         ranked = self.over == "heads"
         others = not self.all_keys if ranked else self.all_keys is False
         return {"min_weight": self.min_weight, "over": "heads" if ranked else None, "other_keys": others}
 
-    def shown(self) -> Shown:
-        """What relations a person sees: unless they say else, strongest first, without key 0 and each query's own."""
+    def shown(self) -> dict[str, Any]:
+        """Which relations a person sees: unless they say else, strongest first, without key 0 and each query's own."""
         if self.over == "none":
             return self.written()
         return {**self.written(), "over": "heads", "other_keys": not self.all_keys}
