@@ -135,6 +135,6 @@ def test_examples_break_at_blanks_and_are_still_what_a_shell_reads(command, colu
 
 def test_a_command_has_both_names_of_help_wherever_it_is_first_called():
     """It keeps the option of the first context, which may have no list of commands above it."""
-    command = app.made.__wrapped__("info")
+    command = app.make_command.__wrapped__("info")
     alone = command.make_context("info", [], resilient_parsing=True)
     assert sorted(command.get_help_option(alone).opts) == ["--help", "-h"]

@@ -10,7 +10,7 @@ import typer
 from typer import Option
 from typer.testing import CliRunner
 
-from attnscope.cli.app import made
+from attnscope.cli.app import make_command
 from attnscope.cli.batch_options import BatchRun
 from attnscope.cli.config import with_options
 from attnscope.cli.groups import fill, held, parameters, recorded
@@ -84,14 +84,14 @@ def test_an_option_is_one_field_of_one_group():
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_no_name_is_spelled_twice(command):
-    names = [name for one in made(command).params for name in (*one.opts, *one.secondary_opts)]
+    names = [name for one in make_command(command).params for name in (*one.opts, *one.secondary_opts)]
     assert len(names) == len(set(names))
 
 
 def test_a_short_name_is_of_one_option_everywhere():
     long = defaultdict(set)
     for command in COMMANDS:
-        for one in made(command).params:
+        for one in make_command(command).params:
             for name in one.opts:
                 if len(name) == 2:
                     long[name].add(max(one.opts, key=len))
@@ -101,7 +101,7 @@ def test_a_short_name_is_of_one_option_everywhere():
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_has_the_options_of_its_groups_and_no_other(command):
-    found = made(command).params
+    found = make_command(command).params
     options = {name: one for name, one in parameters(*SHARED[command]).items() if not one.is_setting}
     settings = len(parameters(*SHARED[command])) > len(options)
     assert [one.name for one in found] == [*options, *["set"] * settings]

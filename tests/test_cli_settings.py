@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 
 from attnscope.cli import run
-from attnscope.cli.app import made
+from attnscope.cli.app import make_command
 from attnscope.cli.groups import SYNONYMS, by_key, parameters
 from attnscope.cli.heads import Ranking
 from attnscope.cli.refusals import meant
@@ -32,9 +32,9 @@ def refused(*arguments):
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_has_few_options(command):
-    typed = [one for one in made(command).params if one.param_type_name == "option"]
+    typed = [one for one in make_command(command).params if one.param_type_name == "option"]
     assert len(["--help", *typed]) <= MOST
-    assert len(made(command).params) <= MOST
+    assert len(make_command(command).params) <= MOST
 
 
 def test_a_setting_is_what_it_was_as_an_option(tmp_path):
@@ -75,7 +75,7 @@ def test_set_gives_options_too():
 
 @pytest.mark.parametrize("command", [name for name in COMMANDS if settings(name)])
 def test_each_setting_may_be_typed_as_an_option(command):
-    command = made(command)
+    command = make_command(command)
     context = command.make_context("it", ["--no-such"], resilient_parsing=True)
     declared = [one for one in parameters(*command.groups).values() if one.is_setting]
     there = {name: one for one in command.get_params(context) for name in one.opts}
@@ -177,7 +177,9 @@ def test_no_hint_of_the_source_names_an_option_that_a_command_lacks(monkeypatch,
     """Every hint as every command says it: its options are the command's, or those of the one that is named."""
     found = hints_of_source()
     assert len(found) > 100
-    options = {name: {f"--{one.spelled}" for one in parameters(*made(name).groups).values()} for name in COMMANDS}
+    options = {
+        name: {f"--{one.spelled}" for one in parameters(*make_command(name).groups).values()} for name in COMMANDS
+    }
     for hint in sorted(found):
         monkeypatch.setattr("attnscope.cli._dispatch", partial(raised, UsageError("no", hint)))
         for name in COMMANDS:
@@ -242,7 +244,7 @@ def test_a_word_that_is_not_there_names_what_was_meant(arguments, says):
 
 
 def test_synonyms_are_of_options_and_commands_and_their_values_are_taken():
-    declared = [(key, one) for name in COMMANDS for key, one in by_key(made(name).groups).items()]
+    declared = [(key, one) for name in COMMANDS for key, one in by_key(make_command(name).groups).items()]
     for key, _, value in (row.partition("=") for row in SYNONYMS):
         taken = [one.choices for name, one in declared if name == key]
         assert taken or key in COMMANDS, key
@@ -251,7 +253,7 @@ def test_synonyms_are_of_options_and_commands_and_their_values_are_taken():
 
 def test_an_option_of_another_command_is_named_with_it():
     """Whatever one command has and another has not."""
-    own = {name: by_key(made(name).groups) for name in COMMANDS}
+    own = {name: by_key(make_command(name).groups) for name in COMMANDS}
     for name in ("keys", "info"):
         for key in {key for others in own.values() for key in others} - own[name].keys():
             guess = meant(key, own[name], name)

@@ -12,7 +12,7 @@ from matplotlib.colors import PowerNorm, to_hex, to_rgb
 from matplotlib.text import Text
 from PIL import Image
 
-from attnscope.cli.app import made
+from attnscope.cli.app import make_command
 from attnscope.cli.batch_options import BatchRun
 from attnscope.cli.figure_options import Look
 from attnscope.cli.groups import parameters
@@ -364,7 +364,7 @@ def test_whatever_draws_takes_the_same_section_of_a_file() -> None:
     for name in draws:
         found = parameters(*COMMANDS[name][0].groups)
         assert {"image", *parameters(Look), "config"} <= set(found), name
-        assert len([one for one in made(name).params if one.name != "help"]) <= 45, name
+        assert len([one for one in make_command(name).params if one.name != "help"]) <= 45, name
 
 
 @pytest.fixture

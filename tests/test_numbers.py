@@ -5,7 +5,7 @@ from typing import Any, get_args
 
 import pytest
 
-from attnscope.cli.config import typed
+from attnscope.cli.config import convert
 from attnscope.cli.groups import Parameter, parameters
 from attnscope.errors import UsageError
 from helpers.command_line import SENTENCE, call
@@ -56,7 +56,9 @@ def test_every_number_has_two_ends_and_says_so(command: str) -> None:
             if number == "0" and low <= 0:
                 continue
             with pytest.raises(UsageError) as refusal:
-                typed(context(command, *BESIDE[command]), COMMANDS[command][0].groups, f"--{one.spelled}", name, number)
+                convert(
+                    context(command, *BESIDE[command]), COMMANDS[command][0].groups, f"--{one.spelled}", name, number
+                )
             assert f"--{one.spelled}: expected a " in str(refusal.value)
             assert f"number from {low:,.15g} to {high:,.15g}, got '{number}'" in str(refusal.value)
 

@@ -46,11 +46,11 @@ PLAIN: dict[str, Any] = {"rich_markup_mode": None, "pretty_exceptions_enable": F
 HELP: dict[str, Any] = {"help_option_names": ["--help", "-h"], "max_content_width": sys.maxsize}
 
 
-class Later(TyperCommand):
+class LazyCommand(TyperCommand):
     """A command that is listed by its row, and made from its module when it is called."""
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
-        return made(str(self.name)).make_context(info_name, args, parent, **extra)
+        return make_command(str(self.name)).make_context(info_name, args, parent, **extra)
 
 
 class CommandList(TyperGroup):
@@ -59,7 +59,7 @@ class CommandList(TyperGroup):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         for name, (panel, summary) in COMMANDS.items():
-            self.add_command(Later(name, short_help=summary, rich_help_panel=panel))
+            self.add_command(LazyCommand(name, short_help=summary, rich_help_panel=panel))
 
     def get_params(self, ctx: Any) -> Any:
         return as_typed(super().get_params(ctx), ctx)
@@ -82,7 +82,7 @@ def module_of(name: str) -> Any:
 
 
 @cache  # of some fifty options, each with a converter that Typer makes at its first use
-def made(name: str) -> Any:
+def make_command(name: str) -> Any:
     """A command with its options, as Typer makes it; a module may say by COMMAND which class reads its arguments."""
     from attnscope.cli.help import PanelCommand
 

@@ -61,7 +61,7 @@ def configured(context: typer.Context, groups: tuple[type, ...], keys: Mapping[s
     path, fields = context.params["config"], parameters(*groups)
     content = {keys[key]: value for key, value in read_config(path, keys).items()}
     known = {name: value for name, value in content.items() if name in fields}
-    values = {name: typed(context, groups, f"{path}: {name}", name, value) for name, value in known.items()}
+    values = {name: convert(context, groups, f"{path}: {name}", name, value) for name, value in known.items()}
     texts = TEXTS if any(flagged(context, name) for name in TEXTS) else ()
     return {name: value for name, value in values.items() if not (flagged(context, name) or name in texts)}
 
@@ -94,12 +94,12 @@ def typed_settings(context: typer.Context, groups: tuple[type, ...], given: Sequ
         found.setdefault(keys[key], []).append(value)
     several = {name: _option(context, groups, name).multiple for name in found}
     return context.meta.get(AS_OPTIONS, {}) | {
-        name: typed(context, groups, f"--set {name}", name, values if several[name] else values[-1])
+        name: convert(context, groups, f"--set {name}", name, values if several[name] else values[-1])
         for name, values in found.items()
     }
 
 
-def typed(context: typer.Context, groups: tuple[type, ...], where: str, name: str, value: Any) -> Any:
+def convert(context: typer.Context, groups: tuple[type, ...], where: str, name: str, value: Any) -> Any:
     """What the option of a field would be, had a person typed this value; a list is an option that is repeated.
 
     where: what gives it, as messages say it. Raises UsageError where the option does not take it.
@@ -279,7 +279,7 @@ def repeated(context: typer.Context, groups: tuple[type, ...], settings: Mapping
         if name in said and name not in AROUND and Mark.UNRECORDED not in option.extra
     }
     values = {
-        name: None if said[name] is None else typed(context, groups, f"{path}: {name}", name, said[name])
+        name: None if said[name] is None else convert(context, groups, f"{path}: {name}", name, said[name])
         for name in found
     }
     now = {**context.params, **settings}

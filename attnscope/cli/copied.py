@@ -22,7 +22,7 @@ NO_ROOM = 2_000  # letters of a text that was piped in: a longer one does not go
 STDIN = "-"
 
 
-def copied(asked: TextRun, other: OtherSide, ask: CaptureSpec) -> Copied:
+def reproduce(asked: TextRun, other: OtherSide, ask: CaptureSpec) -> Copied:
     """The words that name text and model, by command; ask: what the first side of the page was asked."""
     from attnscope.viewer.page import Copied
 

@@ -43,7 +43,7 @@ class HeadsTable:
         return {column.key for column in self.sheet.columns}
 
 
-def ranked(seen: Observation, shown: Sequence[Head], sort: str, width: int) -> HeadsTable:
+def heads_table(seen: Observation, shown: Sequence[Head], sort: str, width: int) -> HeadsTable:
     """The ranked heads: as many metrics as so many characters have room for, the one that sorts in any case."""
     between = " " if width >= WIDE else "\n"
     null = uniform_rows(seen, shown)

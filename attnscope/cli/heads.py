@@ -250,13 +250,13 @@ def _print(
 
     shown: the heads that a person sees.
     """
-    from attnscope.cli.head_tables import legend, missing_support, ranked, without_attention
+    from attnscope.cli.head_tables import heads_table, legend, missing_support, without_attention
 
     lines = missing_support(seen)
     if format != "table":
         output.emit_data(seen.table(order, ranking.limit(format)), format, printing.spreadsheet)
     else:
-        table = ranked(seen, shown, order, output.width())
+        table = heads_table(seen, shown, order, output.width())
         output.show(table.sheet)
         for line in legend(table, shown):
             output.log(line, printing.quiet)

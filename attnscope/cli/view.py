@@ -12,7 +12,7 @@ from typer import Option
 
 from attnscope.cli import output
 from attnscope.cli.config import with_options
-from attnscope.cli.copied import copied
+from attnscope.cli.copied import reproduce
 from attnscope.cli.groups import FIRST, command_line, option_group
 from attnscope.cli.heads import GROUPS
 from attnscope.cli.options import Config, OtherSide, Question, Selected, TextRun, Writing
@@ -90,7 +90,7 @@ def view(asked: TextRun, selected: Selected, question: Question, pages: Pages) -
     opened = {why[0].layer: (why[0].head,)} if why else whole
     groups, first = groups_of(sides[0].seen, question), "why" if why else None
     said = about(replace(sides[0].seen, chosen=shown[0].chosen), opened, command, groups, first)
-    said = replace(said, copied=copied(asked, pages, ask))
+    said = replace(said, copied=reproduce(asked, pages, ask))
     plan = Plan(pages.max_mb, 16 if pages.precision == 16 else 8, whole)
     write_page(page_of(sides, plan, said, pages.align, shown[0].divergences), pages)
     return max(report_checks(one, pages.quiet) for one in seen)

@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from attnscope.cli import run
-from attnscope.cli.app import app, made
+from attnscope.cli.app import app, make_command
 from attnscope.cli.batch_options import BatchRun, with_value
 from attnscope.cli.config import keys_of, read_config
 from attnscope.cli.groups import parameters
@@ -101,7 +101,7 @@ def test_help_shows_that_the_address_may_be_left_out() -> None:
 
 
 def test_the_keys_of_a_batch_file_are_the_options_of_batch() -> None:
-    options = {max(one.opts, key=len).lstrip("-").replace("-", "_") for one in made("batch").params}
+    options = {max(one.opts, key=len).lstrip("-").replace("-", "_") for one in make_command("batch").params}
     settings = {one.key for one in parameters(BatchRun).values() if one.is_setting}
     assert set(keys_of(BatchRun)) == (options | settings) - {"sources", "config", "set", "help"}
 

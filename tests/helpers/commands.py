@@ -9,4 +9,4 @@ COMMANDS = {name: (getattr(app.module_of(name), name), app.module_of(name).EXAMP
 
 def context(name: str, *arguments: str) -> Any:
     """The context in which click parses a command. It names `-h`, which a command keeps from its first use."""
-    return app.made(name).make_context(name, [*arguments], help_option_names=["--help", "-h"])
+    return app.make_command(name).make_context(name, [*arguments], help_option_names=["--help", "-h"])

@@ -11,7 +11,7 @@ import pytest
 
 import attnscope
 from attnscope.api.captured import heads_html
-from attnscope.cli.head_tables import ranked
+from attnscope.cli.head_tables import heads_table
 from attnscope.errors import InputError, UsageError
 from attnscope.export.drawing import head_sheet, layer_maps
 from attnscope.export.redraw import load_run, run_of_folder
@@ -232,7 +232,7 @@ def test_every_way_out_calls_a_head_by_the_same_role(demo, tmp_path):
     """The demo's atlas names ten heads; by this text alone they and others have roles too, mostly other ones."""
     seen = attnscope.capture(demo, STORY, request=attnscope.Request(relations=True, top_k=1, maps="all"))
     seen.export(tmp_path, figures=())
-    again, shown = load_run(tmp_path).columns, ranked(seen, seen.kept_heads(), "focus", width=200).sheet
+    again, shown = load_run(tmp_path).columns, heads_table(seen, seen.kept_heads(), "focus", width=200).sheet
     terminal = {column.title: [column.cell(row) for row in shown.rows[:24]] for column in shown.columns}
     notebook = [re.findall("<td>(.*?)</td>", row) for row in re.findall("<tr>(<td>.*?)</tr>", heads_html(seen))]
     ways = {
