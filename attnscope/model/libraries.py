@@ -17,7 +17,7 @@ import platform
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from functools import cache, wraps
@@ -192,9 +192,6 @@ def knows_interface(kind: type) -> bool:
 @cache  # what is imported stays as it is
 def _asks_interface(module: str) -> bool:
     return hasattr(sys.modules.get(module), "ALL_ATTENTION_FUNCTIONS")
-
-
-knows_interface: Callable[[type], bool] = cache(_knows_interface)  # what is imported stays as it is
 
 
 def versions() -> dict[str, str]:
