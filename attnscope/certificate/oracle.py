@@ -161,7 +161,7 @@ def layer_inputs_of(
     offloaded to where no one finds them, where an adapter changes them in another way than LoRA or brings keys and
     values, and in cross-attention where the encoder's states did not come by a known name.
 
-    >>> given_of(run, layout, config, layer).hidden_BTE.dtype
+    >>> layer_inputs_of(run, layout, config, layer).hidden_BTE.dtype
     torch.float64
     """
     if len(run.calls) > 1 or run.output_BTE is None:
