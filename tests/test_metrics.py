@@ -13,7 +13,7 @@ from attnscope.attention.operator import AttentionOperator, DenseAttention, Unif
 from attnscope.attention.spec import Visibility
 from attnscope.errors import UsageError
 from attnscope.hooks.listen import listen
-from attnscope.metrics.metrics import KNOWN, METRICS, Texts, known, measure, order_of, support, with_asked
+from attnscope.metrics.metrics import KNOWN, METRICS, Texts, measure, metric_ids, order_of, support, with_asked
 from attnscope.metrics.roles import role_of
 from helpers.families import tiny_model
 
@@ -252,7 +252,7 @@ def test_support_counts_the_rows_behind_a_score() -> None:
 
 def test_an_unknown_metric_is_refused_with_the_nearest_name() -> None:
     with pytest.raises(UsageError, match=r"'inductoin'.*'induction'"):
-        known(["inductoin"])
+        metric_ids(["inductoin"])
     with pytest.raises(UsageError, match=r"'keys_59'.*'keys_95'"):
         with_asked("keys_59", "focus")
     with pytest.raises(UsageError, match=r"^mass .*keys"):

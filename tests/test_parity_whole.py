@@ -148,7 +148,7 @@ def test_a_fault_outside_attention_fails_the_whole_alone(fault: str, folders: Ca
     report = check_parity(loaded, **texts, whole=True)
     assert (report.verdict, report.failures) == (False, [])
     assert list(report.whole.differences)[-1] == ("last_hidden_state" if family == "bert" else "logits")
-    assert report.whole.shown == (named, pytest.approx(report.whole.differences[named]))
+    assert report.whole.worst == (named, pytest.approx(report.whole.differences[named]))
     assert report.whole.differences[named] > 1e-3
 
 
@@ -337,5 +337,6 @@ def test_the_command_leaves_with_1_where_the_whole_does_not_hold(monkeypatch: py
 def test_a_second_instance_has_the_positions_that_were_set() -> None:
     loaded = load(LoadOptions(positions=1024))
     assert (
-        alone.made(whole.recipe(loaded, loaded.options)).config.rope_parameters == loaded.model.config.rope_parameters
+        alone.make_model(whole.recipe(loaded, loaded.options)).config.rope_parameters
+        == loaded.model.config.rope_parameters
     )

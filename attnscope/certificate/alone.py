@@ -71,7 +71,7 @@ def _output(model: Any, first: Tensor, inputs: Mapping[str, Any]) -> tuple[str, 
     return next((name, value) for name, value in output.items() if name != "loss")
 
 
-def made(recipe: Mapping[str, Any]) -> Any:
+def make_model(recipe: Mapping[str, Any]) -> Any:
     """The model, from its files; asked: as `whole.recipe` gives it."""
     import transformers
 
@@ -170,7 +170,7 @@ def main(folder: Path) -> None:
 
     recipe = json.loads((folder / ASKED).read_text("utf-8"))
     torch.set_num_threads(recipe["threads"])
-    model = made(recipe)
+    model = make_model(recipe)
     inputs = load_file(folder / INPUTS, device=recipe["device"])
     entering = run(model, inputs.pop(FIRST), inputs, recipe["modules"])
     save_file({name: values.contiguous().clone() for name, values in entering.items()}, folder / OUTPUT)

@@ -91,7 +91,7 @@ def check_parity(
     >>> check_parity(loaded, [1, 2, 3]).holds
     True
     """
-    heads, ids_BT = chosen(loaded, select), _ids(prompt, loaded.device)
+    heads, ids_BT = heads_by_stack(loaded, select), _ids(prompt, loaded.device)
     if (loaded.geometry.task == SEQ2SEQ) != (source is not None):
         raise UsageError(
             "an encoder-decoder reads two texts, other models one",
@@ -136,7 +136,7 @@ def check_parity(
     return replace(report, too_short=too_short(loaded, report), on_trust=on_trust(loaded, report))
 
 
-def chosen(loaded: LoadedModel, expression: str | None) -> dict[str, dict[int, tuple[int, ...]]]:
+def heads_by_stack(loaded: LoadedModel, expression: str | None) -> dict[str, dict[int, tuple[int, ...]]]:
     """The heads to compare, by stack and layer.
 
     >>> chosen(loaded, "0.0-1")
@@ -252,7 +252,7 @@ def whole_in_words(whole: WholeParity) -> str:
     >>> whole_in_words(WholeParity({"model.layers.0.self_attn": 2e-7, "logits": 0.25}, allowed=1e-5))
     'the whole model differs from a second instance by 0.25 of the norm (logits, allowed 1e-05)'
     """
-    name, off = whole.shown
+    name, off = whole.worst
     return (
         f"the whole model differs from a second instance by {off:.2g} of the norm ({name}, allowed {whole.allowed:.2g})"
     )

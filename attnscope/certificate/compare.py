@@ -214,8 +214,8 @@ class Comparison:
             try:
                 arrangement = self.arrangements.get(call.stack, PLAIN)
                 expected = from_weights(run, stack.layout, stack.config, stack.layers.get(call.layer), arrangement)
-                known = stack.layout.caveat if stack.layout else ""
-                return "full", "; ".join(filter(None, (known, run.caveat, self.rotary, blind))), expected
+                caveat = stack.layout.caveat if stack.layout else ""
+                return "full", "; ".join(filter(None, (caveat, run.caveat, self.rotary, blind))), expected
             except UnreadableError as error:
                 why = str(error)
             except MISFITS as error:

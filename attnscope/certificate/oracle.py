@@ -183,7 +183,7 @@ def layer_inputs_of(
     # All of it in the oracle's precision, so that its own rounding is no part of a difference.
     return LayerInputs(
         layout=layout,
-        parameters=adapted(run.module, {name: precise(one, device) for name, one in parameters.items()}),
+        parameters=adapted(run.module, {name: precise(matrix, device) for name, matrix in parameters.items()}),
         config=config,
         layer=layer,
         hidden_BTE=hidden_BTE,
@@ -254,8 +254,8 @@ def from_weights(
     Raises UnreadableError where the layer cannot be read so, or comes out in another shape than the model's.
     """
     if layout is None or layer is None:
-        known = {**UNREAD, **UNREAD_ENCODERS, **UNREAD_TOWERS}
-        raise UnreadableError(known.get(config.model_type, f"no layout is known for {config.model_type}"))
+        reasons = {**UNREAD, **UNREAD_ENCODERS, **UNREAD_TOWERS}
+        raise UnreadableError(reasons.get(config.model_type, f"no layout is known for {config.model_type}"))
     if arrangement.unknown:
         raise UnreadableError(arrangement.unknown)
     reading = read(layer_inputs_of(run, layout, config, layer, arrangement=arrangement))

@@ -100,7 +100,7 @@ class WholeParity:
         return all(value <= self.allowed for value in self.differences.values())
 
     @property
-    def shown(self) -> tuple[str, float]:
+    def worst(self) -> tuple[str, float]:
         """The first that is more than allowed, in the model's order; else the largest."""
         first = next((item for item in self.differences.items() if not item[1] <= self.allowed), None)
         return first or max(self.differences.items(), key=lambda item: item[1])

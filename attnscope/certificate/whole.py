@@ -115,11 +115,11 @@ def recipe(loaded: LoadedModel, options: LoadOptions) -> dict[str, Any]:
     stretched = ("rope_parameters", "max_position_embeddings") if loaded.stretched_from is not None else ()
     adapter = None
     if source.adapter is not None:
-        kept = options.adapter or ("beside" if is_quantised(loaded.model) else "merged")
+        form = options.adapter or ("beside" if is_quantised(loaded.model) else "merged")
         adapter = {
             "folder": str(source.adapter.folder),
             "embeddings": (loaded.embeddings or 0) - len(loaded.virtual),
-            "merged": kept == "merged" and not loaded.virtual,
+            "merged": form == "merged" and not loaded.virtual,
         }
     # Every choice that loading made of "auto" is said here: the second instance chooses nothing.
     return {

@@ -55,9 +55,9 @@ class MeasuredEntries(Entries):
     @property
     def named(self) -> list[str]:
         """Their ids. Raises UsageError for a name that is none."""
-        from attnscope.metrics.metrics import known
+        from attnscope.metrics.metrics import metric_ids
 
-        return known([part.strip() for part in (self.metrics or "").split(",") if part.strip()])
+        return metric_ids([part.strip() for part in (self.metrics or "").split(",") if part.strip()])
 
     def check_answered(self, otherwise: str) -> None:
         """Raise UsageError for a metric of an answer, which there is none of."""

@@ -32,10 +32,10 @@ def metrics(which: ChosenMetrics, printing: Format) -> int:
 
     With an ID: the formula of a metric, its rows, unit, range and source. In a pipe all of them, as csv.
     """
-    from attnscope.metrics.metrics import KNOWN, ROWS, known
+    from attnscope.metrics.metrics import KNOWN, ROWS, metric_ids
     from attnscope.utils.tables import as_table
 
-    chosen = [KNOWN[name] for name in (known([which.id]) if which.id else KNOWN)]
+    chosen = [KNOWN[name] for name in (metric_ids([which.id]) if which.id else KNOWN)]
     fields = ("id", "short", "formula", "unit", "range", "source", "reading")
     columns = {field: [getattr(metric, field) for metric in chosen] for field in fields}
     columns["rows"] = [ROWS[metric.rows][0] for metric in chosen]

@@ -250,8 +250,8 @@ def _streaming(width: int) -> Metric:
 
     def value(P: AttentionOperator, recent: Tensor, *first: Tensor) -> Tensor:
         query_Q = P.visible.position_Q.to(P.device)
-        gone = [mass * (query_Q - key >= width) for key, mass in enumerate(first)]  # no longer among the last
-        return recent + sum(gone)
+        dropped = [mass * (query_Q - key >= width) for key, mass in enumerate(first)]  # no longer among the last
+        return recent + sum(dropped)
 
     return Metric(
         id=f"streaming_mass_{width}",
@@ -365,10 +365,10 @@ def metrics_for(ids: Sequence[str], stack: str) -> list[str]:
 
 def questions(ids: Sequence[str], texts: Texts) -> list[Question]:
     """What these metrics ask of a layer; texts on the layer's device."""
-    return [question for name in ids for question in _asked(texts, name)]
+    return [question for name in ids for question in _questions_of(texts, name)]
 
 
-def _asked(texts: Texts, name: str) -> tuple[Question, ...]:
+def _questions_of(texts: Texts, name: str) -> tuple[Question, ...]:
     """What a metric asks, the same objects each time: their answers are then found without comparing them."""
     if name not in texts.asked:
         texts.asked[name] = KNOWN[name].asks(texts)
@@ -378,7 +378,7 @@ def _asked(texts: Texts, name: str) -> tuple[Question, ...]:
 def row_values(P: AttentionOperator, texts: Texts, answers: Mapping[Question, Any], name: str) -> Tensor:
     """One metric before it is averaged: a value per row, broadcastable to (B, H, Q)."""
     metric = KNOWN[name]
-    results = [answers[question] for question in _asked(texts, name)]
+    results = [answers[question] for question in _questions_of(texts, name)]
     extras = metric.extras(P, texts) if metric.extras else ()
     return metric.value(P, *results, *extras) if metric.value else results[0]
 
@@ -443,7 +443,7 @@ def with_asked(text: str | None, sort: str) -> tuple[str, ...]:
 
     Raises UsageError for a name that is no metric, and for `mass`, which keys ask for.
     """
-    ids = known([part.strip() for part in (text or "").split(",") if part.strip()])
+    ids = metric_ids([part.strip() for part in (text or "").split(",") if part.strip()])
     if MASS.id in ids:
         raise UsageError("mass is measured where keys are named", "name them with {key}")
     chosen = {*ids, order_of(sort)[0]}
@@ -453,9 +453,9 @@ def with_asked(text: str | None, sort: str) -> tuple[str, ...]:
 COLUMNS = {"layer": "layer", "top_key_mass": "top key"}  # of heads, which order them too, and their short names
 
 
-def known(ids: Sequence[str]) -> list[str]:
+def metric_ids(ids: Sequence[str]) -> list[str]:
     """The metrics of these ids or short names, by id. Raises UsageError that names the nearest."""
-    return [_named(name, {metric.id: metric.short for metric in KNOWN.values()}) for name in ids]
+    return [_id_of(name, {metric.id: metric.short for metric in KNOWN.values()}) for name in ids]
 
 
 def order_of(sort: str) -> tuple[str, bool]:
@@ -466,11 +466,11 @@ def order_of(sort: str) -> tuple[str, bool]:
     >>> order_of("-prev")
     ('previous_token', True)
     """
-    name = _named(sort.removeprefix("-"), {metric.id: metric.short for metric in KNOWN.values()} | COLUMNS)
+    name = _id_of(sort.removeprefix("-"), {metric.id: metric.short for metric in KNOWN.values()} | COLUMNS)
     return name, name == "layer" or sort.startswith("-")
 
 
-def _named(name: str, shorts: Mapping[str, str]) -> str:
+def _id_of(name: str, shorts: Mapping[str, str]) -> str:
     ids = {name.replace(" ", "_"): id for id, short in shorts.items() for name in (short, id)}
     id = ids.get(name.replace(" ", "_"))
     if id is None:

@@ -83,9 +83,9 @@ def role_of(
 
     score, uniform: {metric: value}, NaN for null. support: {kind of rows: how many the text has}. kind: its stack.
     """
-    shown = [role for role in roles_for(stack) if support[role.rows] >= role.needed]
-    without = OTHER if len(shown) == len(roles_for(stack)) else NONE
-    return next((role.name for role in shown if role.holds(score, uniform)), without)
+    supported = [role for role in roles_for(stack) if support[role.rows] >= role.needed]
+    without = OTHER if len(supported) == len(roles_for(stack)) else NONE
+    return next((role.name for role in supported if role.holds(score, uniform)), without)
 
 
 def roles_of(
@@ -96,9 +96,9 @@ def roles_of(
 ) -> np.ndarray:
     """`role_of` for many heads of one stack at once: columns (heads,) in, names (heads,) out."""
     roles = roles_for(stack)
-    shown = [support[role.rows] >= role.needed for role in roles]
-    names = np.where(np.all(shown, axis=0), OTHER, NONE).astype(object)
-    for role, there in reversed(list(zip(roles, shown, strict=True))):  # the first rule that holds is written last
+    supported = [support[role.rows] >= role.needed for role in roles]
+    names = np.where(np.all(supported, axis=0), OTHER, NONE).astype(object)
+    for role, there in reversed(list(zip(roles, supported, strict=True))):  # the first rule that holds is written last
         names[there & role.holds(score, uniform)] = role.name
     return names
 

@@ -192,7 +192,7 @@ def apply_mask(logits_HQK: Tensor, mask: Tensor | None) -> Tensor:
 def softmax(logits_HQK: Tensor, sinks_H: Tensor | None = None) -> Tensor:
     """exp(logits) / sum(exp(logits)) over the keys, the sink's share dropped; a row of nothing but -inf is zeros.
 
-    Same shape as it came. sinks: (H,), or one number for logits without a head dim.
+    The shape stays. sinks: (H,), or one number for logits without a head dim.
 
     >>> softmax(torch.zeros(1, 1, 3), sinks_H=torch.zeros(1))
     tensor([[[0.2500, 0.2500, 0.2500]]])

@@ -413,7 +413,7 @@ def _clipped(inputs: LayerInputs, x: Tensor) -> Tensor:
 
 
 def _normed(inputs: LayerInputs, name: str, x: Tensor) -> Tensor:
-    """x normed by the parameters of this name, as it came where the module has none; `*` is a norm without weights."""
+    """x normed by the parameters of this name, unchanged where the module has none; `*` is a norm without weights."""
     layout = inputs.layout
     weight, bias = norm_parameters(inputs.parameters, name)
     if weight is None and name != "*":

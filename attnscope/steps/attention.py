@@ -202,8 +202,8 @@ def attention_steps(attention: Attention, head: int, query: int, observed: Obser
         "softmax": observed.check("weights, all heads", shares_HQK, observed.weights_HQK),
         "weighted values": observed.check("output of each head", attention.heads_HQV, observed.heads_HQV),
     }
-    seen, keys = int(visible_QK[query].sum()), visible_QK.shape[1]
-    return [step.step(values, checks.get(step.name, ()), keys=keys, sight=sight(seen, keys)) for step in words]
+    visible, keys = int(visible_QK[query].sum()), visible_QK.shape[1]
+    return [step.step(values, checks.get(step.name, ()), keys=keys, sight=sight(visible, keys)) for step in words]
 
 
 def concatenation(heads_HQV: Tensor, head: int, checks: tuple[Check, ...] = ()) -> Step:
@@ -277,11 +277,11 @@ def before_scores(
             steps.append(replace(step, numbers=(*changes, *step.numbers)))
             heads = after
     # q, k and v as they meet against what the model's attention received, on the last step that made them
-    seen = observed.with_scale(operands.scale)
+    scaled = observed.with_scale(operands.scale)
     checks = list(steps[-1].checks)
-    for name, ours, theirs in zip("qkv", heads, (seen.q_HQD, seen.k_GKD, seen.v_GKV), strict=True):
+    for name, ours, theirs in zip("qkv", heads, (scaled.q_HQD, scaled.k_GKD, scaled.v_GKV), strict=True):
         if theirs is not None:  # families that repeat a kv head for each of its query heads pass more than they have
-            checks += seen.check(f"{name}, all heads", ours, theirs[:: len(theirs) // len(ours)])
+            checks += scaled.check(f"{name}, all heads", ours, theirs[:: len(theirs) // len(ours)])
     steps[-1] = replace(steps[-1], checks=tuple(checks))
     of_text = replace(operands, q_HQD=heads.q_HTD, k_GKD=heads.k_GTD, v_GKV=heads.v_GTV)
     return steps, Attention(of_text, inputs.layout.sinks_in_weights)
@@ -294,13 +294,13 @@ def after_values(inputs: LayerInputs, heads_HTV: Tensor, head: int, observed: Ob
     checks = observed.check("heads side by side", _side_by_side(heads_HTV), others_TE)
     if inputs.layout.gate:
         gated_HTV = stages.gated_BTHV[0].transpose(0, 1)
-        shown = zip(("before the gate", "after the gate"), (heads_HTV[head], gated_HTV[head]), strict=True)
+        both = zip(("before the gate", "after the gate"), (heads_HTV[head], gated_HTV[head]), strict=True)
         steps.append(
             Step(
                 "gate",
                 "output of the head × gate(x)",
                 "This family lets each token damp what its heads found before they are mixed.",
-                tuple(numbers(name, "token dim", x_TV) for name, x_TV in shown),
+                tuple(numbers(name, "token dim", x_TV) for name, x_TV in both),
             )
         )
         heads_HTV, checks = gated_HTV, ()
@@ -399,14 +399,14 @@ def _positions(inputs: LayerInputs, noted: Mapping[str, Any]) -> Step:
     far = [(start + pair, start + pair + half) for pair in range(half)]
     ways = {"half": (far, far), "interleaved": (near, near), "deinterleaved": (near, far)}[layout.rotary]
     places = np.array([(*a, *b) for a, b in zip(*ways, strict=True)])
-    shown = numbers("angle t", "token pair", angle_TM), Numbers("places of a and b", ("pair", "place"), places)
-    return replace(step, why=f"{step.why}{stretched}.", numbers=shown)
+    arrays = numbers("angle t", "token pair", angle_TM), Numbers("places of a and b", ("pair", "place"), places)
+    return replace(step, why=f"{step.why}{stretched}.", numbers=arrays)
 
 
 def _output(inputs: LayerInputs, stages: OutputStages, observed: Observed) -> Step:
     layout, width = inputs.layout, stages.gated_BTHV[0, 0].numel()
     output_TE, product = stages.output_BTE[0], f"[heads] W_O{_bias(inputs, layout.out)}"
-    if not layout.out:
+    if not layout.out:  # then what the module gives back is all that there is to see of it
         return Step(
             "output projection",
             "[heads] W_O",
@@ -415,10 +415,11 @@ def _output(inputs: LayerInputs, stages: OutputStages, observed: Observed) -> St
             missing="this family projects in another module; its attention gives back the heads side by side",
         )
     why = "A last matrix mixes what the heads found, back to the width of the model: what attention adds to the token."
-    shown: tuple[Numbers, ...] = (numbers("y", "token dim", output_TE),)
+    arrays: tuple[Numbers, ...] = (numbers("y", "token dim", output_TE),)
+    # A few families add and norm inside the module, where others leave that to the block.
     if layout.residual:
         product += " + x"
-        shown = (numbers("[heads] W_O", "token dim", stages.projected_BTE[0]), *shown)
+        arrays = (numbers("[heads] W_O", "token dim", stages.projected_BTE[0]), *arrays)
         why += " This family's module adds the token's own vector itself."
     if layout.out_norm:
         product = f"layer norm({product})"
@@ -427,7 +428,7 @@ def _output(inputs: LayerInputs, stages: OutputStages, observed: Observed) -> St
         "output projection",
         f"y = {product}   {width} → {output_TE.shape[-1]}",
         why,
-        shown,
+        arrays,
         observed.check("output of the layer's attention", output_TE, observed.output_QE),
     )
 

@@ -56,9 +56,11 @@ def explain_toy(head: int = 0, query: int = 3) -> Explanation:
     attention = Attention(Operands(q_HTD, k_HTD, v_HTD, q_HTD.shape[-1] ** -0.5, mask_QK))
     # Torch makes all of it from the same vectors and matrices, by functions of its own.
     observed = _torch(x_TE, matrices)
+    # What the last step gives: the heads side by side, through W_O.
     first = 2 * head
     concat_TE = attention.heads_HQV.transpose(0, 1).flatten(-2)
     output_TE = concat_TE @ matrices["W_O"]
+    # Words and numbers of each step together, so that the toy reads as the page does that shows it.
     steps = (
         Step(
             "token vectors",
