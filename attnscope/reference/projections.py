@@ -227,51 +227,32 @@ QKV = tuple[Tensor, Tensor, Tensor]
 
 def _separate(inputs: LayerInputs) -> QKV:
     """Three projections, each a row of heads."""
-    layout, x, layer = inputs.layout, inputs.hidden_BTE, inputs.layer
-    q = inputs.linear(layout.q, x)
+    layout, layer = inputs.layout, inputs.layer
+    q_BTHD = inputs.linear(layout.q, inputs.hidden_BTE).unflatten(-1, (layer.heads, -1))
+    if layout.split == "gated_query":  # a gate comes after each head's query, and is applied at the end
+        q_BTHD = q_BTHD.chunk(2, dim=-1)[0]
     if inputs.shared is not None:
         k_BGTD, v_BGTV = inputs.shared
-        return q.unflatten(-1, (layer.heads, -1)), k_BGTD.transpose(1, 2), v_BGTV.transpose(1, 2)
+        return q_BTHD, k_BGTD.transpose(1, 2), v_BGTV.transpose(1, 2)
     k = inputs.linear(layout.k, inputs.keyed_BSE)
     # Gemma 4's global layers have no values of their own: they are the keys before norm and rotation
     v = inputs.linear(layout.v, inputs.keyed_BSE) if f"{layout.v}.weight" in inputs.parameters else k
-    return (
-        q.unflatten(-1, (layer.heads, -1)),
-        k.unflatten(-1, (layer.kv_heads, -1)),
-        v.unflatten(-1, (layer.kv_heads, -1)),
-    )
+    return q_BTHD, k.unflatten(-1, (layer.kv_heads, -1)), v.unflatten(-1, (layer.kv_heads, -1))
 
 
-def _gated_query(inputs: LayerInputs) -> QKV:
-    """Separate, but each head's query projection brings a gate after the query (the gate is applied at the end)."""
-    q_BTHM, k, v = _separate(inputs)
-    return q_BTHM.chunk(2, dim=-1)[0], k, v
-
-
-def _concat(inputs: LayerInputs) -> QKV:
-    """[all of q | all of k | all of v]."""
-    fused, layer = inputs.linear(inputs.layout.fused, inputs.hidden_BTE), inputs.layer
-    heads = fused.unflatten(-1, (layer.heads + 2 * layer.kv_heads, -1))
-    return heads.split([layer.heads, layer.kv_heads, layer.kv_heads], dim=-2)
-
-
-def _per_head(inputs: LayerInputs) -> QKV:
-    """Head by head: its q, its k, its v."""
-    fused = inputs.linear(inputs.layout.fused, inputs.hidden_BTE)
-    return fused.unflatten(-1, (inputs.layer.heads, 3, -1)).unbind(-2)
-
-
-def _grouped(inputs: LayerInputs) -> QKV:
-    """Kv head by kv head: the queries that share it, its k, its v (Falcon's new decoder)."""
-    fused, layer = inputs.linear(inputs.layout.fused, inputs.hidden_BTE), inputs.layer
-    groups = fused.unflatten(-1, (layer.kv_heads, layer.heads // layer.kv_heads + 2, -1))
-    return groups[..., :-2, :].flatten(-3, -2), groups[..., -2, :], groups[..., -1, :]
-
-
-def _four_blocks(inputs: LayerInputs) -> QKV:
-    """Four blocks, for four TPU cores, each [q | v | k] of a quarter of the heads (CodeGen)."""
-    fused = inputs.linear(inputs.layout.fused, inputs.hidden_BTE)
-    q, v, k = fused.unflatten(-1, (4, 3, inputs.layer.heads // 4, -1)).unbind(-3)
+def _fused(inputs: LayerInputs) -> QKV:
+    """One projection for all three, which families lay out each in their way."""
+    fused, layer, split = inputs.linear(inputs.layout.fused, inputs.hidden_BTE), inputs.layer, inputs.layout.split
+    if split == "concat":  # all of q, all of k, all of v
+        heads = fused.unflatten(-1, (layer.heads + 2 * layer.kv_heads, -1))
+        return heads.split([layer.heads, layer.kv_heads, layer.kv_heads], dim=-2)
+    if split == "per_head":  # head by head: its q, its k, its v
+        return fused.unflatten(-1, (layer.heads, 3, -1)).unbind(-2)
+    if split == "grouped":  # kv head by kv head: the queries that share it, its k, its v (Falcon's new decoder)
+        groups = fused.unflatten(-1, (layer.kv_heads, layer.heads // layer.kv_heads + 2, -1))
+        return groups[..., :-2, :].flatten(-3, -2), groups[..., -2, :], groups[..., -1, :]
+    # four blocks, for four TPU cores, each q, v, k of a quarter of the heads (CodeGen)
+    q, v, k = fused.unflatten(-1, (4, 3, layer.heads // 4, -1)).unbind(-3)
     return q.flatten(-3, -2), k.flatten(-3, -2), v.flatten(-3, -2)
 
 
@@ -304,11 +285,7 @@ def _latent(inputs: LayerInputs) -> QKV:
 
 
 SPLITS: Mapping[str, Callable[[LayerInputs], QKV]] = {
-    "separate": _separate,
-    "gated_query": _gated_query,
-    "concat": _concat,
-    "per_head": _per_head,
-    "grouped": _grouped,
-    "four_blocks": _four_blocks,
+    **dict.fromkeys(("separate", "gated_query"), _separate),
+    **dict.fromkeys(("concat", "per_head", "grouped", "four_blocks"), _fused),
     "latent": _latent,
 }
