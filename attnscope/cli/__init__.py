@@ -6,17 +6,11 @@ import gc
 import io
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from attnscope.errors import LINES, AttnscopeError, is_panic, visible
 from attnscope.utils import signals
-
-if TYPE_CHECKING:
-    import typer
-
-    from attnscope.cli.groups import Parameter
 
 USAGE = 2
 BROKEN_MODEL = 3
@@ -80,7 +74,9 @@ def _dispatch(arguments: list[str]) -> int:
     except SystemExit as left:  # completion
         return int(left.code or 0)
     except typer.TyperException as error:
-        return _refuse(error, arguments)
+        from attnscope.cli.refusals import refusal
+
+        return _say(refusal(error, arguments), error.exit_code)
 
 
 def _in_words(error: AttnscopeError, arguments: Sequence[str]) -> str:
@@ -88,33 +84,19 @@ def _in_words(error: AttnscopeError, arguments: Sequence[str]) -> str:
 
     Where no step is left, the hint is of the first command that has its options.
     """
-    from attnscope.cli.app import COMMANDS
+    from attnscope.cli.app import COMMANDS, module_of
+    from attnscope.cli.groups import parameters
 
     called = arguments[0] if arguments else ""
     if called not in COMMANDS:
         return error.for_shell()
     for name in (called, *COMMANDS):
-        options = _options(name)
+        options = parameters(*getattr(module_of(name), name).groups)  # its settings among them
         hint = error.steps({one.key for one in options.values()})
         if hint or not error.hint:
             hint += f", which `attnscope {name}` takes" * (name != called)
             return AttnscopeError(error.message, hint).for_shell()
     return AttnscopeError(error.message, f"`attnscope {called} --help all` lists all options").for_shell()
-
-
-def _options(command: str) -> Mapping[str, Parameter]:
-    """The options of a command, its settings among them, by field."""
-    from attnscope.cli.app import module_of
-    from attnscope.cli.groups import parameters
-
-    return parameters(*getattr(module_of(command), command).groups)
-
-
-def _refuse(error: typer.TyperException, arguments: Sequence[str]) -> int:
-    """What typer itself refuses, in one line."""
-    from attnscope.cli.refusals import refusal
-
-    return _say(refusal(error, arguments), error.exit_code)
 
 
 def _stopped(number: int, kept: str = "") -> int:

@@ -24,7 +24,6 @@ from attnscope.cli.scan import Studied
 from attnscope.cli.study import show_cost
 from attnscope.cli.study_tables import (
     ablation_notes,
-    first_sets,
     interval_notes,
     pairs_sheet,
     prune_sheet,
@@ -161,8 +160,10 @@ def print_answer(record: Any, on: On, measured: Measured) -> int:
     format = output.wanted_format(measured.format)
     kind, table = record.stem, record.table()
     if kind == "ablation":
-        output.emit(first_sets(table, on.limit(format)), format, lambda: sets_sheet(record, on.shown))
-        sets = table["set"].unique()
+        names, sets = table["set"].to_pylist(), table["set"].unique()
+        first = sets.slice(0, on.limit(format)).to_pylist()
+        table = table.slice(0, sum(name in first for name in names))
+        output.emit(table, format, lambda: sets_sheet(record, on.shown))
         rest = on.rest(len(sets.slice(0, on.shown)), len(sets), "sets") if format == "table" else []
         lines = [*rest, *ablation_notes(record)]
     else:

@@ -272,7 +272,12 @@ def repeated(context: typer.Context, groups: tuple[type, ...], settings: Mapping
     from attnscope.export.manifest import AROUND, read_manifest
 
     path = context.params["from_"]
-    said = _options(read_manifest(path), path)
+    manifest = read_manifest(path)
+    model, options = manifest.get("model"), manifest.get("options")
+    if not isinstance(model, Mapping) or not isinstance(options, Mapping):
+        raise UsageError(f"{path} lacks the model or the options of a run", "name another manifest")
+    commit = {"revision": model["revision"]} if model.get("revision") else {}  # the hub may have moved on
+    said = {"model": model.get("name"), **options, **commit}
     found = {
         name: option
         for name, option in parameters(*groups).items()
@@ -290,15 +295,6 @@ def repeated(context: typer.Context, groups: tuple[type, ...], settings: Mapping
     changed = f"; changed here: {', '.join([*texts, *changes])}"
     output.log(f"settings from {path}{changed if texts or changes else ''}", context.params["quiet"])
     return {name: value for name, value in values.items() if name not in given}
-
-
-def _options(said: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """The options of a manifest, and the model itself, of which the hub may have moved on."""
-    model, options = said.get("model"), said.get("options")
-    if not isinstance(model, Mapping) or not isinstance(options, Mapping):
-        raise UsageError(f"{path} lacks the model or the options of a run", "name another manifest")
-    commit = {"revision": model["revision"]} if model.get("revision") else {}
-    return {"model": model.get("name"), **options, **commit}
 
 
 def tokens_of(path: Path) -> Prompt | Sound:
@@ -325,9 +321,6 @@ def tokens_of(path: Path) -> Prompt | Sound:
     return sound
 
 
-CONTEXT = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
-
-
 def with_options(
     *groups: type,
     file: tuple[type, ...] = (),
@@ -343,7 +336,8 @@ def with_options(
         @takes(Loading, Top)
         def command(loading: Loading, top: Top) -> int: ...
     """
-    options = for_typer(*groups, *[Settings] * bool(settings_of(groups)))
+    context = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
+    options = [context, *for_typer(*groups, *[Settings] * bool(settings_of(groups)))]
     keys = keys_of(*file, *groups)
 
     def give(run: Callable[..., int]) -> Callable[..., int]:
@@ -371,7 +365,7 @@ def with_options(
 
         command.__name__, command.__doc__ = run.__name__, run.__doc__
         command.groups = groups  # type: ignore[attr-defined]
-        made: Callable[..., int] = signed(command, [CONTEXT, *options])
-        return made
+        signed(command, options)
+        return command
 
     return give

@@ -84,12 +84,7 @@ def examined() -> dict[str, Any]:
         "threads": {"torch": torch.get_num_threads(), "cores": os.cpu_count()},
         "fonts": {script: next(iter(families), None) for script, families in fonts.items()},
         "browser": _browser(),
-        "cache": {
-            "folder": _tilde(str(folder)),
-            "models": len(models),
-            "bytes": used,
-            "free_bytes": _room(folder),
-        },
+        "cache": {"folder": _tilde(str(folder)), "models": len(models), "bytes": used, "free_bytes": _room(folder)},
         "environment": {name: _tilde(os.environ[name]) for name in VARIABLES if name in os.environ},
     }
 

@@ -21,23 +21,11 @@ DEPTH = "depth"  # of a text, and of a dataset
 
 
 @option_group
-class Image:
-    """What kind of file a figure is."""
+class Look:
+    """What kind of file a figure is, and how every figure looks."""
 
     panel = "Figures"
     image: Annotated[Literal["png", "svg", "pdf"], "File format of figures.", HELD, DRAWN] = "png"
-
-    def style(self, command: str = "") -> Style:
-        """How figures are drawn; command: what the files say made them."""
-        from attnscope.figures import About, Style
-
-        return fill(Style, self, about=About(command=command))
-
-
-@option_group
-class Look(Image):
-    """How every figure looks."""
-
     title: Annotated[str | None, "Placed before each figure's own title.", "TITLE", DRAWN, SETTING] = None
     caption: Annotated[
         bool | None,
@@ -79,10 +67,11 @@ class Look(Image):
             find_cmap(self.cmap)
 
     def style(self, command: str = "") -> Style:
-        """How figures are drawn; those for a paper have the dots that one asks for."""
+        """How figures are drawn, those for a paper with its dots; command: what the files say made them."""
+        from attnscope.figures import About, Style
         from attnscope.figures.style import PRINT_DPI
 
-        style = super().style(command)
+        style = fill(Style, self, about=About(command=command))
         return replace(style, dpi=PRINT_DPI) if style.in_print and self.dpi is None else style
 
 
@@ -129,8 +118,8 @@ def names(text: str | None, known: tuple[str, ...], option: str) -> tuple[str, .
 
 
 @option_group
-class Kinds:
-    """Which figures are drawn."""
+class Drawing(Map):
+    """Which figures are drawn, and how many heatmaps."""
 
     panel = "Figures"
     figures: Annotated[
@@ -140,6 +129,12 @@ class Kinds:
         "KINDS",
         FIRST,
     ] = None
+    per_head_scale: Annotated[bool, "One colour scale per head, not per figure.", SETTING] = False
+    bin: Annotated[Literal["sum", "max"], "How texts over 200 tokens are binned.", SETTING] = "sum"
+
+    def maps(self) -> MapFields:
+        """The fields of `Request` that say how maps are kept."""
+        return {"bin_rule": self.bin, "split_sink": self.sink == "mask"}
 
     def kinds(self, question: Question) -> tuple[str, ...] | None:
         """The kinds that were named, None where none were. Raises UsageError for one that cannot be drawn."""
@@ -165,18 +160,6 @@ def kinds_of_file(kinds: tuple[str, ...] | None, select: str | None, file: Path)
         hint = "choose a head, --select L1H4, or a figure, --figures overview; or name a folder"
         raise UsageError(f"{file} is one picture, and {several}", hint)
     return kinds
-
-
-@option_group
-class Drawing(Kinds, Map):
-    """How many heatmaps are drawn."""
-
-    per_head_scale: Annotated[bool, "One colour scale per head, not per figure.", SETTING] = False
-    bin: Annotated[Literal["sum", "max"], "How texts over 200 tokens are binned.", SETTING] = "sum"
-
-    def maps(self) -> MapFields:
-        """The fields of `Request` that say how maps are kept."""
-        return {"bin_rule": self.bin, "split_sink": self.sink == "mask"}
 
 
 def place_of_pictures(folder: Path, out: Path | None) -> Path:

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from rich.console import Group
 
     from attnscope.model.options import LoadOptions
-    from attnscope.observe.choice import Case
 
 SIZES = ("heads", "kv_heads", "head_dim", "value_dim")
 EXAMPLES = ("attnscope info demo", "attnscope info demo --tokens 9,2048,131072 --format json")
@@ -116,7 +115,8 @@ def describe(
     """
     from attnscope.hooks.engines import ENGINES, eager_bytes, fused_bytes
     from attnscope.model.families import family
-    from attnscope.observe.choice import SHARE, Case
+    from attnscope.observe.choice import SHARE, Case, automatic
+    from attnscope.observe.request import Request
 
     # On the CPU `auto` is float32, whatever the checkpoint has: what an engine takes follows from that.
     (device, dtype), (weights, free) = where, room
@@ -129,6 +129,11 @@ def describe(
     attention = [(stack, layer) for stack, layer in every if layer.attention]
     of_text = sum(layer.heads for layers in geometry.in_every_pass.values() for layer in layers.values())
     # What each engine would take: facts of the geometry, while what `auto` takes depends on what is free now.
+    fits = [free is not None and eager_bytes(geometry, length, width) <= free * SHARE for length in lengths]
+    choices = [
+        (length, None if free is None else automatic(case, length, Request(), fits=small))
+        for length, small in zip(lengths, fits, strict=True)
+    ]
     return {
         "model": name,
         "type": geometry.model_type,
@@ -161,22 +166,11 @@ def describe(
                     name: engine.bytes(geometry, length, width, device=device) for name, engine in ENGINES.items()
                 },
                 "all_matrices_bytes": of_text * length * length * width,
-                "auto": None
-                if free is None
-                else _auto(case, length, eager_bytes(geometry, length, width) <= free * SHARE),
+                "auto": choice and {"engine": choice.engine.name, "words": choice.words},
             }
-            for length in lengths
+            for length, choice in choices
         ],
     }
-
-
-def _auto(case: Case, length: int, fits: bool) -> dict[str, str]:
-    """What `heads --engine auto` would take now."""
-    from attnscope.observe.choice import automatic
-    from attnscope.observe.request import Request
-
-    choice = automatic(case, length, Request(), fits=fits)
-    return {"engine": choice.engine.name, "words": choice.words}
 
 
 def _free(options: LoadOptions, device: str) -> int | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from attnscope.cli import output
 from attnscope.cli.config import with_options
@@ -16,10 +16,6 @@ from attnscope.cli.relations import relations_sheet
 from attnscope.cli.single import export_text, observe_text, report_checks
 from attnscope.metrics.roles import SINK_MASS
 from attnscope.utils.folders import TABLES
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-    from rich.table import Table as RichTable
 
 TOP_KEY = "top key of"  # the heading of the column `resting` on a terminal
 EXAMPLES = (
@@ -42,12 +38,6 @@ LEGEND = (
 )
 
 
-def keys_sheet(table: pa.Table, top: int | None) -> RichTable:
-    """The tokens that receive most first, with every head that gives them most."""
-    titles = [TOP_KEY if name == "resting" else name for name in table.column_names]
-    return relations_sheet(table.rename_columns(titles), top, wrapped=TOP_KEY)
-
-
 @with_options(TextRun, Heads, Top, Listing, file=GROUPS)
 def keys(asked: TextRun, chosen: Heads, top: Top, printing: Listing) -> int:
     """What every token receives as a key, and from which heads most.
@@ -65,7 +55,8 @@ def keys(asked: TextRun, chosen: Heads, top: Top, printing: Listing) -> int:
     seen = observe_text(asked, chosen, printing, options, Request(view=chosen.view(), metrics=()))
     table = seen.key_table()
     export_text(seen, printing, options=options, figures=(), keys=True)
-    sheet = partial(keys_sheet, table, top.shown)
+    titles = [TOP_KEY if name == "resting" else name for name in table.column_names]
+    sheet = partial(relations_sheet, table.rename_columns(titles), top.shown, wrapped=TOP_KEY)
     output.emit_first(table, top, format, sheet, printing.quiet, printing.spreadsheet)
     for line in LEGEND if format == "table" else ():
         output.log(line, printing.quiet)

@@ -416,16 +416,10 @@ class Quiet:
 
 
 @option_group
-class Verbose:
-    """Whether messages of other libraries are printed."""
+class Noise(Quiet):
+    """Which messages stderr gets, those of other libraries among them."""
 
-    panel = "Messages"
     verbose: Annotated[bool, "Show library warnings and tracebacks.", UNRECORDED] = False
-
-
-@option_group
-class Noise(Verbose, Quiet):
-    """Which messages stderr gets."""
 
 
 @option_group

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 from attnscope.cli import output
 from attnscope.cli.config import with_options
@@ -17,7 +17,7 @@ from attnscope.cli.load_options import Loading
 from attnscope.cli.options import Config, Exporting, Format, Seed
 from attnscope.cli.output import Top
 from attnscope.cli.study import show_cost
-from attnscope.cli.study_tables import contrasts, effects_at, left_out, probe_names, scanned_sheet
+from attnscope.cli.study_tables import contrasts, effects_at, left_out, scanned_sheet
 from attnscope.errors import UsageError
 from attnscope.utils import display as cells
 from attnscope.utils.signals import unwinding
@@ -126,11 +126,12 @@ def scan(scanned: Scanned, probing: Probing, kept: Kept, look: Look) -> int:
     output.complain_through_talk(kept.quiet)
     silence_libraries(kept.verbose)
     pool = None if probing.pool is None else read_ids(str(probing.pool))
-    given = ScanFiles(pool, None if probing.texts is None else [item.text for item in texts_in(probing.texts)])
+    texts = None if probing.texts is None else [item.text for item in texts_in(probing.texts)]
+    files = {"pool": pool, "texts": texts}
     style = look.style(command_line("scan", scanned, probing, look))
     if len(scanned.revisions) > 1:
-        return scan_each(scanned, given, probing, kept, style)
-    found = scan_one(scanned.load_options(), given, probing, kept, style)
+        return scan_each(scanned, files, probing, kept, style)
+    found = scan_one(scanned.load_options(), files, probing, kept, style)
     if found is None:
         return 0
     atlas = found.atlas
@@ -146,15 +147,11 @@ def scan(scanned: Scanned, probing: Probing, kept: Kept, look: Look) -> int:
     return 0
 
 
-class ScanFiles(NamedTuple):
-    """What was read of files: the token ids of --pool, the texts of --texts."""
+def scan_one(options: LoadOptions, files: dict[str, Any], probing: Probing, kept: Kept, style: Style) -> Scan | None:
+    """Load one model and scan it; None where its cost is all that was asked for.
 
-    pool: list[int] | None
-    texts: list[str] | None
-
-
-def scan_one(options: LoadOptions, given: ScanFiles, probing: Probing, kept: Kept, style: Style) -> Scan | None:
-    """Load one model and scan it; None where its cost is all that was asked for."""
+    files: what was read of them, the token ids of --pool and the texts of --texts.
+    """
     from attnscope.model.loading import load
 
     with output.progress(f"loading {cells.model_name(str(options.model))}", None, kept.quiet):
@@ -162,10 +159,10 @@ def scan_one(options: LoadOptions, given: ScanFiles, probing: Probing, kept: Kep
 
     from attnscope.api.scan import ScanOptions, run_scan, study_of
 
-    asked = fill(ScanOptions, probing, pool=given.pool, texts=given.texts, out=kept.out, force=kept.force)
+    asked = fill(ScanOptions, probing, **files, out=kept.out, force=kept.force)
     study = study_of(loaded, asked, probing.drawn)
     if probing.probe not in (None, *study.planned.probes):
-        known = probe_names(study.planned.probes)
+        known = "; ".join(study.planned.probes)  # some names have a comma
         raise UsageError(f"there is no probe {probing.probe!r}", f"the probes are {known}")
     output.log(loaded.line, kept.quiet)
     cost = study.cost()
@@ -177,7 +174,7 @@ def scan_one(options: LoadOptions, given: ScanFiles, probing: Probing, kept: Kep
         return run_scan(study, asked, output.TerminalProgress(kept.quiet), style)
 
 
-def scan_each(scanned: Scanned, given: ScanFiles, probing: Probing, kept: Kept, style: Style) -> int:
+def scan_each(scanned: Scanned, files: dict[str, Any], probing: Probing, kept: Kept, style: Style) -> int:
     """One scan per revision, each model gone before the next is loaded; then all of them side by side."""
     from attnscope.export.study_figures import TABLE, folder_of, save_checkpoints, stacked
     from attnscope.utils.folders import refuse_other_kind
@@ -189,7 +186,7 @@ def scan_each(scanned: Scanned, given: ScanFiles, probing: Probing, kept: Kept, 
         output.log(f"revision {revision}, {number} of {len(scanned.revisions)}", kept.quiet)
         options = replace(scanned.load_options(), revision=revision)
         here = replace(kept, out=kept.out and folder_of(kept.out, revision))
-        found = scan_one(options, given, probing, here, style)
+        found = scan_one(options, files, probing, here, style)
         if found is None:
             return 0  # what one costs, the others cost
         atlases[revision] = found.atlas

@@ -23,7 +23,6 @@ from attnscope.utils import display as cells
 from attnscope.utils.display import Column, Row, Sheet, number_of
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from rich.console import Group, RenderableType
 
     from attnscope.api.why_record import Why
@@ -141,13 +140,6 @@ def ablation_notes(result: Ablation) -> list[str]:
     if few:
         lines.append(f"fewer random sets than {facts['random_asked']}, for lack of other heads: {', '.join(few)}")
     return lines
-
-
-def first_sets(table: pa.Table, limit: int | None) -> pa.Table:
-    """The rows of so many sets, the first ones; of all where limit is None."""
-    names = table["set"].to_pylist()
-    kept = list(dict.fromkeys(names))[:limit]
-    return table.slice(0, sum(name in kept for name in names))
 
 
 def sets_sheet(result: Ablation, top: int | None) -> Sheet:
@@ -330,7 +322,6 @@ def differences_sheet(result: Comparison, places: Sequence[int], width: int) -> 
     return Sheet(rows, [column for column, end in zip(columns, ends, strict=True) if end <= width])
 
 
-AT_ONCE = "intervals and p: of all cuts at once; positive: in how many texts the look helped"
 ALIKE: Mapping[NullKind, str] = {"permuted": "other keys", "heads": "other heads"}
 NULLS = {
     "permuted": "other keys: where the same weights lie on other keys and are cut there, 95 % of the effects, and p",
@@ -340,25 +331,23 @@ NULLS = {
 
 def knockout_notes(result: KnockoutResult, geometry: Geometry) -> list[str]:
     """What a reader of the table has to know, and what was measured without a cut."""
-    facts, unit = result.facts, result.facts["measure"]["unit"]
-    intact = f"intact {facts['intact']:.3f} {unit}, {number_of(len(result.cases), 'text')}"
-    return [*cautions(result, geometry), intact]
+    intact = f"intact {result.facts['intact']:.3f} {result.facts['measure']['unit']}"
+    return [*cautions(result, geometry), f"{intact}, {number_of(len(result.cases), 'text')}"]
 
 
 def cautions(result: KnockoutResult, geometry: Geometry) -> list[str]:
     """How the numbers are read, and what they do not say."""
     facts, unit = result.facts, result.facts["measure"]["unit"]
     lines = [f"effect: what the answer loses without these edges, positive where the look helped, in {unit}"]
-    lines += [AT_ONCE] * has_intervals(result) + _null_lines(result)
+    at_once = "intervals and p: of all cuts at once; positive: in how many texts the look helped"
+    lines += [at_once] * has_intervals(result) + _null_lines(result)
     lines.append("an edge is cut, and not what it carries: later layers and other positions may still bring that")
     if any(0 in case.keys for case in result.cases):
         lines.append("key 0 is often a sink: to cut it harms whatever the head does")
     if facts["emptied"]:
         lines.append(f"rows were left without keys and give 0, in {', '.join(facts['emptied'][:8])}")
-    lines += layers_without_attention(geometry, "nothing is cut in them")
-    return (
-        lines + interval_notes(result.statistics) + rounding_notes(facts, result.statistics["effect"]) + unshared(facts)
-    )
+    lines += layers_without_attention(geometry, "nothing is cut in them") + interval_notes(result.statistics)
+    return lines + rounding_notes(facts, result.statistics["effect"]) + unshared(facts)
 
 
 def _null_lines(result: KnockoutResult) -> list[str]:
@@ -395,11 +384,7 @@ def knockout_sheet(result: KnockoutResult, top: int | None) -> RenderableType:
 def cuts_sheet(result: KnockoutResult, top: int | None) -> Sheet:
     """A row per cut."""
     rows, intervals = result.table().to_pylist(), has_intervals(result)
-    columns = [
-        Column("cut", name="set", align="left"),
-        Column("mass", nats),
-        effects("effect", len(rows), intervals),
-    ]
+    columns = [Column("cut", name="set", align="left"), Column("mass", nats), effects("effect", len(rows), intervals)]
     columns += SURE * intervals
     kinds = [kind for kind in ALIKE if any(row[f"n_{kind}"] for row in rows)]
     if intervals:  # they leave room for p alone
@@ -470,10 +455,6 @@ def patch_notes(result: PatchedPairs) -> list[str]:
     return [*lines, f"{intact}, {corrupted}, {number_of(len(result.pairs), 'pair')}"]
 
 
-SHARE_ENDS = ("normalised_low", "normalised_high")
-BACK_ENDS = ("restored_low_all", "restored_high_all")
-
-
 def patch_sheet(result: PatchedPairs, top: int | None) -> Sheet:
     """A row per patch."""
     rows = result.table().to_pylist()
@@ -483,12 +464,13 @@ def patch_sheet(result: PatchedPairs, top: int | None) -> Sheet:
     if shares:
         lost = Column("share", cells.number, "normalised")
         if not estimates:  # which take the room of the interval
-            lost = replace(effects("share", 1, intervals, ends=SHARE_ENDS), format=cells.number, name="normalised")
+            lost = effects("share", 1, intervals, ends=("normalised_low", "normalised_high"))
+            lost = replace(lost, format=cells.number, name="normalised")
         columns.append(lost)
         columns += [Column("restored", cells.effect), Column("share", cells.number, "restored_normalised")]
     else:
         columns += [Column("positive", cells.percentage)] * intervals
-        columns.append(effects("restored", len(rows), intervals, ends=BACK_ENDS))
+        columns.append(effects("restored", len(rows), intervals, ends=("restored_low_all", "restored_high_all")))
     columns += [Column("estimate", cells.effect)] * estimates
     return Sheet(rows[:top], columns)
 
@@ -535,8 +517,9 @@ def named_sheet(atlas: Atlas, top: int | None) -> Sheet:
             rows.append({"head": name, "role": role, "named by": finding.probe, **_numbers(finding, place)})
         if name in uniform:
             rows.append({"head": name, "role": MARK.role, "named by": "JS to uniform", "score": uniform[name]})
-    texts = [Column(title, align="left") for title in ("head", "role", "named by")]
-    return Sheet(rows, [*texts, Column("score", cells.number), Column("null", cells.number), _effects_of(atlas)])
+    columns = [Column(title, align="left") for title in ("head", "role", "named by")]
+    columns += [Column("score", cells.number), Column("null", cells.number)]
+    return Sheet(rows, [*columns, Effect(f"effect\n[95 %, all {len(atlas.heads)}]", cells.signed)])
 
 
 def probe_sheet(atlas: Atlas, shown: Sequence[Finding], top: int | None, width: int) -> Sheet:
@@ -557,7 +540,7 @@ def probe_sheet(atlas: Atlas, shown: Sequence[Finding], top: int | None, width: 
         Column("roles", align="left"),
         Column(first.probe, cells.number, "score", fit="wrap"),
         *(Column(one.against, cells.number, f"null {one.against}", fit="wrap") for one in nulls),
-        _effects_of(atlas),
+        Effect(f"effect\n[95 %, all {len(atlas.heads)}]", cells.signed),
         Column("p", cells.p_value),
         *[Column("copying", cells.number)] * (copying is not None),
         *[Column("JS", cells.number)] * bool(uniform),
@@ -568,7 +551,7 @@ def probe_sheet(atlas: Atlas, shown: Sequence[Finding], top: int | None, width: 
 def left_out(atlas: Atlas, probe: str | None, top: Top, width: int) -> list[str]:
     """What the table does not show, and how to see it."""
     heads, narrow = len(atlas.heads), width < WIDE
-    probes = f"probes: {probe_names(atlas.probes())}"
+    probes = f"probes: {'; '.join(atlas.probes())}"  # some names have a comma
     if probe is None:
         named = len(_named(atlas))
         few = top.rest(len(_named(atlas)[: top.shown]), named, "named heads shown")
@@ -583,22 +566,12 @@ def left_out(atlas: Atlas, probe: str | None, top: Top, width: int) -> list[str]
     return [*lines, *few, probes, "--probe NAME shows another"]
 
 
-def probe_names(probes: Sequence[str]) -> str:
-    """Probes by name, apart by semicolons: some names have a comma."""
-    return "; ".join(probes)
-
-
 def contrasts(atlas: Atlas, asked: str | None) -> list[Finding]:
     """The contrasts of a probe; where none was named, those of induction's middle period."""
     names = atlas.probes()
     periods = [name for name in names if name.startswith("induction")]
     name = asked or (periods[len(periods) // 2] if periods else names[0])
     return [one for one in atlas.findings if one.probe == name]
-
-
-def _effects_of(atlas: Atlas) -> Effect:
-    """The effect of a probe, and its interval for all heads at once."""
-    return Effect(f"effect\n[95 %, all {len(atlas.heads)}]", cells.signed)
 
 
 def _numbers(finding: Finding, place: int) -> dict[str, float]:
