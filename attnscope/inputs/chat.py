@@ -13,7 +13,6 @@ Render = Callable[[Sequence[Message]], str | None]  # None where the template re
 Bounds = list[tuple[int, int, str]]  # characters [start, stop) and the role
 
 FORM = '[{"role": "user", "content": "..."}]'
-LISTED = ("[", "{")  # what messages begin with, or one of them
 MEANT = re.compile(r"""\s*\[?\s*\{.*?["']role["']\s*:""", re.DOTALL)
 SHAREGPT = {"human": "user", "gpt": "assistant"}  # what its {"from", "value"} call the roles
 PARTS = ("text", "image", "image_url")  # of a content
@@ -32,7 +31,7 @@ def read_messages(chat: str) -> list[Message]:
     [{'role': 'user', 'content': 'hi'}]
     """
     try:
-        entries = json.loads(chat) if chat.lstrip()[:1] in LISTED else None
+        entries = json.loads(chat) if chat.lstrip()[:1] in ("[", "{") else None
     except (ValueError, RecursionError) as error:
         if MEANT.match(chat):
             why = f"{error.msg}, line {error.lineno}" if isinstance(error, json.JSONDecodeError) else first_line(error)

@@ -221,21 +221,29 @@ def read_pieces(pieces: Sequence[Piece], text: str = "") -> list[TokenReading]:
     for start, stop in _runs(pieces):
         piece = pieces[start]
         span = piece.span
+        # Nearly every token has characters of its own, and is read without what a run needs.
         if stop - start == 1 and span and span[0] < span[1] and not piece.special:
-            readings.append(_read_alone(piece, span, text, reached))
+            lead = _lead(piece.data)
+            before = text[max(0, span[0] - len(lead)) : span[0]] if lead else ""
+            gap = piece.gap or (span[0] > reached and any(map(str.isspace, text[reached : span[0]])))
+            texts = _texts_alone(piece.name, lead, before, text[span[0] : span[1]], gap, piece.unknown)
+            readings.append(TokenReading(*texts, span))
             reached = max(reached, span[1])
-        else:
-            reached = _read_together(pieces[start:stop], text, reached, readings)
+            continue
+        run = pieces[start:stop]
+        ends = [piece.span for piece in run if piece.span and piece.span[0] < piece.span[1]]
+        first, last = (min(a for a, _ in ends), max(b for _, b in ends)) if ends else (reached, reached)
+        name = piece.name
+        entries: list[Entry] = [(name, name, None)] if piece.special else _read_bytes(run, text[first:last])
+        space = any(map(str.isspace, text[reached:first]))
+        for place, (piece, (exact, plain, part)) in enumerate(zip(run, entries, strict=True)):
+            gap = (piece.gap or (space and place == 0)) and not plain[:1].isspace()
+            span = (first + part[0], first + part[1]) if piece.span and part else piece.span
+            readings.append(TokenReading(exact, _label(piece, exact), " " + plain if gap else plain, span))
+            # An empty span says where it is: behind the space trimmed from it.
+            last = max(last, piece.span[1]) if piece.span else last
+        reached = max(reached, last)
     return readings
-
-
-def _read_alone(piece: Piece, span: tuple[int, int], text: str, reached: int) -> TokenReading:
-    """What a token with characters of its own represents: nearly every one, and so without what a run needs."""
-    start, stop = span
-    lead = _lead(piece.data)
-    before = text[max(0, start - len(lead)) : start] if lead else ""
-    gap = piece.gap or (start > reached and _space_between(text, reached, span))
-    return TokenReading(*_texts_alone(piece.name, lead, before, text[start:stop], gap, piece.unknown), span)
 
 
 @lru_cache(maxsize=1 << 14)
@@ -250,27 +258,6 @@ def _texts_alone(name: str, lead: str, before: str, under: str, gap: bool, unkno
     exact = (before if left_out and before.isspace() else left_out) + under
     label = visible_blanks(exact) + (visible(name) if unknown else "")
     return exact, label, " " + exact if gap and not exact[:1].isspace() else exact
-
-
-def _read_together(run: Sequence[Piece], text: str, reached: int, readings: list[TokenReading]) -> int:
-    """Add what the tokens of a run represent; the characters of the text that are reached then."""
-    ends = [piece.span for piece in run if piece.span and piece.span[0] < piece.span[1]]
-    first, last = (min(a for a, _ in ends), max(b for _, b in ends)) if ends else (reached, reached)
-    name = run[0].name
-    entries: list[Entry] = [(name, name, None)] if run[0].special else _read_bytes(run, text[first:last])
-    space = _space_between(text, reached, (first, last))
-    for place, (piece, (exact, plain, part)) in enumerate(zip(run, entries, strict=True)):
-        gap = (piece.gap or (space and place == 0)) and not plain[:1].isspace()
-        span = (first + part[0], first + part[1]) if piece.span and part else piece.span
-        readings.append(TokenReading(exact, _label(piece, exact), " " + plain if gap else plain, span))
-        if piece.span and piece.span[1] > last:  # an empty span says where it is: behind the space trimmed from it
-            last = piece.span[1]
-    return max(reached, last)
-
-
-def _space_between(text: str, reached: int, span: tuple[int, int] | None) -> bool:
-    """Whether white space is between what is reached and a span."""
-    return span is not None and span[0] > reached and any(map(str.isspace, text[reached : span[0]]))
 
 
 def _runs(pieces: Sequence[Piece]) -> Iterator[tuple[int, int]]:
@@ -295,9 +282,19 @@ def _lead(data: bytes) -> str:
 
 def _read_bytes(run: Sequence[Piece], source: str) -> list[Entry]:
     """What each token of a run says; `source` is the part of the text that the run covers."""
-    datas = [piece.data for piece in run]
+    # Each character of the joined bytes, with the places of the tokens that hold a part of it.
+    datas, chars = [piece.data for piece in run], list[tuple[str, list[int]]]()
+    data, owner = b"".join(datas), [place for place, part in enumerate(datas) for _ in part]
+    at = 0
+    while at < len(data):
+        size = 1 + sum(data[at] >= lead for lead in (0xC0, 0xE0, 0xF0))
+        try:
+            char = data[at : at + size].decode()
+        except UnicodeDecodeError:
+            size, char = 1, f"<0x{data[at]:02X}>"
+        chars.append((char, list(dict.fromkeys(owner[at : at + size]))))
+        at += size
     exact, plain = [""] * len(datas), [""] * len(datas)
-    chars = list(_characters(datas))
     added = bool(chars) and chars[0][0] == " " and len(source) == len(chars) - 1
     source = " " * added + source
     # The bytes are the normalised text; where it has one character for each of the source's, the source is shown.
@@ -310,21 +307,6 @@ def _read_bytes(run: Sequence[Piece], source: str) -> list[Entry]:
             held_places[owner].append(place - added)
     parts = [(max(places[0], 0), places[-1] + 1) if aligned and places else None for places in held_places]
     return list(zip(exact, plain, parts, strict=True))
-
-
-def _characters(datas: Sequence[bytes]) -> Iterator[tuple[str, list[int]]]:
-    """Each character of the joined bytes, with the places of the tokens that hold a part of it."""
-    data = b"".join(datas)
-    owner = [place for place, part in enumerate(datas) for _ in part]
-    at = 0
-    while at < len(data):
-        size = 1 + sum(data[at] >= lead for lead in (0xC0, 0xE0, 0xF0))
-        try:
-            char = data[at : at + size].decode()
-        except UnicodeDecodeError:
-            size, char = 1, f"<0x{data[at]:02X}>"
-        yield char, list(dict.fromkeys(owner[at : at + size]))
-        at += size
 
 
 def _label(piece: Piece, exact: str) -> str:

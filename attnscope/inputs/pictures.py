@@ -233,7 +233,6 @@ def reading_pixels(loaded: LoadedModel) -> Iterator[Callable[[Picture], Pixels]]
 
     Raises ModelError where the model brings none; reading raises InputError where it refuses the picture.
     """
-
     processor = image_processor_of(loaded)
     parameters = inspect.signature(loaded.model.forward).parameters
 

@@ -186,7 +186,6 @@ LONGEST_TEXT = 2**23  # characters of a text that is tokenised
 LONGEST_TOKEN = 100  # characters of a text per token that the model reads
 NEIGHBOURS = 8  # tokens next to a cut whose bytes may belong to the same character
 BETWEEN = "\n"  # between the two texts of a pair, where characters are counted through both
-Offsets = Sequence[tuple[int, int]]
 
 
 def place(tokenizer: Any, brought: bool, chat: bool) -> Where:
@@ -205,7 +204,6 @@ def reading(tokenizer: Any, where: Where) -> IsolatedCall[Prompt]:
         >>> with reading(loaded.tokenizer, "process") as read:
         ...     read("the bank", False, 2048, None)
     """
-
     return IsolatedCall(partial(_read, tokenizer), where)
 
 
@@ -226,12 +224,7 @@ def _read(
 
 
 def from_text(
-    tokenizer: Any,
-    text: str,
-    *,
-    max_tokens: int | None = None,
-    truncate: Side | None = None,
-    answer: str | None = None,
+    tokenizer: Any, text: str, *, max_tokens: int | None = None, truncate: Side | None = None, answer: str | None = None
 ) -> Prompt:
     """The tokens of `tokenizer(text)`, begin token and all; of `tokenizer(text + answer)` where there is an answer.
 
@@ -275,12 +268,7 @@ def from_pair(
 
 
 def from_chat(
-    tokenizer: Any,
-    chat: str,
-    *,
-    max_tokens: int | None = None,
-    truncate: Side | None = None,
-    answer: str | None = None,
+    tokenizer: Any, chat: str, *, max_tokens: int | None = None, truncate: Side | None = None, answer: str | None = None
 ) -> Prompt:
     """A chat through the tokenizer's template: plain text is one user turn, a JSON list of messages is as given.
 
@@ -386,7 +374,7 @@ class Encoded(NamedTuple):
     """
 
     ids: Sequence[int]
-    offsets: Offsets | None = None
+    offsets: Sequence[tuple[int, int]] | None = None
     types: Sequence[int] = ()
     texts: Sequence[int | None] = ()
 
@@ -410,7 +398,15 @@ def _encode(tokenizer: Any, text: str, pair: str | None = None, **how: Any) -> E
     if pair is None:
         return result
     # A pair needs a token between its texts, or the model could not tell where the second begins.
-    texts = encoded.sequence_ids(0) if fast else _texts_of(tokenizer, ids, (text, pair))
+    texts: list[int | None] = encoded.sequence_ids(0) if fast else [None] * len(ids)
+    begin = 0
+    for number, part in enumerate(() if fast else (text, pair)):  # found by the tokens of each text alone
+        alone = list(tokenizer(part, add_special_tokens=False)["input_ids"])
+        starts = range(begin, len(ids) - len(alone) + 1)
+        at = next((at for at in starts if ids[at : at + len(alone)] == alone), None)
+        if at is not None:
+            begin = at + len(alone)
+            texts[at:begin] = [number] * len(alone)
     if any({before, after} == {0, 1} for before, after in pairwise(texts)):
         raise InputError(
             "this model's tokenizer puts nothing between two texts: it was made for one",
@@ -425,20 +421,6 @@ def _encode(tokenizer: Any, text: str, pair: str | None = None, **how: Any) -> E
         ]
         result = result._replace(offsets=moved)
     return result._replace(texts=texts)
-
-
-def _texts_of(tokenizer: Any, ids: Sequence[int], both: Sequence[str]) -> list[int | None]:
-    """Which text of a pair each token is of, found by the tokens of each text alone."""
-    texts: list[int | None] = [None] * len(ids)
-    begin = 0
-    for number, text in enumerate(both):
-        alone = list(tokenizer(text, add_special_tokens=False)["input_ids"])
-        starts = range(begin, len(ids) - len(alone) + 1)
-        at = next((at for at in starts if list(ids[at : at + len(alone)]) == alone), None)
-        if at is not None:
-            begin = at + len(alone)
-            texts[at:begin] = [number] * len(alone)
-    return texts
 
 
 def _places_left(tokenizer: Any, ids: Sequence[int], most: int | None, truncate: Side | None) -> list[int]:
@@ -518,7 +500,6 @@ def turn_spans(numbers: Sequence[int | None], bounds: Bounds) -> tuple[Span, ...
 
 
 def _named(ranges: Sequence[tuple[int, int]], plain: Sequence[str], exact: Sequence[str]) -> tuple[Span, ...]:
-    def name(start: int, stop: int) -> str:
-        return "".join(plain[start:stop]).strip() or "".join(exact[start:stop])
-
-    return tuple(Span(start, stop, name(start, stop)) for start, stop in ranges)
+    return tuple(
+        Span(start, stop, "".join(plain[start:stop]).strip() or "".join(exact[start:stop])) for start, stop in ranges
+    )

@@ -159,17 +159,51 @@ def sound_prompt(loaded: LoadedModel, sound: Sound, truncate: Side | None = None
     """
     extractor = extractor_of(loaded)
     frames = _Frames(loaded, extractor)
-    samples, removed = _samples_read(sound, frames, truncate)
+    # The samples at the model's rate.
+    samples, rate = sound.samples, extractor.sampling_rate
+    if sound.rate != rate:
+        if find_spec("soxr") is None:
+            raise UsageError(
+                f"the sound has {sound.rate} samples per second, the model reads {rate}, and resampling needs soxr",
+                f"{EXTRA}, or resample it, for example with ffmpeg -i IN -ar {rate} OUT.wav",
+            )
+        import soxr
+
+        samples = soxr.resample(samples, sound.rate, rate)
+    # At most as many as the model reads; `removed` positions are cut off.
+    whole, most, removed = max(len(samples), round(sound.seconds * rate)), frames.most, 0
+    if whole > most:
+        if truncate is None:
+            raise InputError(
+                f"the sound has {sound.seconds:.2f} s, the model reads at most {most / rate:g}",
+                "cut it, or use {truncate=right}",
+            )
+        if truncate == "left" and whole > len(samples):
+            raise InputError(f"of a sound over {MOST_SECONDS} s the end is not read", "cut it, or use {truncate=right}")
+        samples, removed = (
+            samples[:most] if truncate == "right" else samples[-most:],
+            math.ceil((whole - most) / frames.stride),
+        )
     try:
-        features = extractor(samples, sampling_rate=extractor.sampling_rate, return_tensors="pt")
+        features = extractor(samples, sampling_rate=rate, return_tensors="pt")
         values = features[loaded.model.main_input_name]
     except Exception as error:  # any family's code
         message = f"the feature extractor of {loaded.name} failed: {first_line(error)}"
         raise ModelError(message, MODEL_OF_SOUND) from error
     # The extractor may pad a sound to the model's length: `own` positions are of the sound, the others of silence.
-    count = frames.positions(frames.inputs_in(values, len(samples)))
+    padded = hasattr(extractor, "n_samples")
+    expected = (extractor.n_samples if padded else len(samples)) / frames.hop
+    # Its inputs: of (B, S), (B, N, F) or (B, F, N) the side that is as long as so many samples make it.
+    count = frames.positions(min(values.shape[1:], key=lambda size: abs(size - expected)))
     own = frames.positions(math.ceil(len(samples) / frames.hop))
-    frames.check(values, count)
+    config = loaded.model.config
+    places, bins = getattr(config, "max_source_positions", None), getattr(config, "num_mel_bins", None)
+    if padded and (places, bins) != (count, values.shape[1]):
+        raise ModelError(
+            f"the feature extractor of {loaded.name} makes {count} frames of {values.shape[1]} numbers, and the model "
+            f"reads {places} of {bins}",
+            "copy the model's own preprocessor_config.json into its folder",
+        )
     if count < 1:
         raise InputError(f"the sound has {sound.seconds:g} s, which is less than a frame", "give a longer one")
     # Positions are named by their time in the whole recording, also where its beginning was cut off.
@@ -199,16 +233,14 @@ class _Frames:
     loaded: LoadedModel
     extractor: Any
 
-    @property
-    def rate(self) -> int:
-        return self.extractor.sampling_rate
-
     @cached_property
     def hop(self) -> int:
         """Samples per input: one, or from one vector of features to the next, of which some put several into one."""
         if self.loaded.model.main_input_name == "input_values":
             return 1
-        return getattr(self.extractor, "hop_length", self.rate // 100) * getattr(self.extractor, "stride", 1)
+        return getattr(self.extractor, "hop_length", self.extractor.sampling_rate // 100) * getattr(
+            self.extractor, "stride", 1
+        )
 
     @cached_property
     def stride(self) -> int:
@@ -218,13 +250,13 @@ class _Frames:
     @property
     def step(self) -> float:
         """Seconds from one position of the encoder to the next."""
-        return self.stride / self.rate
+        return self.stride / self.extractor.sampling_rate
 
     @property
     def most(self) -> int:
         """Samples that the model reads at most."""
         places = getattr(self.loaded.model.config, "max_source_positions", None)
-        most = MOST_SECONDS * self.rate if places is None else places * self.stride
+        most = MOST_SECONDS * self.extractor.sampling_rate if places is None else places * self.stride
         return min(most, getattr(self.extractor, "n_samples", most))
 
     def positions(self, inputs: int) -> int:
@@ -237,22 +269,6 @@ class _Frames:
             kind = self.loaded.geometry.model_type
             raise ModelError(f"{kind} does not say how many frames it makes of a sound", MODEL_OF_SOUND) from error
         return count // getattr(self.loaded.model.config, "squeeze_factor", 1)  # SEW attends to several at once
-
-    def inputs_in(self, values: Any, samples: int) -> int:
-        """Inputs that the extractor made of so many samples: in (B, S), (B, N, F) or (B, F, N)."""
-        expected = getattr(self.extractor, "n_samples", samples) / self.hop
-        return min(values.shape[1:], key=lambda size: abs(size - expected))
-
-    def check(self, values: Any, count: int) -> None:
-        """Raise ModelError for features that the model does not take."""
-        config, pads = self.loaded.model.config, hasattr(self.extractor, "n_samples")
-        places, bins = getattr(config, "max_source_positions", None), getattr(config, "num_mel_bins", None)
-        if pads and (places, bins) != (count, values.shape[1]):
-            raise ModelError(
-                f"the feature extractor of {self.loaded.name} makes {count} frames of {values.shape[1]} numbers, and "
-                f"the model reads {places} of {bins}",
-                "copy the model's own preprocessor_config.json into its folder",
-            )
 
 
 def extractor_of(loaded: LoadedModel) -> Any:
@@ -277,30 +293,3 @@ def extractor_of(loaded: LoadedModel) -> Any:
             f"{loaded.name} has no feature extractor that can be read (preprocessor_config.json)",
             "copy that file of the model into its folder",
         ) from error
-
-
-def _samples_read(sound: Sound, frames: _Frames, truncate: Side | None) -> tuple[np.ndarray, int]:
-    """The samples at the model's rate, at most so many as it reads, and how many positions were cut off."""
-    samples = sound.samples
-    if sound.rate != frames.rate:
-        if find_spec("soxr") is None:
-            raise UsageError(
-                f"the sound has {sound.rate} samples per second, the model reads {frames.rate}, "
-                "and resampling needs soxr",
-                f"{EXTRA}, or resample it, for example with ffmpeg -i IN -ar {frames.rate} OUT.wav",
-            )
-        import soxr
-
-        samples = soxr.resample(samples, sound.rate, frames.rate)
-    whole = max(len(samples), round(sound.seconds * frames.rate))
-    if whole <= frames.most:
-        return samples, 0
-    if truncate is None:
-        raise InputError(
-            f"the sound has {sound.seconds:.2f} s, the model reads at most {frames.most / frames.rate:g}",
-            "cut it, or use {truncate=right}",
-        )
-    if truncate == "left" and whole > len(samples):
-        raise InputError(f"of a sound over {MOST_SECONDS} s the end is not read", "cut it, or use {truncate=right}")
-    left = samples[: frames.most] if truncate == "right" else samples[-frames.most :]
-    return left, math.ceil((whole - frames.most) / frames.stride)

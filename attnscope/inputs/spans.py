@@ -58,7 +58,7 @@ def word_ranges(texts: Sequence[str], special: Sequence[bool]) -> list[tuple[int
     word = before = ""
     for place, text in enumerate(texts):
         following = texts[place + 1][:1] if place + 1 < len(texts) and not special[place + 1] else ""
-        if _fresh(place, special) or _new_word(word, before, text, following):
+        if place == 0 or special[place] or special[place - 1] or _new_word(word, before, text, following):
             starts.append(place)
             word = ""
         word, before = (word + text)[-TAIL:], text or before
@@ -77,7 +77,8 @@ def sentence_ranges(texts: Sequence[str], special: Sequence[bool]) -> list[tuple
     starts: list[int] = []
     tail, not_blank = "", False
     for place, text in enumerate(texts):
-        if _fresh(place, special) or (not_blank and text and _ended(tail, text)):
+        fresh = place == 0 or special[place] or special[place - 1]
+        if fresh or (not_blank and text and _ended(tail, text)):
             starts.append(place)
             tail, not_blank = "", False
         tail, not_blank = (tail + text)[-TAIL:], not_blank or bool(text.strip())
@@ -99,10 +100,6 @@ def ends_between(text: str, at: int) -> bool:
         return True
     in_word = (char.isalnum() or char == "_" or unicodedata.category(char)[0] == "M" for char in (before[-1], after))
     return not all(in_word)
-
-
-def _fresh(place: int, special: Sequence[bool]) -> bool:
-    return place == 0 or special[place] or special[place - 1]
 
 
 def _closed(starts: list[int], texts: Sequence[str], special: Sequence[bool]) -> list[tuple[int, int]]:

@@ -88,12 +88,6 @@ def parse(expression: str) -> tuple[Part, ...]:
     >>> [part.kind for part in parse('3:7,^"#2",bank#2')]
     ['slice', 'text', 'name']
     """
-
-    def check_not_empty(value: str, written: str) -> None:
-        if not value:
-            problem = f"{written!r} names no text" if written else f"a part of {expression!r} is empty"
-            raise UsageError(problem, 'write bank, 3 or last; in quotes, "#2", what looks like grammar')
-
     parts: list[Part] = []
     at, more = 0, True
     while more:
@@ -110,11 +104,12 @@ def parse(expression: str) -> tuple[Part, ...]:
         elif match["text"] is not None:
             kind = "text"
             value = re.sub(r"\\(.)", lambda sign: _ESCAPES.get(sign[1], sign[0]), match["text"], flags=re.DOTALL)
-            check_not_empty(value, written)
         else:
             value = match["name"].strip()
-            check_not_empty(value, written)
-            # A word that begins as a text or pattern is one whose end was forgotten.
+        if not value:
+            problem = f"{written!r} names no text" if written else f"a part of {expression!r} is empty"
+            raise UsageError(problem, 'write bank, 3 or last; in quotes, "#2", what looks like grammar')
+        if kind == "name":  # one that begins as a text or pattern is one whose end was forgotten
             if value[0] == '"' or (value[0] == "/" and value.count("/") == 1):
                 raise UsageError(f"{value!r} is not closed", f"end it with {value[0]}, or write it in quotes")
             kind = next((kind for kind, shape in _SHAPES.items() if shape.fullmatch(value)), "name")
