@@ -152,10 +152,28 @@ def check_call(call: AttentionCall, route: str) -> CallCheck:
     if mask is not None:
         check.mask = "boolean" if mask.dtype == torch.bool else "additive"
     if call.weights_BHQK is not None:
-        off, masked_weight = _matrix_errors(call)
-        check.note(row_sum_error=None if check.sink_logits else off, masked_weight=masked_weight)
-    if call.v_BGKV is not None and call.output_BQHV is not None:
-        check.note(value_error=_value_error(call, call.v_BGKV, call.output_BQHV))
+        largest = []
+        sees_BHQ = (P.visible.counts_BHQ.to(P.device) > 0).float()  # a row that sees nothing: uniform where it is eager
+        for a, b in P.blocks():
+            hidden = (~P.visible.rows(a, b).to(P.device)).float()  # a product is several times as fast as a fill
+            hidden = hidden * sees_BHQ[..., a:b, None] if mask is not None else hidden
+            shared = [axis for axis in (0, 1) if hidden.shape[axis] == 1]  # by texts or heads: of those the largest
+            most = P.rows(a, b).amax(shared, keepdim=True) if shared else P.rows(a, b)
+            largest.append((most * hidden).max())
+        off = None if check.sink_logits else ((P.row_sum() - 1).abs() * sees_BHQ).max()
+        check.note(row_sum_error=off, masked_weight=torch.stack(largest).max())
+
+    # P V against the call's output, over some rows; not where sinks take their share of that output alone.
+    v_BGKV, output_BQHV = call.v_BGKV, call.output_BQHV
+    shape = None if v_BGKV is None else (P.batch, P.queries, P.heads, v_BGKV.shape[-1])
+    sinks_apart = call.spec is not None and call.spec.sinks_scale_output
+    if v_BGKV is not None and output_BQHV is not None and output_BQHV.shape == shape and not sinks_apart:
+        row_R, host_R = sampled(P.visible, REPEATED_ROWS, P.device)
+        runs = host_R.split(REPEATED_ROWS // 4)
+        weights_BHRK = torch.cat([P.rows(int(run[0]), int(run[-1]) + 1) for run in runs], 2)
+        expected_BGRV = weights_BHRK.reshape(P.batch, v_BGKV.shape[1], -1, P.keys) @ v_BGKV.float()
+        expected_BHRV = expected_BGRV.view(P.batch, P.heads, len(row_R), -1)
+        check.note(value_error=relative_error(expected_BHRV, output_BQHV[:, row_R].transpose(1, 2)))
     own = call.weights_BHQK if call.output_BQHV is None else call.output_BQHV
     check.dtype = None if own is None else own.dtype
     return check
@@ -197,29 +215,3 @@ def relative_error(actual: Tensor, expected: Tensor) -> Tensor:
     """Largest difference over the largest expected magnitude, one number."""
     difference = (actual.float() - expected.float()).abs().max()
     return difference / expected.abs().max().float().clamp_min(1e-30)
-
-
-def _matrix_errors(call: AttentionCall) -> tuple[Tensor, Tensor]:
-    """Largest |row sum - 1|, and the largest weight on a masked key."""
-    P, largest = call.P, []
-    sees_BHQ = (P.visible.counts_BHQ.to(P.device) > 0).float()  # rows that see nothing are uniform in eager attention
-    for a, b in P.blocks():
-        hidden = (~P.visible.rows(a, b).to(P.device)).float()  # a product is several times as fast as a fill
-        hidden = hidden * sees_BHQ[..., a:b, None] if P.visible.mask is not None else hidden
-        shared = [axis for axis in (0, 1) if hidden.shape[axis] == 1]  # by texts or heads: of those the largest
-        most = P.rows(a, b).amax(shared, keepdim=True) if shared else P.rows(a, b)
-        largest.append((most * hidden).max())
-    return ((P.row_sum() - 1).abs() * sees_BHQ).max(), torch.stack(largest).max()
-
-
-def _value_error(call: AttentionCall, v_BGKV: Tensor, output_BQHV: Tensor) -> Tensor | None:
-    """Largest |P V - output| over some rows; None where the call's output is not P V."""
-    P, sinks_apart = call.P, call.spec is not None and call.spec.sinks_scale_output
-    if sinks_apart or output_BQHV.shape != (P.batch, P.queries, P.heads, v_BGKV.shape[-1]):
-        return None
-    row_R, host_R = sampled(P.visible, REPEATED_ROWS, P.device)
-    runs = host_R.split(REPEATED_ROWS // 4)
-    weights_BHRK = torch.cat([P.rows(int(run[0]), int(run[-1]) + 1) for run in runs], 2)
-    expected_BGRV = weights_BHRK.reshape(P.batch, v_BGKV.shape[1], -1, P.keys) @ v_BGKV.float()
-    expected_BHRV = expected_BGRV.view(P.batch, P.heads, len(row_R), -1)
-    return relative_error(expected_BHRV, output_BQHV[:, row_R].transpose(1, 2))

@@ -124,16 +124,12 @@ def within_memory(loaded: LoadedModel, tokens: int) -> Iterator[None]:
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
+        # What eager attention has room for; at most half of what just failed, which takes a quarter of the memory.
+        room = tokens_that_fit(loaded.geometry, free_memory(loaded.devices), DTYPE_BYTES[loaded.dtype])
         raise MemoryLimitError(
             f"memory ran out on {loaded.device} while {tokens} tokens were read",
-            f"{tokens_that_should_fit(loaded, tokens)} tokens fit: shorten the text, or take a smaller model or dtype",
+            f"{max(1, min(room, tokens // 2))} tokens fit: shorten the text, or take a smaller model or dtype",
         ) from error
-
-
-def tokens_that_should_fit(loaded: LoadedModel, failed: int) -> int:
-    """What eager attention has room for; at most half of what just failed, which takes a quarter of the memory."""
-    room = tokens_that_fit(loaded.geometry, free_memory(loaded.devices), DTYPE_BYTES[loaded.dtype])
-    return max(1, min(room, failed // 2))
 
 
 OnCall = Callable[[AttentionCall], None]
@@ -174,8 +170,34 @@ class Engine:
         self, place: CallSite, spec: AttentionSpec, own: OriginalAttention, on_call: OnCall
     ) -> tuple[Tensor, CallCheck]:
         """Give the layer's output (B, Q, H, V) and how the call held; `on_call` was given the call."""
-        attend = self._by_model if self.output == "model" else self._by_operator
-        call, output, check = attend(place, spec, own, on_call)
+        if self.output == "model":
+            # The model's own attention runs; its matrix, where it makes one, answers the questions.
+            output, weights = own()
+            P = self.operator(spec) if weights is None else DenseAttention(weights, spec.visible, spec)
+            call = AttentionCall(place, P, spec, weights, output)
+            with full_precision(P.device):
+                if self.checked:
+                    check = check_own(call, own)
+                else:  # that a call was made is noted, and nothing is measured
+                    path, dtype = call.path, output.dtype
+                    check = CallCheck(call.layer, call.call, path, P.heads, "interface", dtype=dtype, stack=call.stack)
+                on_call(call)
+        else:
+            # One pass over q and k answers the questions and gives the output; the model's own runs over some rows.
+            P = self.operator(spec)
+            assert isinstance(P, TiledAttention), f"engine {self.name}: its operator gives no output"
+            P.with_output = True
+            call = AttentionCall(place, P, spec)
+            with full_precision(P.device):
+                on_call(call)
+                output = P.output().contiguous()  # as the families' own attention gives it: some view it flat
+                check = check_call(call, "answered")
+            check.kernel, check.answered_by = "attnscope", P.answered_by
+            row_R, host_R = sampled(P.visible, max(REPEATED_ROWS, CHECKED_ROWS // P.batch), output.device)
+            expected = own.rows(spec, row_R, host_R)
+            no_number = 0 * output.sum(dtype=torch.float32)  # NaN where any of the output is none, in whatever row
+            check.note(value_error=relative_error(output[:, row_R] + no_number, expected))
+            check.dtype = expected.dtype
         if self.change is None:
             return output, check
         changed = self.change(call, output)
@@ -186,43 +208,6 @@ class Engine:
             )
         check.altered = changed is not output
         return changed, check
-
-    def _by_model(
-        self, place: CallSite, spec: AttentionSpec, own: OriginalAttention, on_call: OnCall
-    ) -> tuple[AttentionCall, Tensor, CallCheck]:
-        """The model's own attention runs; its matrix, where it makes one, answers the questions."""
-        output, weights = own()
-        P = self.operator(spec) if weights is None else DenseAttention(weights, spec.visible, spec)
-        call = AttentionCall(place, P, spec, weights, output)
-        with full_precision(P.device):
-            if self.checked:
-                check = check_own(call, own)
-            else:  # that a call was made is noted, and nothing is measured
-                path, dtype = call.path, output.dtype
-                check = CallCheck(call.layer, call.call, path, P.heads, "interface", dtype=dtype, stack=call.stack)
-            on_call(call)
-        return call, output, check
-
-    def _by_operator(
-        self, place: CallSite, spec: AttentionSpec, own: OriginalAttention, on_call: OnCall
-    ) -> tuple[AttentionCall, Tensor, CallCheck]:
-        """One pass over q and k answers the questions and gives the output; the model's own runs over some rows."""
-        P = self.operator(spec)
-        assert isinstance(P, TiledAttention), f"engine {self.name}: its operator gives no output"
-        P.with_output = True
-        call = AttentionCall(place, P, spec)
-        with full_precision(P.device):
-            on_call(call)
-            output = P.output().contiguous()  # as the families' own attention gives it: some view it flat
-            check = check_call(call, "answered")
-        check.kernel, check.answered_by = "attnscope", P.answered_by
-        count = max(REPEATED_ROWS, CHECKED_ROWS // P.batch)
-        row_R, host_R = sampled(P.visible, count, output.device)
-        expected = own.rows(spec, row_R, host_R)
-        no_number = 0 * output.sum(dtype=torch.float32)  # NaN where any of the output is none, in whatever row
-        check.note(value_error=relative_error(output[:, row_R] + no_number, expected))
-        check.dtype = expected.dtype
-        return call, output, check
 
 
 def check_own(call: AttentionCall, own: OriginalAttention) -> CallCheck:

@@ -28,7 +28,6 @@ from attnscope.errors import ModelError, UsageError, hints_of
 from attnscope.hooks.calls import AttentionCall, CallSite, OriginalAttention, check_call
 from attnscope.hooks.engines import ENGINES, Engine, OnCall, full_precision, with_change
 from attnscope.hooks.families import (
-    FunctionCall,
     ModuleStacks,
     Route,
     Watch,
@@ -164,11 +163,22 @@ def running(model: nn.Module, implementation: str | None) -> Iterator[str]:
     """
     if model.training:
         raise UsageError("the model is in training mode, where dropout changes the weights", "call model.eval() first")
-    with _model_lock(model), _implementation(model, implementation) as attention, torch.no_grad(), _uncompiled():
-        config = config_of(model)
-        if config is not None and not pads_exactly(config):
-            settle_rotary(model)
-        yield attention
+    bare: Any = bare_model(model)
+    with _model_lock(model), torch.no_grad(), _uncompiled():
+        # A family that has no sdpa stays as it is.
+        before = getattr(getattr(bare, "config", None), "_attn_implementation", None) or "eager"
+        other = implementation if implementation != before and calls_interface(model) else None
+        other = other if getattr(bare, f"_supports_{other}", True) else None
+        if other is not None:
+            bare.set_attn_implementation(other)
+        try:
+            config = config_of(model)
+            if config is not None and not pads_exactly(config):
+                settle_rotary(model)
+            yield other or before
+        finally:
+            if other is not None:
+                bare.set_attn_implementation(before)
 
 
 @contextmanager
@@ -269,24 +279,6 @@ def _model_lock(model: nn.Module) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def _implementation(model: nn.Module, name: str | None) -> Iterator[str]:
-    """The model under another of transformers' attention implementations, and afterwards under its own.
-
-    A family that has no sdpa stays as it is; yields the one that it runs under.
-    """
-    bare = bare_model(model)
-    before = getattr(getattr(bare, "config", None), "_attn_implementation", None) or "eager"
-    if name in (None, before) or not (calls_interface(model) and getattr(bare, f"_supports_{name}", True)):
-        yield before
-        return
-    bare.set_attn_implementation(name)  # type: ignore[operator]
-    try:
-        yield str(name)
-    finally:
-        bare.set_attn_implementation(before)  # type: ignore[operator]
-
-
 class _Listener:
     """Turns raw attention calls of one model into AttentionCalls, and keeps the report."""
 
@@ -326,7 +318,22 @@ class _Listener:
         if self._family(own.module).merges_cross:
             return own()
         self._by_interface.update(self._around(own.module))
-        place, spec = self._place(own.module), self._spec(own)
+        place, arguments = self._place(own.module), own.arguments
+        q = arguments["query"]
+        sinks = next((arguments[name] for name in SINKS if arguments.get(name) is not None), None)
+        if sinks is not None:  # one per head, or one per head and query
+            sinks = sinks.reshape(1, -1, 1) if sinks.numel() == q.shape[1] else sinks[..., 0]
+        spec = AttentionSpec(
+            q_BHQD=q,
+            k_BGKD=arguments["key"],
+            v_BGKV=arguments["value"],
+            scale=q.shape[-1] ** -0.5 if arguments.get("scaling") is None else arguments["scaling"],
+            visible=self._visibility(own, arguments),
+            softcap=arguments.get("softcap"),
+            bias=arguments.get("position_bias"),
+            sinks=sinks,
+            sinks_scale_output=family_of(own.module).sinks_scale_output,
+        )
         if self.tower and is_vision(place.stack):
             output, check = self.tower.run(place, spec, own)
             if check is None:  # one of several windows: reported when the module is done
@@ -365,24 +372,6 @@ class _Listener:
         names = self.paths[module].split(".")
         return [module, *(self.model.get_submodule(".".join(names[:depth])) for depth in range(1, len(names)))]
 
-    def _spec(self, own: OriginalAttention) -> AttentionSpec:
-        arguments = own.arguments
-        q = arguments["query"]
-        sinks = next((arguments[name] for name in SINKS if arguments.get(name) is not None), None)
-        if sinks is not None:  # one per head, or one per head and query
-            sinks = sinks.reshape(1, -1, 1) if sinks.numel() == q.shape[1] else sinks[..., 0]
-        return AttentionSpec(
-            q_BHQD=q,
-            k_BGKD=arguments["key"],
-            v_BGKV=arguments["value"],
-            scale=q.shape[-1] ** -0.5 if arguments.get("scaling") is None else arguments["scaling"],
-            visible=self._visibility(own, arguments),
-            softcap=arguments.get("softcap"),
-            bias=arguments.get("position_bias"),
-            sinks=sinks,
-            sinks_scale_output=family_of(own.module).sinks_scale_output,
-        )
-
     def _from_hook(self, module: nn.Module, args: Any, kwargs: Mapping[str, Any], output: Any) -> Any:
         for check in self.tower.done(module) if self.tower else ():
             self._read(check)
@@ -414,30 +403,24 @@ class _Listener:
         if family.merges_cross and len(matrices) > 1:
             by_stack = [(stack, [matrix]) for stack, matrix in zip((DECODER, CROSS), matrices, strict=True)]
         for stack, own in by_stack:
-            self._hooked(self._place(module, stack), own, steps, kwargs.get(GLOBAL_TOKENS))
+            place = self._place(module, stack)
+            weights_BHQK, visible = self._positioned(place, own, family, kwargs.get(GLOBAL_TOKENS))
+            inside = computed(steps, weights_BHQK)
+            P = DenseAttention(weights_BHQK, visible, logits_BHQK=inside.logits_BHQK)
+            call = AttentionCall(place, P, None, weights_BHQK, inside.output_BQHV, inside.v_BGKV)
+            with full_precision(weights_BHQK.device):
+                check = check_call(call, "hook")
+                if family.merges_cross:  # each part's rows lack what the other has
+                    check.note(row_sum_error=None)
+                self._directed(check, visible)
+                self.on_call(call)
+            self._read(check)
         return strip_weights(output, matrices, keep_shape=family.layout is not None)
-
-    def _hooked(
-        self, place: CallSite, matrices: Sequence[Tensor], steps: Sequence[FunctionCall], global_BT: Tensor | None
-    ) -> None:
-        """One call whose weights a module returned; global_BT: its tokens that see all others."""
-        family = self._family(place.module)
-        weights_BHQK, visible = self._positioned(place, matrices, family, global_BT)
-        inside = computed(steps, weights_BHQK)
-        P = DenseAttention(weights_BHQK, visible, logits_BHQK=inside.logits_BHQK)
-        call = AttentionCall(place, P, None, weights_BHQK, inside.output_BQHV, inside.v_BGKV)
-        with full_precision(weights_BHQK.device):
-            check = check_call(call, "hook")
-            if family.merges_cross:  # each part's rows lack what the other has
-                check.note(row_sum_error=None)
-            self._directed(check, visible)
-            self.on_call(call)
-        self._read(check)
 
     def _positioned(
         self, place: CallSite, matrices: Sequence[Tensor], family: Family, global_BT: Tensor | None
     ) -> tuple[Tensor, Visibility]:
-        """A module's weights as (B, H, Q, K), and which keys its queries may see."""
+        """A module's weights as (B, H, Q, K), and which keys its queries may see; global_BT: which all others see."""
         weights, stack, tokens = matrices[0], place.stack, self.report.tokens or sys.maxsize
         if type(place.module).__name__ == family.returns_logits:
             weights = weights.softmax(-1)

@@ -174,7 +174,10 @@ class ModuleRecorder:
         return again.left(output)
 
     def _float32(self, x: Tensor) -> Tensor:
-        rotary = self._rotary.get(id(x)) or self._moved(x)
+        # Those that accelerate brings to the device of each layer are copies: of the same numbers.
+        alike = (call for call in self._rotary.values() if (call[0].shape, call[0].dtype) == (x.shape, x.dtype))
+        copied = (call for call in alike if torch.equal(call[0].to(x.device), x))
+        rotary = self._rotary.get(id(x)) or next(copied, None)
         if rotary is not None:
             _, module, args, kwargs, index = rotary
             output = module.forward(*_mapped(args, _widened), **_mapped(kwargs, _widened))  # past the hook
@@ -182,11 +185,6 @@ class ModuleRecorder:
         if x.ndim == 4 and x.dtype in HALF:  # what an additive mask hides stays at the end of the range
             return x.float().masked_fill(x == torch.finfo(x.dtype).min, FLOAT32_MIN)
         return _widened(x)
-
-    def _moved(self, x: Tensor) -> ModuleCall | None:
-        """Which cosines or sines x is a copy of: those that accelerate brings to the device of each layer are new."""
-        alike = (call for call in self._rotary.values() if (call[0].shape, call[0].dtype) == (x.shape, x.dtype))
-        return next((call for call in alike if torch.equal(call[0].to(x.device), x)), None)
 
 
 def _widened(x: Tensor) -> Tensor:

@@ -51,7 +51,28 @@ def patch_tokens(
     states = _States(model, pixels_BCHW, inputs)
     if not torch.equal(states.plain_TE, states.of(pixels_BCHW)):
         raise ModelError("the model leaves out patches by chance, so that its tokens differ from pass to pass", OTHER)
-    number_T, of_patch_T = _spelled(states, pixels_BCHW, grid, side)
+
+    # Each patch has a number; pixels at the edge that fill no patch stay as they are.
+    count, number_HW = grid[0] * grid[1], torch.full(pixels_BCHW.shape[-2:], -1)
+    of_grid = torch.arange(count).view(grid).repeat_interleave(side[0], 0).repeat_interleave(side[1], 1)
+    number_HW[: of_grid.shape[0], : of_grid.shape[1]] = of_grid
+    number_HW = number_HW.to(pixels_BCHW.device)
+    noise_BCHW = _noise(pixels_BCHW)
+    moved_2NT = torch.stack(
+        [
+            states.moved(states.of(torch.where(number_HW >= 0, pixels_BCHW + noise_BCHW * on_HW, pixels_BCHW)))
+            for value in (0, 1)
+            for bit in range(max(1, (count - 1).bit_length()))
+            for on_HW in [(number_HW >> bit) & 1 == value]
+        ]
+    ).unflatten(0, (2, -1))
+
+    # A token of one patch moves with a bit's zeros or with its ones; with both if several patches are in it.
+    each_NT = moved_2NT.sum(0)
+    if (each_NT > 1).any():
+        raise ModelError("the model makes tokens of several patches each", OTHER)
+    bit_N1 = 2 ** torch.arange(len(each_NT), device=each_NT.device)[:, None]
+    number_T, of_patch_T = (moved_2NT[1] * bit_N1).sum(0), each_NT.all(0)
     names = dict(_names(states, ~of_patch_T))
     tokens = (int(number_T[at]) if of_patch else names.get(at, f"[{at}]") for at, of_patch in enumerate(of_patch_T))
     return PatchTokens(tuple(tokens), grid)
@@ -92,33 +113,6 @@ class _States:
         """Which tokens differ from what they are unchanged, (T,) boolean."""
         difference_T = (states_TE - self.plain_TE).float().norm(dim=-1)
         return difference_T > 1e-3 * difference_T.max()
-
-
-def _spelled(
-    states: _States, pixels_BCHW: Tensor, grid: tuple[int, int], side: tuple[int, int]
-) -> tuple[Tensor, Tensor]:
-    """The number of each token's patch, (T,), and whether it has one, (T,)."""
-    count = grid[0] * grid[1]
-    number_HW = torch.full(pixels_BCHW.shape[-2:], -1)  # pixels at the edge that fill no patch stay as they are
-    of_grid = torch.arange(count).view(grid).repeat_interleave(side[0], 0).repeat_interleave(side[1], 1)
-    number_HW[: of_grid.shape[0], : of_grid.shape[1]] = of_grid
-    number_HW = number_HW.to(pixels_BCHW.device)
-    noise_BCHW = _noise(pixels_BCHW)
-    moved_2NT = torch.stack(
-        [
-            states.moved(states.of(torch.where(number_HW >= 0, pixels_BCHW + noise_BCHW * on_HW, pixels_BCHW)))
-            for value in (0, 1)
-            for bit in range(max(1, (count - 1).bit_length()))
-            for on_HW in [(number_HW >> bit) & 1 == value]
-        ]
-    ).unflatten(0, (2, -1))
-
-    # A token of one patch moves with a bit's zeros or with its ones; with both if several patches are in it.
-    each_NT = moved_2NT.sum(0)
-    if (each_NT > 1).any():
-        raise ModelError("the model makes tokens of several patches each", OTHER)
-    bit_N1 = 2 ** torch.arange(len(each_NT), device=each_NT.device)[:, None]
-    return (moved_2NT[1] * bit_N1).sum(0), each_NT.all(0)
 
 
 def _names(states: _States, other_T: Tensor) -> Iterator[tuple[int, str]]:
