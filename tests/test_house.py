@@ -104,3 +104,9 @@ def test_a_walk_counts_calls_that_cross_files(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setitem(house.WALKS, "a", "import attnscope.a\ntraced(attnscope.a.run)")
     # run, own, halves once although it yields three times, made three times
     assert house.walk(tmp_path, "a") == {"files": ["a.py", "b.py"], "calls": 6, "crossings": 1, "functions": 4}
+
+
+def test_long_functions_of_the_package_have_reasons_and_docstrings_are_plain() -> None:
+    modules = house.modules_of(ROOT)
+    assert [*map(str, house.uncommented(modules))] == []
+    assert [*map(str, house.dialect(modules))] == []

@@ -139,7 +139,7 @@ def check_parity(
 def heads_by_stack(loaded: LoadedModel, expression: str | None) -> dict[str, dict[int, tuple[int, ...]]]:
     """The heads to compare, by stack and layer.
 
-    >>> chosen(loaded, "0.0-1")
+    >>> heads_by_stack(loaded, "0.0-1")
     {'decoder': {0: (0, 1)}}
     """
     stacks = loaded.geometry.stacks

@@ -302,9 +302,9 @@ def _read_bytes(run: Sequence[Piece], source: str) -> list[Entry]:
     held_places: list[list[int]] = [[] for _ in datas]
     for place, (char, (_, owners)) in enumerate(zip(source if aligned else [c for c, _ in chars], chars, strict=True)):
         plain[owners[0]] += char
-        for number, owner in enumerate(owners, start=1):
-            exact[owner] += char if len(owners) == 1 else f"{char}·{number}/{len(owners)}"
-            held_places[owner].append(place - added)
+        for number, token in enumerate(owners, start=1):
+            exact[token] += char if len(owners) == 1 else f"{char}·{number}/{len(owners)}"
+            held_places[token].append(place - added)
     parts = [(max(places[0], 0), places[-1] + 1) if aligned and places else None for places in held_places]
     return list(zip(exact, plain, parts, strict=True))
 
