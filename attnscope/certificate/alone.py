@@ -72,7 +72,7 @@ def _output(model: Any, first: Tensor, inputs: Mapping[str, Any]) -> tuple[str, 
 
 
 def make_model(recipe: Mapping[str, Any]) -> Any:
-    """The model, from its files; asked: as `whole.recipe` gives it."""
+    """The model, from its files; recipe: as `whole.recipe` gives it."""
     import transformers
 
     # The config: as the files say it, with what the first instance changed in it.
