@@ -216,9 +216,10 @@ class TextRun(EngineChoice, Answer, MayAsk, ModelTexts):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        from attnscope.inputs.answers import check_answer
+        if self.answered:  # most texts have none
+            from attnscope.inputs.answers import check_answer
 
-        check_answer(self.generate, self.answer, self.truncate if self.audio is None else None)
+            check_answer(self.generate, self.answer, self.truncate if self.audio is None else None)
         if self.answer is not None and self.ids is not None:
             raise UsageError("--answer needs a text, and --ids gives token ids", "leave out one of them")
         if self.answered and self.from_ is not None and not self.has_text:
@@ -436,7 +437,7 @@ class Writing(Noise):
 
     @property
     def _suffix(self) -> str:
-        return suffix_of(self.out, self.of_folders)
+        return "" if self.out is None else suffix_of(self.out, self.of_folders)
 
     @property
     def file(self) -> Path | None:

@@ -427,7 +427,7 @@ def settle_figures(groups: tuple[type, ...], given: Mapping[str, Any], typed: Co
     """
     out, options = given.get("out"), parameters(*groups)
     of_folders = next((group.of_folders for group in groups if hasattr(group, "of_folders")), ())
-    suffix = suffix_of(out, of_folders)
+    suffix = "" if out is None else suffix_of(out, of_folders)
     idle = [one for name, one in options.items() if DRAWN in one.extra and name in typed]
     if idle and "out" in options and (out is None or suffix in TABLES):
         raise UsageError(f"--{idle[0].spelled} is about pictures, and none is written", "name a folder with --out DIR")

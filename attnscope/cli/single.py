@@ -5,6 +5,7 @@ Last `--show`: heads drawn in the terminal, besides what a command gives otherwi
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from attnscope.serve.questions import Purpose
     from attnscope.serve.worker import KeptModels
 
+NO_SERVER = "ATTNSCOPE_NO_SERVER"
 KEPT: KeptModels | None = None  # of `attnscope serve --run`: the models of the commands before
 
 
@@ -65,41 +67,27 @@ def observe_text(
         begin("attnscope.export.drawing")
     from attnscope.figures import load_in_thread
 
-    found: Observation = answer(
-        asked,
-        ask,
-        Observe(),
-        writing,
-        check=partial(check_out, writing=writing, options=options),
-        meanwhile=load_in_thread if writing.draws and keep.rollout else nothing,
-    )
-    return found
+    tell, check = output.TerminalProgress(writing.quiet), partial(check_out, writing=writing, options=options)
+    found: Observation | None = served(asked, ask, Observe(), tell, writing.verbose, check)
+    if found is not None:
+        return found
+    loaded = load_model(asked, writing)
+    if writing.draws and keep.rollout:
+        load_in_thread()  # while the model reads the text
+    from attnscope.observe.run import run_and_report
+
+    return run_and_report(loaded, ask, tell, check)
 
 
 def nothing(*given: object) -> None:
     """Do nothing."""
 
 
-def answer(
-    asked: MayAsk,
-    ask: CaptureSpec,
-    purpose: Purpose,
-    writing: Writing,
-    *,
-    check: Callable[[RunInfo], object] = nothing,
-    meanwhile: Callable[[], object] = nothing,
-) -> Any:
-    """What a server of this user's answers, or, where none does, a model that is loaded here.
-
-    meanwhile: started before a model that was loaded here reads the text.
-    """
+def answer(asked: MayAsk, ask: CaptureSpec, purpose: Purpose, writing: Writing) -> Any:
+    """What a server of this user's answers, or, where none does, a model that is loaded here."""
     tell = output.TerminalProgress(writing.quiet)
-    found = served(asked, ask, purpose, tell, writing.verbose, check)
-    if found is not None:
-        return found
-    loaded = load_model(asked, writing)
-    meanwhile()
-    return purpose.answer(loaded, ask, tell, check)
+    found = served(asked, ask, purpose, tell, writing.verbose)
+    return purpose.answer(load_model(asked, writing), ask, tell, nothing) if found is None else found
 
 
 def served(
@@ -112,6 +100,9 @@ def served(
 ) -> Any:
     """What a server of this user's answers; None where none does, and --verbose says why."""
     if asked.no_server or ask.verify or KEPT is not None:
+        return None
+    if os.environ.get(NO_SERVER):  # before anything of the server is imported
+        output.log(f"not asked of a server: {NO_SERVER} is set", quiet=not verbose)
         return None
     from attnscope.serve.client import ask_server
     from attnscope.serve.wire import UnansweredError

@@ -36,14 +36,14 @@ OTHERS = (".json", ".html", ".htm", ".txt", ".md", ".jpg", ".jpeg", ".gif", ".we
 CORPORA = (*TABLES, ".json", ".txt")  # of corpora, by which datasets of them may be called
 
 
-def suffix_of(path: Path | None, of_folders: Sequence[str] = ()) -> str:
+def suffix_of(path: Path, of_folders: Sequence[str] = ()) -> str:
     """The suffix of a path that is the name of a file, in small letters; "" for what is a folder, or to be one.
 
     of_folders: suffixes that a folder's name may have, too.
     """
-    suffix = "" if path is None else path.suffix.lower()
+    suffix = path.suffix.lower()
     is_file = suffix in (*PICTURES, *TABLES, *OTHERS) and suffix not in of_folders
-    return suffix if path and is_file and not path.is_dir() else ""
+    return suffix if is_file and not path.is_dir() else ""
 
 
 def refuse_file_name(folder: Path, of_folders: Sequence[str] = ()) -> None:
