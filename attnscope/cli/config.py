@@ -13,10 +13,12 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Container, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
+from typer.core import TyperCommand
 
 from attnscope.cli import output
 from attnscope.cli.figure_options import Drawing
@@ -24,6 +26,8 @@ from attnscope.cli.groups import (
     AS_OPTIONS,
     Mark,
     Settings,
+    as_options,
+    as_typed,
     build,
     by_key,
     converters,
@@ -45,6 +49,9 @@ TEXTS = ("text", "file", "ids", "given", "audio")  # a flag of one leaves out th
 OWN = ("config", "from_")  # which name files themselves
 FIGURES, KINDS = "figures", "kinds"  # a section, and what --figures is called in it
 MOST_BYTES = 1 << 20
+ALL = "attnscope.help.all"  # in a context: whether `all` follows --help
+COMPLETED = "attnscope.completed"  # in a context: whether TAB was pressed after the first letters of an option
+MORE = "attnscope.more"  # in a context: whether words were typed that are no listed option, but may be a setting
 
 
 def keys_of(*groups: type) -> dict[str, str]:
@@ -66,10 +73,34 @@ def configured(context: typer.Context, groups: tuple[type, ...], keys: Mapping[s
     return {name: value for name, value in values.items() if not (flagged(context, name) or name in texts)}
 
 
-def take_out_settings(context: typer.Context, groups: tuple[type, ...]) -> None:
-    """Put aside the settings that were typed as options: Typer calls a command with its listed options alone."""
-    there = {name: context.params.pop(name) for name in settings_of(groups) if name in context.params}
-    context.meta[AS_OPTIONS] = {name: value for name, value in there.items() if flagged(context, name)}
+class SettingsCommand(TyperCommand):
+    """A command whose settings may be typed as options; an `all` behind its --help is heard."""
+
+    groups: tuple[type, ...] = ()
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        ctx.meta[ALL] = any(one in ctx.help_option_names and after == "all" for one, after in pairwise(args))
+        listed = {name for one in super().get_params(ctx) for name in (*one.opts, *one.secondary_opts)}
+        ctx.meta[MORE] = any(one.startswith("--") and one.partition("=")[0] not in listed for one in args)
+        rest = super().parse_args(ctx, args)
+        # Typer calls a command with its listed options alone: settings that were typed as options are put aside.
+        there = {name: ctx.params.pop(name) for name in settings_of(self.groups) if name in ctx.params}
+        ctx.meta[AS_OPTIONS] = {name: value for name, value in there.items() if flagged(ctx, name)}
+        return rest
+
+    def get_params(self, ctx: Any) -> Any:
+        """The listed options; its settings too, as options, only where one may have been typed: they take time."""
+        found = super().get_params(ctx)
+        if ctx.meta.get(COMPLETED):
+            found = [*found, *as_options(self.groups, hidden=False)]
+        elif ctx.meta.get(MORE):
+            found = [*found, *as_options(self.groups)]
+        return as_typed(found, ctx)
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> Any:
+        """What TAB offers: options, and settings too once a letter was typed, since `--` alone has many already."""
+        ctx.meta[COMPLETED] = incomplete.startswith("--") and len(incomplete) > len("--")
+        return super().shell_complete(ctx, incomplete)
 
 
 def typed_settings(context: typer.Context, groups: tuple[type, ...], given: Sequence[str] | None) -> dict[str, Any]:

@@ -18,6 +18,8 @@ Settings: values that few people change; see `Mark.SETTING`.
 --help lists them apart, as `--set NAME=VALUE` gives them. They may be typed as options, too: `--dpi 200`.
 
 What other tools call an option or a command: a word that is none here is answered with its name here.
+
+Last how Typer converts what was typed for an option: only where it has to.
 """
 
 from __future__ import annotations
@@ -25,11 +27,11 @@ from __future__ import annotations
 import inspect
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import MISSING, dataclass, fields
 from enum import Enum
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, dataclass_transform, get_args, get_origin
 
@@ -420,3 +422,41 @@ def suggestion(word: str, own: Mapping[str, Parameter]) -> str:
         return f"did you mean --{option.spelled} {value}?" if value else f"did you mean --{option.spelled} ({purpose})?"
     near = nearest(word, own)
     return "" if near is None else f"did you mean --{own[near].spelled}?"
+
+
+def as_typed(parameters: list[Any], ctx: Any) -> list[Any]:
+    """A command's parameters, which convert no more than they have to: that takes importing pydantic.
+
+    While a shell asks what may follow they convert nothing, else neither a default nor a text. They are changed
+    in place, since parsing tells parameters apart by identity, and changed back by the next command.
+    """
+    for one in parameters:
+        vars(one).pop("process_value", None)
+        if one.callback is not None and getattr(one, "is_flag", False) and one.default is None:
+            one.default = False  # of Typer's own: None would be converted, a bool is not
+        if ctx.resilient_parsing:
+            one.process_value = lambda ctx, value: value
+        elif not one.required and one.callback is None:
+            one.process_value = partial(_converted, one, one.process_value)
+    return parameters
+
+
+def _converted(one: Any, convert: Callable[[Any, Any], Any], ctx: Any, value: Any) -> Any:
+    """The value of a parameter, as Typer converts it where it has to be; an error of Typer's has it as `value`."""
+    if value is None:
+        return () if one.multiple or one.nargs == -1 else None
+    if _is_as_meant(one, value):
+        return value
+    try:
+        return convert(ctx, value)
+    except typer.BadParameter as error:
+        error.value = value  # type: ignore[attr-defined]
+        raise
+
+
+def _is_as_meant(one: Any, value: Any) -> bool:
+    """Whether a value is what the command takes already: its default, or a text that nothing parses."""
+    if type(value) is type(one.default) and value == one.default:
+        return True
+    meant = getattr(one, "type_descriptor", None)  # of Typer from 0.26 on
+    return bool(meant and meant.annotation is str and isinstance(value, str) and not meant.parameter_info.parser)

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 from typing import Any
 
-from typer.core import TyperCommand
-
-from attnscope.cli.completion import as_typed
-from attnscope.cli.config import take_out_settings
-from attnscope.cli.groups import as_options, records
+from attnscope.cli.config import ALL, SettingsCommand
+from attnscope.cli.groups import records
 from attnscope.cli.options import PANELS
 
 NARROW, WIDE = 29, 60  # columns of the names, at most: where a help text is to stand beside them
@@ -21,38 +17,12 @@ WORDS = re.compile(r"""(?:--?[\w-]+ (?=[^-\s&|]))?(?:"[^"]*"|'[^']*'|\S)+""")  #
 UNBROKEN = "\xa0"  # a space where no line ends; printed as a plain one
 ARGUMENTS, MOST_USED, SETTINGS = "Arguments", PANELS[0], PANELS[-1]
 MOST = 14  # options of a plain --help; it shows all of a command that has no more
-ALL = "attnscope.help.all"  # in a context: whether `all` follows --help
-COMPLETED = "attnscope.completed"  # in a context: whether TAB was pressed after the first letters of an option
-MORE = "attnscope.more"  # in a context: whether words were typed that are no listed option, but may be a setting
 
 
-class PanelCommand(TyperCommand):
+class PanelCommand(SettingsCommand):
     """A command that lists its options by panel, the most used ones first, and its settings last."""
 
-    groups: tuple[type, ...] = ()
     examples: tuple[str, ...] = ()
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        ctx.meta[ALL] = any(one in ctx.help_option_names and after == "all" for one, after in pairwise(args))
-        listed = {name for one in super().get_params(ctx) for name in (*one.opts, *one.secondary_opts)}
-        ctx.meta[MORE] = any(one.startswith("--") and one.partition("=")[0] not in listed for one in args)
-        rest = super().parse_args(ctx, args)
-        take_out_settings(ctx, self.groups)
-        return rest
-
-    def get_params(self, ctx: Any) -> Any:
-        """The listed options; its settings too, as options, only where one may have been typed: they take time."""
-        found = super().get_params(ctx)
-        if ctx.meta.get(COMPLETED):
-            found = [*found, *as_options(self.groups, hidden=False)]
-        elif ctx.meta.get(MORE):
-            found = [*found, *as_options(self.groups)]
-        return as_typed(found, ctx)
-
-    def shell_complete(self, ctx: Any, incomplete: str) -> Any:
-        """What TAB offers: options, and settings too once a letter was typed, since `--` alone has many already."""
-        ctx.meta[COMPLETED] = incomplete.startswith("--") and len(incomplete) > len("--")
-        return super().shell_complete(ctx, incomplete)
 
     def get_help(self, ctx: Any) -> str:
         return super().get_help(ctx).replace(UNBROKEN, " ")
