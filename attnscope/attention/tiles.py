@@ -255,19 +255,16 @@ class Tiling:
         t = t.clamp_(min=HIDDEN) if self.spec.visible.additive else t  # finite, so that 0 * t is 0
         p = torch.softmax(t, -1, out=rooms[1].of(t.shape, t.device))
         max_p = p.gather(-1, first[1][..., :1]) if first else p.amax(-1, keepdim=True)
-        norm, share = self._shares(place, peak, max_p)
+
+        # What makes p the row of P, and what a sink logit leaves of the output, (H, r, 1) each.
+        blind = (peak == -torch.inf) | ((peak <= HIDDEN / 2) & (peak >= HIDDEN * 2))  # below: uniform, see `hides`
+        norm, share = (~blind).float(), torch.ones_like(peak)
+        if self.spec.sinks is not None:
+            remaining = torch.sigmoid(peak - max_p.log() - part(self.spec.sinks[..., None], place).float())
+            norm, share = (norm, remaining) if self.spec.sinks_scale_output else (norm * remaining, share)
         columns = text.columns_GKC
         columns = columns[place.groups] if columns is not None else None
         return Tile(place, t, p, norm, share, max_p, top, top_heads, columns)
-
-    def _shares(self, place: TilePlace, peak: Tensor, max_p: Tensor) -> tuple[Tensor, Tensor]:
-        """What makes p the row of P, and what a sink logit leaves of the output, (H, r, 1) each."""
-        blind = (peak == -torch.inf) | ((peak <= HIDDEN / 2) & (peak >= HIDDEN * 2))  # below: uniform, see `hides`
-        norm, share = (~blind).float(), torch.ones_like(peak)
-        if self.spec.sinks is None:
-            return norm, share
-        remaining = torch.sigmoid(peak - max_p.log() - part(self.spec.sinks[..., None], place).float())
-        return (norm, remaining) if self.spec.sinks_scale_output else (norm * remaining, share)
 
     def _shaped(self, logits: Tensor, place: TilePlace) -> Tensor:
         """Soft-cap, position bias, mask, in the families' own order."""

@@ -69,30 +69,40 @@ class TiledAttention(AttentionOperator):
         distinct = list(dict.fromkeys(questions))
         answers = self._noted(self.swept(distinct), self.kernel)
         remaining = [question for question in distinct if question not in answers]
-        if runs := self._few_rows(remaining):
-            blocks = (self.block(start, stop) for start, stop in runs)
+        wants_output = self.with_output and self._output is None
+
+        # Few rows that are asked about are made alone; on a CPU all questions are read from the same tiles.
+        of_rows = [question for question in remaining if isinstance(question, ask.Strongest)]
+        rows = {row for question in of_rows for queries in question.query for row in queries}
+        few = len(of_rows) == len(remaining) and 0 < len(rows) <= self.queries // FEW_ROWS
+        if few and self.device.type != "cpu" and not wants_output:
+            firsts, lasts = (sorted(row for row in rows if row + step not in rows) for step in (-1, 1))
+            most, runs = next(self.blocks())[1], zip(firsts, lasts, strict=True)
+            starts = [(a, last + 1) for first, last in runs for a in range(first, last + 1, most)]
+            blocks = (self.block(start, min(stop, start + most)) for start, stop in starts)
             answers |= self._noted(dict(zip(remaining, read_blocks(blocks, remaining), strict=True)), "rows")
             remaining = []
-        if remaining or (self.with_output and self._output is None):
-            answers |= self._noted(self._tiled(remaining), "tiles")
+        if remaining or wants_output:
+            # What suits the device, at most an eighth of what is free on it; smaller where that is not there after all.
+            device = str(self.device)
+            tile_bytes = TILE_BYTES.get(self.device.type, TILE_BYTES["cpu"])
+            if self.device.type == "cuda":
+                tile_bytes = min(tile_bytes, max(LEAST_TILE, free_memory(device) // 8))
+            while (of_tiles := self._pass(remaining, tile_bytes)) is None:
+                tile_bytes //= 2
+                if tile_bytes < LEAST_TILE:
+                    inputs = (self.spec.q_BHQD, self.spec.k_BGKD, self.spec.v_BGKV)
+                    takes = 4 * sum(2 * part.numel() for part in inputs)  # they and the output, in float32
+                    raise MemoryLimitError(
+                        f"memory ran out over {self.keys} tokens: one layer takes {human_bytes(takes)} on top of "
+                        f"the model, and {device} has {human_bytes(free_memory(device))} left",
+                        "shorten the text, ask for fewer keys or heads, or free memory on the device",
+                    )
+                if self.device.type == "cuda":
+                    torch.cuda.empty_cache()
+            answers |= self._noted(of_tiles, "tiles")
             remaining = [question for question in remaining if question not in answers]
         return {**answers, **self._noted(dict(super().together(remaining)), "rows")}
-
-    def _few_rows(self, questions: Sequence[Question]) -> list[tuple[int, int]]:
-        """The runs of rows that answer these, where they name few and the output is known; empty where tiles do.
-
-        On a CPU all questions are read from the same tiles.
-        """
-        of_rows = [question for question in questions if isinstance(question, ask.Strongest)]
-        waiting = self.with_output and self._output is None
-        rows = {row for question in of_rows for queries in question.query for row in queries}
-        few = len(of_rows) == len(questions) and len(rows) <= self.queries // FEW_ROWS
-        if self.device.type == "cpu" or waiting or not few:
-            return []
-        firsts, lasts = (sorted(row for row in rows if row + step not in rows) for step in (-1, 1))
-        most = next(self.blocks())[1]
-        runs = zip(firsts, lasts, strict=True)
-        return [(a, min(last + 1, a + most)) for first, last in runs for a in range(first, last + 1, most)]
 
     def swept(self, questions: Sequence[Question]) -> dict[Question, Any]:
         """What a kernel that an operator of this kind has answers, and the output where it is wanted; the tiles: none.
@@ -105,39 +115,35 @@ class TiledAttention(AttentionOperator):
         self.answered_by.update({type(question).__name__: who for question in answers})
         return answers
 
-    def _tiled(self, questions: Sequence[Question]) -> dict[Question, Any]:
-        # What suits the device, at most an eighth of what is free on it; smaller where that is not there after all.
-        device = str(self.device)
-        tile_bytes = TILE_BYTES.get(self.device.type, TILE_BYTES["cpu"])
-        if self.device.type == "cuda":
-            tile_bytes = min(tile_bytes, max(LEAST_TILE, free_memory(device) // 8))
-        while (answers := self._pass(questions, tile_bytes)) is None:
-            tile_bytes //= 2
-            if tile_bytes < LEAST_TILE:
-                inputs = (self.spec.q_BHQD, self.spec.k_BGKD, self.spec.v_BGKV)
-                takes = 4 * sum(2 * part.numel() for part in inputs)  # they and the output, in float32
-                raise MemoryLimitError(
-                    f"memory ran out over {self.keys} tokens: one layer takes {human_bytes(takes)} on top of "
-                    f"the model, and {device} has {human_bytes(free_memory(device))} left",
-                    "shorten the text, ask for fewer keys or heads, or free memory on the device",
-                )
-            if self.device.type == "cuda":
-                torch.cuda.empty_cache()
-        return answers
-
     def _pass(self, questions: Sequence[Question], tile_bytes: int) -> dict[Question, Any] | None:
         """One pass with tiles of this size; None where it did not find the memory that it takes."""
         try:
             readers = {question: reader for question in questions if (reader := reader_of(question, self))}
             output = OutputReader(None, self) if self.with_output and self._output is None else None
-            every = [*readers.values(), *([output] if output else [])]
+            every: list[Reader] = [*readers.values(), *([output] if output else [])]
 
             def visit(tile: Tile) -> None:
                 for reader in every:
                     reader.visit(tile)
 
             if every:
-                self._tiling(every, tile_bytes).each(visit)
+                # One search of a row serves all that ask for its largest entries.
+                top = [reader for reader in every if isinstance(reader, TopKReader)]
+                heads = sorted({head for reader in top for head in reader.heads})
+                most = max((reader.wanted for reader in top), default=0)
+
+                # All that multiply share one product per tile: each is given its columns in it.
+                products, start = [reader for reader in every if isinstance(reader, ProductReader)], 0
+                for product in products:
+                    product.span = slice(start, start + product.width)
+                    start += product.width
+
+                def columns(text: int) -> Tensor | None:
+                    parts = [product.columns(text).to(self.device) for product in products]
+                    parts = [part.expand(self.spec.kv_heads, *part.shape[1:]) for part in parts]
+                    return torch.cat(parts, -1) if parts else None
+
+                Tiling(self.spec, most, heads, columns, tile_bytes).each(visit)
             for reader in every:
                 reader.end()
         except (RuntimeError, MemoryError) as error:
@@ -147,25 +153,6 @@ class TiledAttention(AttentionOperator):
         if output:
             self._output = output.answer.transpose(1, 2).to(self.spec.q_BHQD.dtype)
         return {question: reader.answer for question, reader in readers.items()}
-
-    def _tiling(self, readers: Sequence[Reader], tile_bytes: int) -> Tiling:
-        # One search of a row serves all that ask for its largest entries.
-        top = [reader for reader in readers if isinstance(reader, TopKReader)]
-        heads = sorted({head for reader in top for head in reader.heads})
-        most = max((reader.wanted for reader in top), default=0)
-
-        # All that multiply share one product per tile: each is given its columns in it.
-        products, start = [reader for reader in readers if isinstance(reader, ProductReader)], 0
-        for product in products:
-            product.span = slice(start, start + product.width)
-            start += product.width
-
-        def columns(text: int) -> Tensor | None:
-            parts = [product.columns(text).to(self.device) for product in products]
-            parts = [part.expand(self.spec.kv_heads, *part.shape[1:]) for part in parts]
-            return torch.cat(parts, -1) if parts else None
-
-        return Tiling(self.spec, most, heads, columns, tile_bytes)
 
 
 SMALL = 2**17  # weights of a call, over all texts and heads; beyond, tiles are shared out among the cores
@@ -261,7 +248,13 @@ class PieceAttention(AttentionOperator):
             [some] = inside_WN.any(1).nonzero(as_tuple=True)
             if len(some):
                 at, query = inside_WN[some].nonzero(as_tuple=True)
-                rows_RHN = _whole(piece, some)[at, :, query]
+                if isinstance(piece, DenseAttention):
+                    weights_WHNN = piece.weights_BHQK[some].float()
+                else:
+                    assert piece.spec is not None
+                    q, k, v = (getattr(piece.spec, name)[some] for name in ("q_BHQD", "k_BGKD", "v_BGKV"))
+                    weights_WHNN = replace(piece.spec, q_BHQD=q, k_BGKD=k, v_BGKV=v).weights(0, piece.queries)
+                rows_RHN = weights_WHNN[at, :, query]
                 keys_RN, queries_R = place_WN[some[at]], place_WN[some[at], query] - start
                 rows_HrK[:, queries_R[:, None], keys_RN] = rows_RHN.transpose(0, 1)
         return rows_HrK[None]
@@ -276,7 +269,14 @@ class PieceAttention(AttentionOperator):
             own = {question: LOCAL[type(question)](question, place_WN) for question in local}
             answers = piece.together(own.values())
             for question, inner in own.items():
-                parts[question].append(_of_text(answers[inner], question, place_WN))
+                answer = answers[inner]
+                if isinstance(question, ask.TopK):  # keys by their places in the text, as many as were asked for
+                    weights, keys = answer
+                    short, device = (0, question.k - weights.shape[-1]), keys.device
+                    piece_W111 = torch.arange(len(keys), device=device)[:, None, None, None]
+                    keys = torch.nn.functional.pad(place_WN.to(device)[piece_W111, keys], short)
+                    answer = torch.nn.functional.pad(weights, short, value=torch.nan), keys
+                parts[question].append(answer)
         whole = {question: self._in_place(part) for question, part in parts.items()}
         return {**whole, **super().together([question for question in distinct if question not in whole])}
 
@@ -297,22 +297,9 @@ class RowsAttention(TiledAttention):
         return self._noted(dict(AttentionOperator.together(self, questions)), "rows")
 
 
-def _whole(piece: AttentionOperator, some: Tensor) -> Tensor:
-    """The weights of some of an operator's pieces, (some, H, N, N)."""
-    if isinstance(piece, DenseAttention):
-        return piece.weights_BHQK[some].float()
-    assert piece.spec is not None
-    q, k, v = (getattr(piece.spec, name)[some] for name in ("q_BHQD", "k_BGKD", "v_BGKV"))
-    return replace(piece.spec, q_BHQD=q, k_BGKD=k, v_BGKV=v).weights(0, piece.queries)
-
-
 def _skipping(question: Any, place_WN: Tensor) -> Any:
     """Key 0 is the first of the piece that has it."""
     return replace(question, skip_key0=question.skip_key0 and bool(place_WN[0, 0] == 0))
-
-
-def _top(question: ask.TopK, place_WN: Tensor) -> ask.Question:
-    return replace(_skipping(question, place_WN), k=min(question.k, place_WN.shape[1]))
 
 
 def _at(key_WN: Tensor, place_WN: Tensor) -> ask.Question:
@@ -335,20 +322,10 @@ LOCAL: Mapping[type[ask.Question], Callable[[Any, Tensor], ask.Question]] = {
     **dict.fromkeys((ask.RowSum, ask.SumOfSquares, ask.Holding), lambda question, place_WN: question),
     ask.Entropy: _skipping,
     ask.MaxWeight: _skipping,
-    ask.TopK: _top,
+    ask.TopK: lambda question, place_WN: replace(_skipping(question, place_WN), k=min(question.k, place_WN.shape[1])),
     ask.At: lambda question, place_WN: _at(_of_tokens(question.key_BQ[0], place_WN), place_WN),
     ask.Back: lambda question, place_WN: _at(place_WN - question.steps, place_WN),
     ask.Key: lambda question, place_WN: _at(torch.full_like(place_WN, question.position), place_WN),
     ask.Features: lambda question, place_WN: ask.Features(_of_tokens(question.features.flatten(0, -2), place_WN)),
     ask.Received: lambda question, place_WN: ask.Received(_of_tokens(question.query_share_BQ[0], place_WN)),
 }
-
-
-def _of_text(answer: Any, question: ask.Question, place_WN: Tensor) -> Any:
-    """An answer of pieces in the text's numbers: keys by their places in the text, as many as were asked for."""
-    if not isinstance(question, ask.TopK):
-        return answer
-    weights, keys = answer
-    short = (0, question.k - weights.shape[-1])
-    keys = place_WN.to(keys.device)[torch.arange(len(keys), device=keys.device)[:, None, None, None], keys]
-    return torch.nn.functional.pad(weights, short, value=torch.nan), torch.nn.functional.pad(keys, short)

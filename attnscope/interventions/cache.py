@@ -65,9 +65,7 @@ class BudgetedHeads:
 
 
 class KeptKeys(ABC):
-    """A budget. once: see `Once`."""
-
-    once: bool = False
+    """A budget."""
 
     @abstractmethod
     def over(self, budgeted: BudgetedHeads) -> Dropping:
@@ -128,7 +126,14 @@ class HeavyHitters(KeptKeys):
             dropped_ErK = torch.zeros_like(logits_ErK, dtype=torch.bool)
             for at in range(query_Er.shape[1]):
                 back_EK = query_Er[:, at, None] - budgeted.key_K
-                kept_EK = self._kept((kept_EK | (back_EK == 0)) & seen_ErK[:, at], back_EK, sum_EK)
+                there_EK = (kept_EK | (back_EK == 0)) & seen_ErK[:, at]
+
+                # Where the cache is full, the older key of the least sum is evicted.
+                older_EK = there_EK & (back_EK >= (self.size + 1) // 2)
+                least_E = sum_EK.masked_fill(~older_EK, torch.inf).argmin(-1)
+                full_E = there_EK.sum(-1) > self.size
+                evicted_EK = torch.zeros_like(there_EK).scatter_(-1, least_E[:, None], full_E[:, None])
+                kept_EK = there_EK & ~evicted_EK
                 logits_EX = logits_ErK[:, at].masked_fill(~kept_EK, -torch.inf)
                 if sink_Er1 is not None:  # a sink logit takes its share of the row
                     logits_EX = torch.cat([logits_EX, sink_Er1[:, at]], -1)
@@ -138,14 +143,6 @@ class HeavyHitters(KeptKeys):
 
         return dropped
 
-    def _kept(self, there_EK: Tensor, back_EK: Tensor, sum_EK: Tensor) -> Tensor:
-        """The keys that stay of those in the cache: where it is full, the older key of the least sum is evicted."""
-        older_EK = there_EK & (back_EK >= (self.size + 1) // 2)
-        least_E = sum_EK.masked_fill(~older_EK, torch.inf).argmin(-1)
-        full_E = there_EK.sum(-1) > self.size
-        evicted_EK = torch.zeros_like(there_EK).scatter_(-1, least_E[:, None], full_E[:, None])
-        return there_EK & ~evicted_EK
-
 
 class Once(KeptKeys):
     """Keys that are chosen once, at the end of the prompt, for each kv head: only rows after it lose the others.
@@ -154,7 +151,6 @@ class Once(KeptKeys):
     """
 
     size: int
-    once = True
 
     @abstractmethod
     def scores(self, spec: AttentionSpec, heads: tuple[int, ...], ends: Sequence[int]) -> Tensor:

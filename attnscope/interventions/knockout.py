@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from attnscope.attention.rows import CutHow, RowBlock, RowsAgain, padded
-from attnscope.attention.spec import AttentionSpec
 from attnscope.hooks.calls import AttentionCall
 from attnscope.hooks.engines import Change
 from attnscope.interventions.base import Intervention
@@ -75,7 +74,17 @@ class Knockout(Intervention):
             cut_NPrK = cut_NPK[:, :, None] if len(row_E) else None
 
             # Of a cut that moves weights other rows than those of its edges differ from the intact ones.
-            from_NPK = _moved(call.layer, heads, cuts, texts, spec)
+            from_NPK = None  # the key whose logit each key has
+            for at, cut in enumerate(cuts, start=1):
+                places = [heads.index(head) for layer, head in cut.heads if layer == call.layer]
+                for number, text in enumerate(texts if places and cut.moves else ()):
+                    if cut.moves[text]:
+                        if from_NPK is None:
+                            from_NPK = torch.arange(spec.visible.keys).repeat(spec.batch, len(heads), 1)
+                        source, target = zip(*cut.moves[text], strict=True)
+                        row_PK = from_NPK[at * len(texts) + number]
+                        row_PK[torch.tensor(places)[:, None], torch.tensor(target)] = torch.tensor(source)
+            from_NPK = None if from_NPK is None else from_NPK.to(spec.device)
             changed_E = row_E if from_NPK is None else torch.arange(len(texts), spec.batch, device=spec.device)
 
             def output(block: RowBlock) -> Tensor:
@@ -86,21 +95,3 @@ class Knockout(Intervention):
             return recompute(call, output_NQHV, RowsAgain(spec, heads), query_NR, output, changed_E)
 
         return change
-
-
-def _moved(
-    layer: int, heads: Sequence[int], cuts: Sequence[Cut], texts: Sequence[int], spec: AttentionSpec
-) -> Tensor | None:
-    """The key whose logit each key has in a layer, (N, P, K); None where no cut of the pass moves any."""
-    from_NPK = None
-    for at, cut in enumerate(cuts, start=1):
-        places = [heads.index(head) for cut_layer, head in cut.heads if cut_layer == layer]
-        for number, text in enumerate(texts):
-            if not places or not cut.moves or not cut.moves[text]:
-                continue
-            if from_NPK is None:
-                from_NPK = torch.arange(spec.visible.keys).repeat(spec.batch, len(heads), 1)
-            source, target = zip(*cut.moves[text], strict=True)
-            row_PK = from_NPK[at * len(texts) + number]
-            row_PK[torch.tensor(places)[:, None], torch.tensor(target)] = torch.tensor(source)
-    return None if from_NPK is None else from_NPK.to(spec.device)

@@ -48,43 +48,33 @@ def is_private(folder: Path) -> bool:
     if sys.platform == "win32":  # the local application data have an access list
         return True
     with suppress(OSError):
-        if _leads_safely(folder):
-            status = os.lstat(folder)
-            return stat.S_ISDIR(status.st_mode) and status.st_uid == _us() and not status.st_mode & 0o077
+        # All on the way to it, links included, must be ours or root's, and none such that others can replace it.
+        at, remaining = Path(folder.anchor), list(folder.parts[:0:-1])
+        for _ in range(MOST_STEPS):
+            if not remaining:
+                status = os.lstat(folder)
+                return stat.S_ISDIR(status.st_mode) and status.st_uid == _us() and not status.st_mode & 0o077
+            step = at / remaining.pop()
+            if not os.path.lexists(step):
+                with suppress(FileExistsError):  # another process was quicker
+                    os.mkdir(step, 0o700)
+            status = os.lstat(step)
+            if status.st_uid not in (0, _us()):
+                return False
+            if stat.S_ISLNK(status.st_mode):
+                remaining += reversed(Path(os.readlink(step)).parts)
+            elif status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX:
+                return False
+            else:
+                at = step
     return False
-
-
-def _leads_safely(folder: Path) -> bool:
-    """Whether all on the way to a folder, links included, is ours or root's, and none can be replaced by others."""
-    at, remaining = Path(folder.anchor), list(folder.parts[:0:-1])
-    for _ in range(MOST_STEPS):
-        if not remaining:
-            return True
-        step = at / remaining.pop()
-        status = _made(step)
-        if status.st_uid not in (0, _us()):
-            return False
-        if stat.S_ISLNK(status.st_mode):
-            remaining += reversed(Path(os.readlink(step)).parts)
-        elif status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX:
-            return False
-        else:
-            at = step
-    return False
-
-
-def _made(folder: Path) -> os.stat_result:
-    """What is at a path; a folder is made where nothing is."""
-    with suppress(FileNotFoundError):
-        return os.lstat(folder)
-    with suppress(FileExistsError):  # another process was quicker
-        os.mkdir(folder, 0o700)
-    return os.lstat(folder)
 
 
 def read_object(path: Path) -> bytes | None:
     """What `keep` wrote there; None where there is no such file, or another one."""
-    with suppress(OSError), open(path, "rb", opener=_without_waiting) as file:
+    # A link is not followed, and a pipe without a writer does not hold us up.
+    more = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    with suppress(OSError), open(path, "rb", opener=lambda name, flags: os.open(name, flags | more)) as file:
         status = os.fstat(file.fileno())
         if stat.S_ISREG(status.st_mode) and status.st_uid == _us() and status.st_size <= MOST_BYTES:
             digest, content = file.read(DIGEST().digest_size), file.read(MOST_BYTES)
@@ -103,11 +93,6 @@ def keep(path: Path, content: bytes) -> None:
 def _digest(path: Path, content: bytes) -> bytes:
     """Of the content and of what it was made for, which the file's name says."""
     return DIGEST(path.name.encode() + b"\0" + content).digest()
-
-
-def _without_waiting(path: str, flags: int) -> int:
-    """Open a file that is no link; a pipe without a writer does not hold us up."""
-    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
 
 
 def _us() -> int:

@@ -47,7 +47,7 @@ from attnscope.attention.kernels_cpu.layout import (
     Texts,
     records,
 )
-from attnscope.attention.questions import Entropy, GroupMass, MaxWeight, Question, RowSum, SumOfSquares, TopK
+from attnscope.attention.questions import Entropy, GroupMass, MaxWeight, Question, RowSum, SumOfSquares
 from attnscope.attention.rows import TINY, of_found
 from attnscope.attention.spec import AttentionSpec
 from attnscope.attention.tiles import Room, reach, work_through
@@ -109,7 +109,10 @@ class Answers:
     def shares(self, job: Job) -> Tensor:
         """What each row of a job counts in each of the sums over rows, (b, c, r)."""
         texts = job.shape[0]
-        parts = [_of(question.query_share_BQ, job).float()[:, None] for question in self.questions.received]
+        tables = [question.query_share_BQ for question in self.questions.received]
+        parts = [
+            table_BQ[job.texts if len(table_BQ) > 1 else slice(None), job.rows].float()[:, None] for table_BQ in tables
+        ]
         parts += [_groups(question, job)[1][None] for question in self.questions.groups]
         return torch.cat([part.expand(texts, -1, -1) for part in parts], 1) if parts else torch.empty(texts, 0, 0)
 
@@ -149,7 +152,10 @@ class Answers:
             question: answer.float() for question, answer in zip(questions.received, self.received, strict=True)
         }
         answers |= {question: answer.float() for question, answer in zip(questions.groups, self.groups, strict=True)}
-        return answers | {question: self._top(question) for question in questions.top}
+        for question in questions.top:
+            heads = None if question.heads is None else tuple(map(self.top_heads.index, question.heads))
+            answers[question] = of_found(self.top, replace(question, heads=heads))
+        return answers
 
     def _statistic(self, question: Question) -> Tensor:
         notes = self.notes_SBHQ
@@ -165,14 +171,6 @@ class Answers:
             energy = notes[ENERGY_REST if question.skip_key0 else ENERGY]
             return (total.log() - energy / total).clamp_min(0.0)  # with p = exp t / Z: H = ln Z - (sum exp t * t) / Z
         return notes[MOMENT] / total
-
-    def _top(self, question: TopK) -> tuple[Tensor, Tensor]:
-        heads = None if question.heads is None else tuple(map(self.top_heads.index, question.heads))
-        return of_found(self.top, replace(question, heads=heads))
-
-
-def _of(table_BQ: Tensor, job: Job) -> Tensor:
-    return table_BQ[job.texts if len(table_BQ) > 1 else slice(None), job.rows]
 
 
 def _groups(question: GroupMass, job: Job) -> tuple[Tensor, Tensor]:
@@ -218,7 +216,8 @@ class Sweeping:
         """Every job, those of the most keys first: they end together, and their memory is enough for the others."""
         R, G, B = self.spec.heads // self.spec.kv_heads, self.spec.kv_heads, self.spec.batch
         ranges = list(self._ranges(R))[::-1]
-        texts, groups = self._together(R * max(_scores(rows, keys) for rows, keys, _ in ranges))
+        scores = max((rows.stop - rows.start) * (keys.stop - keys.start) for rows, keys, _ in ranges)
+        texts, groups = self._together(R * scores)
         for first in range(0, B, texts):
             some = slice(first, min(B, first + texts))
             inputs = self._texts(some)
@@ -281,7 +280,22 @@ class Sweeping:
         spec, visible, questions, texts, rows = self.spec, self.spec.visible, self.questions, job.texts, job.rows
         masked, inputs = not visible.by_position, job.inputs
         q_bgRrD, columns = inputs.q_bGRQD[:, job.groups, :, rows], inputs.columns_bGcKs
-        extra, sinks = self._extra(job), self.sinks
+        first, past = job.panels
+
+        # What is added to the job's logits: position bias and mask, (b, g, R, r, n of whole panels), any but n 1.
+        bias, mask = spec.bias, visible.as_mask
+        parts = [] if bias is None else [self._part(bias, job).float()]
+        if mask is not None:
+            mask = self._part(mask, job)
+            parts.append(torch.where(mask, 0.0, HIDDEN) if mask.dtype == torch.bool else mask.float())
+        extra = None
+        if parts:
+            sizes = [max(part.shape[axis] for part in parts) for axis in range(4)]
+            extra = torch.zeros(*sizes, (past - first) * PANEL)
+            inside = extra[..., job.keys.start - first * PANEL : job.keys.stop - first * PANEL]
+            for part in parts:
+                inside += part
+        sinks = self.sinks
         if sinks is not None:
             sinks = sinks.unflatten(1, (spec.kv_heads, -1))[texts, job.groups]
             sinks = sinks[..., rows] if sinks.shape[-1] > 1 else sinks
@@ -323,7 +337,7 @@ class Sweeping:
             "extra": None if extra is None else Each(extra),
             "extra_head": step(extra, 2),
             "extra_row": step(extra, 3),
-            "extra_panel": job.panels[0],
+            "extra_panel": first,
             # Tables of the questions begin at the job's first row; they are one after the other, a step apart.
             "places": len(questions.places),
             "place": of_texts(self.place_BQ[..., rows.start :]),
@@ -349,23 +363,6 @@ class Sweeping:
         sweep(of_job.ctypes.data, len(of_job))
         if count:
             answers.add_in_turn(job, sums)
-
-    def _extra(self, job: Job) -> Tensor | None:
-        """What is added to a job's logits: position bias and mask, (b, g, R, r, n of whole panels), any but n 1."""
-        bias, mask = self.spec.bias, self.spec.visible.as_mask
-        parts = [] if bias is None else [self._part(bias, job).float()]
-        if mask is not None:
-            mask = self._part(mask, job)
-            parts.append(torch.where(mask, 0.0, HIDDEN) if mask.dtype == torch.bool else mask.float())
-        if not parts:
-            return None
-        sizes = [max(part.shape[axis] for part in parts) for axis in range(4)]
-        first, past = job.panels
-        extra = torch.zeros(*sizes, (past - first) * PANEL)
-        inside = extra[..., job.keys.start - first * PANEL : job.keys.stop - first * PANEL]
-        for part in parts:
-            inside += part
-        return extra
 
     def _part(self, table: Tensor, job: Job) -> Tensor:
         """The part of a (B, H, Q, K) tensor, any of its sizes 1, that a job is of: (b, g, R, r, n), or 1."""
@@ -406,10 +403,6 @@ class Rooms:
 def _numbers() -> int:
     """How many logits are kept at once."""
     return int(second_cache() * SHARE_OF_CACHE) // 4
-
-
-def _scores(rows: slice, keys: slice) -> int:
-    return (rows.stop - rows.start) * (keys.stop - keys.start)
 
 
 PAYS = 2**22  # scores of a call: below, loading the kernel takes longer than some layers save
