@@ -238,7 +238,7 @@ class Dataset:
             return None
         schema = SCHEMAS["summary"]
         _check_rows(path, range(MOST_ROWS + 1))
-        return _read(path, self.output.format, schema.names, plain_schema(schema))
+        return FORMATS[self.output.format].read(path, schema.names, plain_schema(schema))
 
 
 def read_dataset(folder: Path) -> Dataset:
@@ -287,7 +287,7 @@ def _output(folder: Path, shards: Sequence[Record]) -> DatasetOutput:
     spans: list[str | None] = []
     if "spans" in first:  # in the order in which every text has them
         schema = pa.schema([("query_span", pa.string())])
-        spans = _read(first["spans"], format, ["query_span"], schema)["query_span"].unique().to_pylist()
+        spans = FORMATS[format].read(first["spans"], ["query_span"], schema)["query_span"].unique().to_pylist()
     return DatasetOutput(
         tables=tuple(name for name in TABLES if name in first),
         format=format,
@@ -313,10 +313,6 @@ def _check_rows(path: Path, expected: Container[int]) -> None:
         with open_native(path) as source:
             if open_parquet(source).metadata.num_rows not in expected:
                 raise ValueError(f"{path} has another number of rows")
-
-
-def _read(path: Path, format: str, columns: Sequence[str], schema: pa.Schema) -> pa.Table:
-    return FORMATS[format].read(path, columns, schema)
 
 
 def _heads_of(summary: pa.Table, pair: Pair | None) -> CorpusHeads:

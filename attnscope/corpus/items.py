@@ -248,14 +248,10 @@ def _record(raw: Raw) -> Raw:
 
 def _json_records(corpus: Corpus, file: CorpusFile, read: BytesRead) -> Iterator[Raw]:
     """The records of a JSON file, numbered from 1; an item of an array may be a text instead of a record."""
-
-    def is_record(value: Mapping[str, Any]) -> bool:
-        return Record(value, corpus).is_whole
-
     with _opened(file, read) as stream:
-        number = 0
+        number, text = 0, io.TextIOWrapper(stream, "utf-8-sig")
         try:
-            values = values_in(io.TextIOWrapper(stream, "utf-8-sig"), ITEM_BYTES, is_record)
+            values = values_in(text, ITEM_BYTES, lambda value: Record(value, corpus).is_whole)
             for number, value in enumerate(values, start=1):
                 fits = isinstance(value, dict | str)
                 yield Raw(number, value) if fits else Raw(number, problem=NO_OBJECT + type(value).__name__)

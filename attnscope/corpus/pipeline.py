@@ -96,7 +96,7 @@ def run_shards(
     tally = Tally()
     windows = ahead(window for shard in shards for window in worker.windows(shard))
     # the writer ends first: what is measured is committed also where the corpus is a pipe that says nothing more
-    with _loaded_once(), _short_turns(), closing(windows), Writing(open_writer, commit) as writing:
+    with _undisturbed(), closing(windows), Writing(open_writer, commit) as writing:
         for window in windows:
             # A window that was broken off is not written: what a shard holds is whole windows.
             measured = worker.measure(window, stop)
@@ -187,29 +187,21 @@ class Writing:
 
 @ProcessWide
 @contextmanager
-def _loaded_once() -> Iterator[None]:
-    """Keep the garbage collector off the libraries' million objects: they are there to stay."""
-    if gc.get_freeze_count():  # by whoever called: to thaw ours would thaw theirs
-        yield
-        return
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
+def _undisturbed() -> Iterator[None]:
+    """Let neither the garbage collector nor the reading of texts hold up the model.
 
-
-@ProcessWide
-@contextmanager
-def _short_turns() -> Iterator[None]:
-    """Let no thread hold the interpreter for long while another waits for it.
-
-    Reading a text is all Python: at the usual five milliseconds a turn, every operator of the model, most of them
-    shorter, waits that long for it, and a core has nothing to do.
+    The collector is kept off the libraries' million objects: they are there to stay. No thread holds the interpreter
+    for long while another waits for it. Reading a text is all Python: at the usual five milliseconds a turn, every
+    operator of the model, most of them shorter, waits that long for it, and a core has nothing to do.
     """
+    freezes = not gc.get_freeze_count()  # else whoever called did: to thaw ours would thaw theirs
+    if freezes:
+        gc.freeze()
     before = sys.getswitchinterval()
     sys.setswitchinterval(min(before, TURN_SECONDS))
     try:
         yield
     finally:
         sys.setswitchinterval(before)
+        if freezes:
+            gc.unfreeze()

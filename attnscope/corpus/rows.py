@@ -37,7 +37,7 @@ from attnscope.model.selection import STACKS, is_cross, spelled
 from attnscope.observe.request import ENTRIES, codes
 from attnscope.utils.files import json_line
 from attnscope.utils.folders import sync, sync_file
-from attnscope.utils.tables import flags, json_rows, numbers, texts_at, words
+from attnscope.utils.tables import flags, integers, json_rows, numbers, texts_at, words
 
 if TYPE_CHECKING:
     from attnscope.inputs.tokens import TokenSelection
@@ -148,16 +148,12 @@ def _texts(pairs: Sequence[tuple[Item, Observation]], output: DatasetOutput) -> 
         }
         for item, obs in pairs
     ]
-    schema = schema_of("texts", output)
-    return _table({field.name: _cells([row.get(field.name) for row in rows], field.type) for field in schema}, schema)
-
-
-def _cells(values: Sequence[Any], dtype: pa.DataType) -> pa.Array:
-    """Texts or whole numbers of Python; None is null."""
-    if dtype == pa.string():
-        return words(values)
-    array = np.array([0 if value is None else value for value in values], dtype.to_pandas_dtype())
-    return numbers(array, np.array([value is None for value in values], bool))
+    columns, schema = dict[str, pa.Array](), schema_of("texts", output)
+    for field in schema:  # texts or whole numbers
+        values = [row.get(field.name) for row in rows]
+        is_text = field.type == pa.string()
+        columns[field.name] = words(values) if is_text else integers(values, field.type.to_pandas_dtype())
+    return _table(columns, schema)
 
 
 def _chosen(obs: Observation) -> dict[str, str | None]:
@@ -194,7 +190,7 @@ def _heads(pairs: Sequence[tuple[Item, Observation]], output: DatasetOutput) -> 
     # The tokens' texts are one dictionary for all rows, and a null where a head has no top key.
     head = column(lambda heads: heads.head, np.int32)
     roles = {name: column(attrgetter(name), object).tolist() for name in ("role", "text_role", "atlas_roles")}
-    stacks = [_stacks(obs) for _, obs in pairs]
+    stacks = [codes(heads.stack.tolist()) for heads in every]  # of all heads, as places in STACKS
     top_keys = [obs.place("keys", stack, obs.every.top_key) for (_, obs), stack in zip(pairs, stacks, strict=True)]
     mass = column(lambda heads: heads.top_key_mass, np.float32)
     unasked, [tokens] = np.isnan(mass), _words([obs.names() for _, obs in pairs], top_keys, keep=kept)
@@ -258,7 +254,7 @@ def _spans(pairs: Sequence[tuple[Item, Observation]], output: DatasetOutput) -> 
 
     # Each head of each text has a row for every pair, in the order of `code`.
     head = which("head")
-    stacks = [_stacks(obs)[places] for (_, obs), places in zip(pairs, kept, strict=True)]
+    stacks = [codes(obs.every.stack.tolist())[places] for (_, obs), places in zip(pairs, kept, strict=True)]
     columns = {
         **_about(pairs, [len(places) * count**2 for places in kept]),
         "layer": which("layer"),
@@ -271,11 +267,6 @@ def _spans(pairs: Sequence[tuple[Item, Observation]], output: DatasetOutput) -> 
         "stack": texts_at(STACKS, np.repeat(_joined(stacks, np.int8), count**2)),
     }
     return _table(columns, schema_of("spans", output))
-
-
-def _stacks(obs: Observation) -> np.ndarray:
-    """The stacks of all heads, as places in STACKS."""
-    return codes(obs.every.stack.tolist())
 
 
 def _words(
@@ -350,8 +341,14 @@ class ShardWriter:
         for piece in pieces(measured):
             for name, table in arrow_tables(piece, self.output).items():
                 self._tables[name].write(table)
+        pictures, pool = self.output.pictures, self.pool
         for item, obs in measured.seen:
-            self._draw(item, obs)
+            if pictures and pool:
+                self._wait_for_pictures(MOST_WAITING - 1)
+                folder = self.partial / "figures" / f"{item.number:06d}"
+                with _pool_in_words():
+                    self._waiting.append(pool.submit(pictures.draw, pictures(obs), folder))
+                self._drawn.append(item.number)
             self._keep_weights(item, obs)
         self._record = _with(self._record, measured)
 
@@ -395,14 +392,6 @@ class ShardWriter:
         for drawing in self._waiting:
             drawing.cancel()
         shutil.rmtree(self.partial, ignore_errors=True)
-
-    def _draw(self, item: Item, obs: Observation) -> None:
-        if self.output.pictures and self.pool:
-            self._wait_for_pictures(MOST_WAITING - 1)
-            folder = self.partial / "figures" / f"{item.number:06d}"
-            with _pool_in_words():
-                self._waiting.append(self.pool.submit(self.output.pictures.draw, self.output.pictures(obs), folder))
-            self._drawn.append(item.number)
 
     def _wait_for_pictures(self, most: int) -> None:
         """Until no more than `most` texts wait for their pictures; a picture that failed is raised here."""

@@ -327,19 +327,7 @@ def _answers(address: str | None) -> bool:
 
 
 def _dataset(ray: Any, run: Run, cluster: Cluster) -> Any:
-    # The reading takes no core to itself: where every core has its actor, it would wait for one for ever.
-    shards = ray.data.read_datasource(_corpus_source(run), override_num_blocks=1, num_cpus=0)
-    return shards.map_batches(
-        ShardActor,
-        fn_constructor_kwargs={"job": run.job, "folder": str(run.folder.absolute())},
-        batch_size=1,
-        compute=ray.data.ActorPoolStrategy(size=cluster.actors),
-        num_gpus=cluster.gpus_per_actor or None,
-    )
-
-
-def _corpus_source(run: Run) -> Any:
-    """The corpus as a Ray datasource: one task that streams it, a block per shard."""
+    """A row per shard that is left: its record, from an actor. One task streams the corpus, a block per shard."""
     import pyarrow as pa
     from ray.data import Datasource
     from ray.data.block import BlockMetadata
@@ -363,4 +351,12 @@ def _corpus_source(run: Run) -> Any:
         def get_read_tasks(self, parallelism: int, *limits: Any, **more: Any) -> list[ReadTask]:
             return [ReadTask(blocks, BlockMetadata(None, None, None, None))]
 
-    return CorpusSource()
+    # The reading takes no core to itself: where every core has its actor, it would wait for one for ever.
+    shards = ray.data.read_datasource(CorpusSource(), override_num_blocks=1, num_cpus=0)
+    return shards.map_batches(
+        ShardActor,
+        fn_constructor_kwargs={"job": run.job, "folder": str(run.folder.absolute())},
+        batch_size=1,
+        compute=ray.data.ActorPoolStrategy(size=cluster.actors),
+        num_gpus=cluster.gpus_per_actor or None,
+    )

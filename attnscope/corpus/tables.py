@@ -30,67 +30,34 @@ from attnscope.metrics.metrics import KNOWN, MASS, METRICS
 from attnscope.model.selection import STACKS
 from attnscope.observe.request import ENTRIES
 from attnscope.studies.statistics import means
-from attnscope.utils.files import write_whole
+from attnscope.utils.files import FOREIGN, write_whole
 from attnscope.utils.folders import locked
 from attnscope.utils.tables import FORMATS, Pieces, numbers, tamed, texts_at
 
 SCHEMA_VERSIONS = {"texts": 2, "heads": 5, "relations": 2, "spans": 2, "summary": 2, "weights": 1}
 TOKEN = pa.dictionary(pa.int32(), pa.string())
-HEAD = [("layer", pa.int32()), ("head", pa.int32()), ("kv_head", pa.int32())]
-ABOUT = [("item", pa.int64()), ("id", TOKEN), *HEAD]
+TYPES = {  # by the words of the table below; a token is a text that many rows have
+    "int": pa.int32(),
+    "long": pa.int64(),
+    "float": pa.float32(),
+    "truth": pa.bool_(),
+    "text": pa.string(),
+    "token": TOKEN,
+}
+HEAD = "layer:int head:int kv_head:int"
+ABOUT = f"item:long id:token {HEAD}"
+COLUMNS = {  # of each table, in their order
+    "texts": "item:long id:text file:text line:long tokens:int removed_tokens:int sha256:text fields:text",
+    "heads": f"{ABOUT} role:token text_role:token atlas_roles:token near_uniform:truth top_key:int top_key_token:token "
+    f"top_key_mass:float {' '.join(f'{name}:float' for name in METRICS)}",
+    "relations": f"{ABOUT} query:int query_token:token key:int key_token:token weight:float",
+    "spans": f"{ABOUT} query_span:token key_span:token mass:float uniform:float",
+    "summary": f"{HEAD} metric:token query_span:token key_span:token texts:long mean:float low:float high:float "
+    "uniform:float stack:token",
+}
 SCHEMAS = {
-    "texts": pa.schema(
-        [
-            ("item", pa.int64()),
-            ("id", pa.string()),
-            ("file", pa.string()),
-            ("line", pa.int64()),
-            ("tokens", pa.int32()),
-            ("removed_tokens", pa.int32()),
-            ("sha256", pa.string()),
-            ("fields", pa.string()),
-        ]
-    ),
-    "heads": pa.schema(
-        [
-            *ABOUT,
-            ("role", TOKEN),
-            ("text_role", TOKEN),
-            ("atlas_roles", TOKEN),
-            ("near_uniform", pa.bool_()),
-            ("top_key", pa.int32()),
-            ("top_key_token", TOKEN),
-            ("top_key_mass", pa.float32()),
-            *((name, pa.float32()) for name in METRICS),
-        ]
-    ),
-    "relations": pa.schema(
-        [
-            *ABOUT,
-            ("query", pa.int32()),
-            ("query_token", TOKEN),
-            ("key", pa.int32()),
-            ("key_token", TOKEN),
-            ("weight", pa.float32()),
-        ]
-    ),
-    "spans": pa.schema(
-        [*ABOUT, ("query_span", TOKEN), ("key_span", TOKEN), ("mass", pa.float32()), ("uniform", pa.float32())]
-    ),
-    "summary": pa.schema(
-        [
-            *HEAD,
-            ("metric", TOKEN),
-            ("query_span", TOKEN),
-            ("key_span", TOKEN),
-            ("texts", pa.int64()),
-            ("mean", pa.float32()),
-            ("low", pa.float32()),
-            ("high", pa.float32()),
-            ("uniform", pa.float32()),
-            ("stack", TOKEN),
-        ]
-    ),
+    table: pa.schema([(name, TYPES[kind]) for name, _, kind in (column.partition(":") for column in columns.split())])
+    for table, columns in COLUMNS.items()
 }
 
 
@@ -168,7 +135,6 @@ class TableFile:
 HELD = 1 << 27  # numbers that are held at a time: 512 MiB; one metric is held in any case
 MOST_SPARSE = 16  # entries that are held for each number: some layers are not heard in long texts
 DAMAGED = "make the dataset again with attnscope batch"
-FOREIGN = (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError)  # of files that are none of ours
 WHICH, BITS = ("layer", "kv_head", "head"), 16  # a head's key is its stack, then these, of so many bits each
 LARGEST = (1 << BITS) - 1
 

@@ -323,8 +323,6 @@ class Worker:
                 size = len(texts) * max(len(text.prompt) for text in texts)
                 self.limit = max(1, min(self.limit, size) // 2) if len(texts) > 1 else self.limit
                 if self.loaded.device.startswith("cuda"):
-                    import torch
-
                     torch.cuda.empty_cache()
             observations, broken = [], _reason(error)
         items = [text.item for text in texts]

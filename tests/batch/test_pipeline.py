@@ -10,7 +10,7 @@ import pytest
 
 from attnscope.corpus.folder import Job, Shard
 from attnscope.corpus.items import Item
-from attnscope.corpus.pipeline import Writing, _loaded_once, ahead, run_shards
+from attnscope.corpus.pipeline import Writing, _undisturbed, ahead, run_shards
 from attnscope.corpus.worker import Replicas, Worker
 
 SECONDS = 600  # in which a thread gets its turn, however busy the machine is
@@ -178,14 +178,14 @@ def test_what_the_caller_froze_stays_frozen(monkeypatch):
     theirs = ["frozen by the caller"]
     gc.freeze()
     ours = ["made afterwards"]
-    with _loaded_once():
+    with _undisturbed():
         pass
     assert _is_frozen(theirs)
     assert not _is_frozen(ours)
     gc.unfreeze()
     monkeypatch.setattr(gc, "get_freeze_count", lambda: 0)  # as it is now; conftest says otherwise
     try:
-        with _loaded_once():
+        with _undisturbed():
             assert _is_frozen(ours)
         assert not _is_frozen(ours)
     finally:
