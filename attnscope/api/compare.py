@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from attnscope.api.records import Record, picture_of
 from attnscope.errors import InputError, UsageError, hints_of
-from attnscope.export.study_figures import comparison_save, panels
+from attnscope.export.study_figures import panels, save_comparison
 from attnscope.figures import Style, save_metrics
 from attnscope.inputs.sound import Sound
 from attnscope.model.loaded import check_loaded
@@ -245,4 +245,4 @@ class Compared(Record):
         Raises UsageError for a folder that holds another comparison, unless force says to write over it.
         """
         check_folder(Path(folder), self.asked, force)
-        return comparison_save(self.found, Path(folder), self.asked, style, places=self.places)
+        return save_comparison(self.found, Path(folder), self.asked, style, places=self.places)

@@ -117,11 +117,11 @@ def compare(asked: Sides, room: Room, selected: Selected, top: Top, printing: Di
     # Files first: a reader of stdout that goes away takes nothing from the folder.
     comparison = held.found
     if printing.out is not None:
-        from attnscope.export.study_figures import comparison_save
+        from attnscope.export.study_figures import save_comparison
 
         drawn = comparison.pair.drawn.values() if comparison.pair else ()
         pictures = len(comparison.stacks) + sum(len(maps.values) for maps in drawn)
-        save = partial(comparison_save, places=held.places, spreadsheet=printing.spreadsheet)
+        save = partial(save_comparison, places=held.places, spreadsheet=printing.spreadsheet)
         style = look.style(command_line("compare", *groups))
         with unwinding(), output.progress("drawing", pictures, printing.quiet, "pictures") as advance:
             written = save(comparison, printing.out, held.asked, style, advance=advance)

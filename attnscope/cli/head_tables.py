@@ -144,7 +144,7 @@ WORDS = {  # of the columns that are shown, as many on a line as 80 columns hold
 WIDTH = 80
 MASS_WORDS = f"{MASS.short}: what the queries give the keys, sorts by how far above uniform"
 TEXT_WORDS = f"{TEXT_ROLE}: on this text alone; -: it cannot show it"
-HEADS_LEGEND_RELATION = "strongest relation: largest weight minus 1 / keys that the query sees; ignores key 0"
+RELATION_WORDS = "strongest relation: largest weight minus 1 / keys that the query sees; ignores key 0"
 
 
 def legend(table: HeadsTable, shown: Sequence[Head]) -> list[str]:
@@ -159,7 +159,7 @@ def legend(table: HeadsTable, shown: Sequence[Head]) -> list[str]:
         lines.append(f"{MASS.short} -: no query sees one of the keys")
     elif masses:
         lines.append(MASS_WORDS)
-    lines += [uniform, *[TEXT_WORDS] * (TEXT_ROLE in table.names), HEADS_LEGEND_RELATION]
+    lines += [uniform, *[TEXT_WORDS] * (TEXT_ROLE in table.names), RELATION_WORDS]
     if table.hidden:
         count = f"{len(table.hidden)} more column{'s' * (len(table.hidden) > 1)}"
         lines.append(f"{count}: a wider terminal, --sort METRIC or a pipe shows them")

@@ -131,7 +131,7 @@ def arrow_tables(measured: Measured, output: DatasetOutput) -> dict[str, pa.Tabl
 
 
 def _texts(pairs: Sequence[tuple[Item, Observation]], output: DatasetOutput) -> pa.Table:
-    rows = [
+    rows: list[dict[str, Any]] = [
         {
             "item": item.number,
             "id": item.id,

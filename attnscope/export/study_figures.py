@@ -464,7 +464,7 @@ def save_patching(record: PatchedPairs, folder: Path, style: Style = Style()) ->
 LONGEST_TEXT, LONGEST_SIDE = 40, 28  # letters at the foot of a picture, and of a side in a title
 
 
-def comparison_save(
+def save_comparison(
     comparison: Comparison,
     folder: Path,
     asked: Mapping[str, Any],
