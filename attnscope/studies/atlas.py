@@ -43,7 +43,6 @@ from attnscope.studies.probes import (
     RECALL,
     SEQUENCES,
     Arm,
-    Contrast,
     Measure,
     Trial,
     batches,
@@ -114,41 +113,34 @@ def batches_of(trial: Trial) -> int:
 
 def findings_of(trial: Trial, readings: Readings, seed: int = 0) -> list[Finding]:
     """The trial's contrasts, each with its effects on every head."""
-    values = readings.values
-
-    def null_SN(one: Contrast) -> np.ndarray:
-        if one.null:
-            return np.maximum.reduce([values[null] for null in one.null])
+    values, findings = readings.values, []
+    for one in trial.contrasts:
         score_SN = values[one.score]
-        there_S1 = np.isfinite(score_SN).sum(1, keepdims=True)
-        return (np.nansum(score_SN, 1, keepdims=True) - score_SN) / np.maximum(there_S1 - 1, 1)
-
-    def effects(one: Contrast) -> Effects:
-        shown_S = np.isfinite(values[one.score]).any(1)
+        if one.null:
+            null_SN = np.maximum.reduce([values[null] for null in one.null])
+        else:
+            # The mean of the other heads' scores.
+            there_S1 = np.isfinite(score_SN).sum(1, keepdims=True)
+            null_SN = (np.nansum(score_SN, 1, keepdims=True) - score_SN) / np.maximum(there_S1 - 1, 1)
+        shown_S = np.isfinite(score_SN).any(1)
         shown_S |= ~shown_S.any()
-        null_Sn = null_SN(one)[shown_S]
-        return paired(values[one.score][shown_S], null_Sn[0] if one.computed else null_Sn, seed=seed, within=SHARE)
-
-    return [Finding(one.probe, one.against, effects(one)) for one in trial.contrasts]
+        null_Sn = null_SN[shown_S]
+        effects = paired(score_SN[shown_S], null_Sn[0] if one.computed else null_Sn, seed=seed, within=SHARE)
+        findings.append(Finding(one.probe, one.against, effects))
+    return findings
 
 
 def _read(loaded: LoadedModel, ids_BT: np.ndarray, arm: Arm, advance: Callable[[int], object]) -> OfHeads:
-    """One batch of an arm, which the model completes first where the arm asks for that."""
+    """One batch of an arm, which the model completes first where the arm asks for that: the heads, and every measure,
+    (B, N), of one forward pass."""
     if arm.completed:
         ids_BT = complete(loaded, ids_BT, arm.completed)
         advance(ids_BT.size - len(ids_BT))
-    reading = _pass(loaded, ids_BT, arm)
-    advance(ids_BT.size)
-    return reading
-
-
-def _pass(loaded: LoadedModel, ids_BT: np.ndarray, arm: Arm) -> OfHeads:
-    """One forward pass: the heads, and every measure of the batch, (B, N)."""
     count, tokens = ids_BT.shape
     engine: Engine = choose(loaded, tokens, batch=count).engine  # by memory alone: sequences are short
     ids = torch.tensor(ids_BT, device=loaded.device)
     texts = Texts(ids, torch.full((count,), tokens, device=loaded.device))
-    layers, windows = tuple(loaded.geometry.heads_by_layer), loaded.geometry.windows
+    layers = tuple(loaded.geometry.heads_by_layer)
     kept: dict[int, dict[str, torch.Tensor]] = {}
     # Copying is read of what a gate lets through, which a pass before this one tells.
     copying = [one for one in arm.asks.values() if isinstance(one, Copying)]
@@ -162,20 +154,14 @@ def _pass(loaded: LoadedModel, ids_BT: np.ndarray, arm: Arm) -> OfHeads:
         layer = CalledLayer(LayerKey(call.layer), call.P, kv_heads, here, call=call, gated_BRC=given)
         kept[call.layer] = collect_layer(arm.asks, layer)
 
-    listen(
-        loaded.model,
-        ids,
-        on_call,
-        engine=engine,
-        expected_layers=layers,
-        windows=windows,
-        computed=bool(copying),
-    )
+    how: dict[str, Any] = {"engine": engine, "expected_layers": layers, "computed": bool(copying)}
+    listen(loaded.model, ids, on_call, windows=loaded.geometry.windows, **how)
     if not kept:
         raise ModelError(
             f"no layer of {loaded.geometry.model_type} attends from the {tokens} tokens of a probe to the same",
             "choose another model",
         )
+    advance(ids_BT.size)
     heads = [(layer, head) for layer, values in kept.items() for head in range(next(iter(values.values())).shape[1])]
     return tuple(heads), {name: np.concatenate([one[name].numpy() for one in kept.values()], 1) for name in arm.asks}
 
@@ -455,7 +441,8 @@ class ScanStudy(Study[Atlas]):
             cut = sum(prompt.removed > 0 for prompt in self.prompts)
             said = f" ({cut} cut to {longest})" if cut else ""
             lines.append(f"{len(self.prompts)} texts{said}: {texts} tokens x {layers} layers")
-        return Cost("; ".join(lines), total + texts, lambda: scan_seconds(self.model, self.planned, self.sequences))
+        total += texts
+        return Cost("; ".join(lines), total, lambda: total * scan_seconds(self.model, self.planned, self.sequences))
 
     def measure(self, facts: dict[str, Any], parts: Parts, advance: Advance) -> Atlas:
         """Read every trial and compare. advance: called with the tokens of every pass, and of what an earlier run had
@@ -491,8 +478,8 @@ class ScanStudy(Study[Atlas]):
                 of, values = read()
                 return {"heads": np.array(of), **values}
 
-            skipped = partial(advance, trial.arms[arm].tokens_of(rows))
-            part = f"{name}.{arm.replace(' ', '-')}"
+            some = trial.arms[arm]._replace(ids_ST=trial.arms[arm].ids_ST[rows.start : rows.stop])
+            skipped, part = partial(advance, some.tokens), f"{name}.{arm.replace(' ', '-')}"
             columns = parts.batch(part, rows, {"heads": heads, **asked}, read_batch, skipped=skipped)
             return _heads(columns), {ask: columns[ask] for ask in asked}
 

@@ -16,7 +16,7 @@ Shapes: N row, C component, T token, D width of q and k, Q query that was asked 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -49,6 +49,8 @@ ALLOWED = 1e-5  # |sum - logit|, as a share of the sum of |terms|
 ROUNDING = 1e-6  # what float32 does to a product q . k, as a share of the sum of |q_d k_d|
 SIDES = {"key": ("key",), "query": ("query",), "both": ("key", "query")}
 BIAS, POSITION = Component("bias"), Component("position")
+# Who, with whom, and two columns: what they give to the key, and to what it is compared with.
+Rows = tuple[list[Component], list[Component | None], list[np.ndarray]]
 
 
 @with_gradients
@@ -107,35 +109,37 @@ class _Apart:
     def parts(self) -> LogitParts:
         """The rows of what is asked for; the one of positions, which no side has, is last."""
         asked, spec = self.asked, self.sides.spec
-        rows = self._pairs() if asked.side == "both" else self._rows()
+        components, others, columns = self._pairs() if asked.side == "both" else self._rows()
         side = "key" if asked.side == "both" else asked.side
         logits = [float(one.of(spec).detach()) for one in self._one_sided(side)]
-        for column, logit, one in zip(rows.columns, logits, self._one_sided(side), strict=True):
+        for column, logit, one in zip(columns, logits, self._one_sided(side), strict=True):
             check_sum(column, logit, one.size(spec))
+        # Rows that no side has.
+        more: list[tuple[Component, Sequence[float]]] = []
         position_K = position_term(spec, asked.head, asked.query)
         if position_K is not None:
             added = [float(position_K[keys].mean()) for keys in ([self.key], self.others)]
-            rows = rows.with_row(POSITION, added)
+            more.append((POSITION, added))
             logits = [logit + one for logit, one in zip(logits, added, strict=True)]
         if spec.sinks is not None and asked.against is None:
-            rows = rows.with_row(ALL_KEYS, (0.0, -logits[1]))
-        contribution_N, base_N = rows.columns
-        true_N = self._true(side, rows) if asked.verify else np.full(len(contribution_N), np.nan)
-        named = tuple(rows.components), tuple(rows.others)
+            more.append((ALL_KEYS, (0.0, -logits[1])))
+        components, others = [*components, *(one for one, _ in more)], [*others, *[None] * len(more)]
+        contribution_N, base_N = (np.append(columns[at], [values[at] for _, values in more]) for at in range(2))
+        true_N = self._true(side, components, contribution_N - base_N)
         about: tuple[Any, ...] = (*logits, len(self.seen), spec.softcap, spec.sinks is not None)
-        return LogitParts(asked, side, *named, contribution_N, base_N, true_N, *about)
+        return LogitParts(asked, side, tuple(components), tuple(others), contribution_N, base_N, true_N, *about)
 
     def _one_sided(self, side: str) -> tuple[OneSided, OneSided]:
         asked = self.asked
         return one_sided(self.sides.spec, side, asked.head, asked.query, self.key, self.others)
 
-    def _rows(self) -> _Rows:
+    def _rows(self) -> Rows:
         """A row per component, or per head and token that it read."""
         both = self._one_sided(self.asked.side)
         if not self.asked.by_tokens:
             columns = [self._given(one) for one in both]
             components = self._components(self.asked.side)
-            return _Rows(components, [None] * len(components), columns)
+            return components, [None] * len(components), columns
         gradients = [self._gradients(one) for one in both]
         split = self.sides.side(self.asked.side).shares_by_token(gradients)
         whole_2C = np.stack([self._with_bias(*pair) for pair in zip(gradients, both, strict=True)])
@@ -157,15 +161,15 @@ class _Apart:
             read = np.flatnonzero(by_token_2T.any(0))
             components += [replace(component, position=position) for position in read.tolist()]
             parts_2N.append(by_token_2T[:, read])
-        return _Rows(components, [None] * len(components), list(np.concatenate(parts_2N, 1)))
+        return components, [None] * len(components), list(np.concatenate(parts_2N, 1))
 
-    def _pairs(self) -> _Rows:
+    def _pairs(self) -> Rows:
         """A row for each component of the key with each of the query."""
         [q_CD] = self._vectors(self._one_sided("query")[:1])
         scale = self.sides.spec.scale
         columns = [(scale * k_CD @ q_CD.T).ravel() for k_CD in self._vectors(self._one_sided("key"))]
         of_key, of_query = self._components("key"), self._components("query")
-        return _Rows([one for one in of_key for _ in of_query], [*of_query] * len(of_key), columns)
+        return [one for one in of_key for _ in of_query], [*of_query] * len(of_key), columns
 
     def _components(self, side: str) -> list[Component]:
         return [*self.sides.side(side).components, BIAS]
@@ -205,19 +209,23 @@ class _Apart:
         check_made(value, one.side)
         return self.sides.side(one.side).gradients(value)
 
-    def _true(self, side: str, rows: _Rows) -> np.ndarray:
+    def _true(self, side: str, components: Sequence[Component], contrast_N: np.ndarray) -> np.ndarray:
         """What the logit loses where a component is replaced by its mean over what the key is compared with."""
-        true_N, sources = np.full(len(rows.components), np.nan), self.sides.side(side)
-        contrast_N = rows.columns[0] - rows.columns[1]
+        true_N, sources = np.full(len(components), np.nan), self.sides.side(side)
+        if not self.asked.verify:
+            return true_N
         written_by = sources.components
-        known = [place for place in np.argsort(-np.abs(contrast_N)) if rows.components[place] in written_by]
+        known = [place for place in np.argsort(-np.abs(contrast_N)) if components[place] in written_by]
         tried = known[: self.asked.verify]
-        vectors = sources.vectors([written_by.index(rows.components[place]) for place in tried])
+        vectors = sources.vectors([written_by.index(components[place]) for place in tried])
         intact, row = self._product(self.sides.spec), self.key if side == "key" else self.asked.query
         # The tokens that a cross layer's key is compared with are another text's than its query.
         others = list(range(row + 1)) if self.sides.crosses and side == "query" else self.others
         for place, vector_TE in zip(tried, vectors, strict=True):
-            true_N[place] = intact - self._product(sources.replaced(row, vector_TE[others].mean(0) - vector_TE[row]))
+            # Each norm has a scale of its own there.
+            replaced_BTE = sources.residuals[-1].detach().clone()
+            replaced_BTE[0, row] += vector_TE[others].mean(0) - vector_TE[row]
+            true_N[place] = intact - self._product(sources.again(replaced_BTE, frozen=False))
         return true_N
 
     def _product(self, spec: AttentionSpec) -> float:
@@ -226,23 +234,9 @@ class _Apart:
         return float(q_D @ exact(keys_of(spec, self.asked.head)[self.key].detach())) * spec.scale
 
 
-@dataclass(frozen=True)
-class _Rows:
-    """Rows of a table: who, with whom, and what they give to the key and to what it is compared with."""
-
-    components: list[Component]
-    others: list[Component | None]
-    columns: list[np.ndarray]
-
-    def with_row(self, component: Component, values: Sequence[float]) -> _Rows:
-        """The same with one row more."""
-        columns = [np.append(column, value) for column, value in zip(self.columns, values, strict=True)]
-        return _Rows([*self.components, component], [*self.others, None], columns)
-
-
 def spec_of(sides: WrittenSides) -> AttentionSpec:
     """The call of the layer. Raises ModelError where its keys are no tokens."""
-    if sides.key is not None and sides.spec.k_BGKD.shape[2] != sides.key.tokens:
+    if sides.key is not None and sides.spec.k_BGKD.shape[2] != sides.key.residuals[-1].shape[1]:
         raise ModelError("this head has keys that are no tokens of the text", "choose another layer")
     return sides.spec
 

@@ -139,26 +139,6 @@ def budget_cases(loaded: LoadedModel, questions: Sequence[AskedCache], keep: str
     return read_cases(loaded, questions, case_of)
 
 
-def budget_task(cases: Sequence[CacheCase]) -> tuple[Task, Measure]:
-    """The passes' task, and what it is measured by: nats per token of a text, nats of an answer, or logits with a foil.
-
-    Raises InputError where some have an answer or a foil and others none.
-    """
-    for what, given in (
-        ("an answer", [bool(one.answer) for one in cases]),
-        ("a foil", [one.foil is not None for one in cases]),
-    ):
-        if any(given) and not all(given):
-            raise InputError(f"some texts have {what} and others have none", "give each one, or none")
-    task = Task(
-        "answers" if cases[0].answer else "texts", tuple(one.ids for one in cases), tuple(one.rows for one in cases)
-    )
-    foils = [one.foil for one in cases if one.foil is not None]
-    if foils:
-        return task, LogitDifference([one.answer[0] for one in cases], foils, [one.start for one in cases])
-    return task, AnswerLoss() if cases[0].answer else LOSS
-
-
 @dataclass(frozen=True)
 class AskedBudget:
     """One budget that is measured. condition: of all chosen heads "together", of what goes "alone", or of the heads
@@ -316,7 +296,24 @@ class BudgetStudy(SetStudy[BudgetCosts]):
 
     @property
     def task(self) -> tuple[Task, Measure]:
-        return budget_task(self.cases)
+        """The passes' task, and what it is measured by: nats per token of a text, nats of an answer, or logits with a
+        foil.
+
+        Raises InputError where some have an answer or a foil and others none.
+        """
+        cases = self.cases
+        for what, given in (
+            ("an answer", [bool(one.answer) for one in cases]),
+            ("a foil", [one.foil is not None for one in cases]),
+        ):
+            if any(given) and not all(given):
+                raise InputError(f"some texts have {what} and others have none", "give each one, or none")
+        name, ids = "answers" if cases[0].answer else "texts", tuple(one.ids for one in cases)
+        task = Task(name, ids, tuple(one.rows for one in cases))
+        foils = [one.foil for one in cases if one.foil is not None]
+        if foils:
+            return task, LogitDifference([one.answer[0] for one in cases], foils, [one.start for one in cases])
+        return task, AnswerLoss() if cases[0].answer else LOSS
 
     @cached_property
     def intervention(self) -> CacheBudget:

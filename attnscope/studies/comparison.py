@@ -142,11 +142,6 @@ class Pair(NamedTuple):
         """What the texts share that the queries of the model's own stack are of."""
         return self.texts[-1].units
 
-    @property
-    def sources(self) -> Units | None:
-        """What two encoders' texts share, besides `shared` of their decoders'."""
-        return self.texts[0].units if len(self.texts) > 1 else None
-
     def axes(self, stack: str) -> tuple[Shared, Shared]:
         """What the queries and the keys of a stack are of."""
         text, target = self.texts[0], self.texts[-1]

@@ -18,10 +18,10 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -100,14 +100,6 @@ def load_texts(folder: Path) -> OnTexts | None:
         return OnTexts(heads, js_NN, np.empty((said["texts"], 0), "U1"))
 
 
-class _Part(NamedTuple):
-    """Some texts' readings; sum_NN: over the texts."""
-
-    heads: np.ndarray
-    sum_NN: np.ndarray
-    looks_SN: np.ndarray
-
-
 def prompts_of(loaded: LoadedModel, texts: Sequence[str]) -> list[Prompt]:
     """The texts as tokens, at most LONGEST of each. Raises InputError where none has two."""
     loaded.check_bare("a scan")
@@ -136,39 +128,34 @@ def on_texts(
         ids = hashlib.sha256(b"".join(np.array([len(one), *one.ids], np.int64).tobytes() for one in prompts))
         facts = {"texts": len(prompts), "longest": LONGEST, "ids_sha256": ids.hexdigest()}
         kept = claim(folder, READINGS, CORPUS, facts, force)
-    starts = range(0, len(prompts), AT_ONCE)
+    starts, (heads, fits) = range(0, len(prompts), AT_ONCE), of_heads(loaded.geometry)
     kept.expect(len(starts))
-    with kept.resumable():
-        parts = [_part(loaded, prompts[start : start + AT_ONCE], kept, start, advance) for start in starts]
-    heads = tuple((int(layer), int(head)) for layer, head in parts[0].heads)
-    mean_NN = np.sum([part.sum_NN for part in parts], axis=0) / len(prompts)
-    found = OnTexts(heads, mean_NN, np.concatenate([part.looks_SN for part in parts]))
-    if folder is not None:
-        found.save(folder)
-    return found
 
-
-def _part(
-    loaded: LoadedModel, prompts: Sequence[Prompt], kept: Parts, start: int, advance: Callable[[int], object]
-) -> _Part:
-    """The readings of some texts, from the folder where an earlier run left them."""
-    heads, fits = of_heads(loaded.geometry)
-    count = heads.shape[0]
-    looks = Column((len(prompts), count), "U")
-    expected = {"heads": heads, "sum_NN": Column((count, count)), "looks_SN": looks}
-
-    def read() -> Mapping[str, np.ndarray]:
+    def read(some: Sequence[Prompt]) -> Mapping[str, np.ndarray]:
         js_NN, looks_SN = [], []
-        for prompt in prompts:
+        for prompt in some:
             # One forward pass says how far apart all heads are, and what each looks like.
             [observation] = observe(loaded, [prompt], Request(weights=True))
             js_NN.append(head_js(torch.cat(list(observation.weights.values())).to(loaded.device)))
             looks_SN.append(observation.columns.text_role.astype(str))
             advance(1)
         of = np.stack([observation.columns.layer, observation.columns.head], 1)
-        return _Part(of, np.sum(js_NN, 0), np.stack(looks_SN))._asdict()
+        return {"heads": of, "sum_NN": np.sum(js_NN, 0), "looks_SN": np.stack(looks_SN)}
 
-    return _Part(**kept.kept(f"{start:06}", expected, read, fits=fits, skipped=lambda: advance(len(prompts))))
+    parts, count = [], heads.shape[0]
+    with kept.resumable():
+        for start in starts:
+            some = prompts[start : start + AT_ONCE]
+            looks = Column((len(some), count), "U")
+            expected = {"heads": heads, "sum_NN": Column((count, count)), "looks_SN": looks}
+            skipped = partial(advance, len(some))
+            parts.append(kept.kept(f"{start:06}", expected, partial(read, some), fits=fits, skipped=skipped))
+    mean_NN = np.sum([part["sum_NN"] for part in parts], axis=0) / len(prompts)
+    looks_SN = np.concatenate([part["looks_SN"] for part in parts])
+    result = OnTexts(tuple((int(layer), int(head)) for layer, head in parts[0]["heads"]), mean_NN, looks_SN)
+    if folder is not None:
+        result.save(folder)
+    return result
 
 
 def head_js(weights_NTT: Tensor) -> np.ndarray:

@@ -172,15 +172,6 @@ def open_ends(off_SN: np.ndarray) -> Ends:
     return few_N & ~(above_N > 0.75), few_N & ~(above_N < 0.25)
 
 
-def few_show(score_SN: np.ndarray, null_SN: np.ndarray | None) -> np.ndarray:
-    """Whether few sequences carry the spread of a mass in [0, 1], or of what it differs by from a null that varies."""
-    difference_SN = score_SN if null_SN is None else score_SN - null_SN
-    few_N = ~(carriers(_about_median(difference_SN)) >= min(CARRIERS, len(score_SN) / 5))
-    for values_SN in (score_SN,) if null_SN is None else (score_SN, null_SN, difference_SN):
-        few_N |= (np.abs(_about_median(values_SN)) > BESIDE).sum(0) < SHOWING
-    return few_N
-
-
 def mass_ends(mass_SN: np.ndarray, error: float) -> Ends:
     """The ends of the means of values in [0, 1], (N,) each; each interval misses with a chance of at most `error`.
 
@@ -199,13 +190,6 @@ def mass_ends(mass_SN: np.ndarray, error: float) -> Ends:
         some_SN, times = mass_SN[:rows, some_N], len(mass_SN) / rows
         low_N[some_N], high_N[some_N] = _lower_end(some_SN, times, least), 1 - _lower_end(1 - some_SN, times, least)
     return low_N, high_N
-
-
-def mass_p(mass_SN: np.ndarray, null_N: np.ndarray) -> np.ndarray:
-    """The smallest error at which a null lies outside of `mass_ends`."""
-    above_N = mass_SN.mean(0) > null_N
-    beyond_SN, mean_N = np.where(above_N, mass_SN, 1 - mass_SN), np.where(above_N, null_N, 1 - null_N)
-    return np.minimum(1.0, 2 * np.exp(-_won(beyond_SN, 1, mean_N)))
 
 
 def _lower_end(mass_SN: np.ndarray, times: float, least: float) -> np.ndarray:
@@ -290,20 +274,15 @@ def intervals(
     if within is None:
         off_SN = np.where(widths.own > 0, known_SN - mean_N, 0.0)
         low_N, high_N = open_ends(off_SN if here_SN is None else np.where(here_SN, off_SN, 0.0))
-        _open(found, enough, low_N, high_N, mean_N)
+        # Open ends are NaN, and so is p where the end between the mean and 0 is open: nothing decides there.
+        for end in (found.low, found.low_all):
+            end[enough[low_N]] = np.nan
+        for end in (found.high, found.high_all):
+            end[enough[high_N]] = np.nan
+        found.p[enough[np.where(mean_N > 0, low_N, high_N)]] = np.nan
     else:
         _bounded(found, score_SN, null, within, 1 - level, at_once=at_once)
     return found
-
-
-def _open(found: Intervals, places: np.ndarray, low_N: np.ndarray, high_N: np.ndarray, mean_N: np.ndarray) -> None:
-    """Open ends are NaN, and so is p where the end between the mean and 0 is open: nothing decides there.
-
-    low_N, high_N: whether an end is open, of the heads at these places.
-    """
-    for end, open_N in ((found.low, low_N), (found.low_all, low_N), (found.high, high_N), (found.high_all, high_N)):
-        end[places[open_N]] = np.nan
-    found.p[places[np.where(mean_N > 0, low_N, high_N)]] = np.nan
 
 
 def _bounded(
@@ -313,7 +292,13 @@ def _bounded(
     least, size = within[0], within[1] - within[0]
     varies, heads = null.ndim > 1, score_SN.shape[1]
     share_SN, null_share = ((np.asarray(one) - least) / size for one in (score_SN, null))
-    few = np.flatnonzero(few_show(share_SN, null_share if varies else None))
+    # Those whose spread few sequences carry, or that show something in few: of a mass, or of both masses that a
+    # difference is of, and the difference.
+    shown = (share_SN, null_share, share_SN - null_share) if varies else (share_SN,)
+    few_N = ~(carriers(_about_median(shown[-1])) >= min(CARRIERS, len(score_SN) / 5))
+    for values_SN in shown:
+        few_N |= (np.abs(_about_median(values_SN)) > BESIDE).sum(0) < SHOWING
+    few = np.flatnonzero(few_N)
     if varies:  # a difference is in [-1, 1]
         mass_SN, zero_N, size = (1 + share_SN[:, few] - null_share[:, few]) / 2, np.full(len(few), 0.5), 2 * size
     else:
@@ -323,7 +308,10 @@ def _bounded(
         if of == 1 or at_once:
             low_N[few], high_N[few] = ((end - zero_N) * size for end in mass_ends(mass_SN, error / of))
     if at_once:
-        found.p[few] = np.minimum(1.0, heads * mass_p(mass_SN, zero_N))
+        # The smallest error at which a null lies outside of `mass_ends`, for any of the heads.
+        above_N = mass_SN.mean(0) > zero_N
+        beyond_SN, mean_N = np.where(above_N, mass_SN, 1 - mass_SN), np.where(above_N, zero_N, 1 - zero_N)
+        found.p[few] = np.minimum(1.0, heads * np.minimum(1.0, 2 * np.exp(-_won(beyond_SN, 1, mean_N))))
 
 
 FLIPS = 10_000

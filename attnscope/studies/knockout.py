@@ -22,7 +22,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -297,7 +298,7 @@ def permuted_null(
         return Null()
     # Keys are exchangeable where every row and head that is cut sees them, and where no exchange changes a row itself.
     heads = masses.looking(cut)
-    pools, missing = {}, []
+    pools, missing = dict[int, list[int]](), []
     for text in range(len(cut.keys)):
         pool, why = _pool(replace(cut, heads=heads), text, queries[text], masses)
         why = OWN if text in own else why
@@ -313,8 +314,18 @@ def permuted_null(
             pools[text] = pool
     if not pools:
         return Null(why=tuple(missing))
+    # Where the weights of a text go in every draw, which depends on the heads and keys of the cut alone, and not on
+    # what else is cut or its name. Where no other text has a null, no exchange need come twice.
+    orders: dict[int, list[Moves]] = {}
+    for text, pool in pools.items():
+        keys_cut = cut.keys[text]
+        generator = np.random.default_rng([seed, text, *keys_cut, *itertools.chain(*cut.heads)])
+        if len(pools) == 1 and len(keys_cut) == 1:
+            drawn = [(int(key),) for key in generator.permutation(pool)[: most + 1]]
+        else:
+            drawn = [tuple(generator.choice(pool, len(keys_cut), replace=False).tolist()) for _ in range(most + 1)]
+        orders[text] = [_moves(keys_cut, drawn[0], other) for other in drawn[1:]]
     # A draw is one exchange in every text that has a null: as many draws as the text with the fewest has.
-    orders = {text: _exchanges(cut, text, pool, most, seed, alone=len(pools) == 1) for text, pool in pools.items()}
     draws = []
     for number in range(min(map(len, orders.values()))):
         moves = tuple(orders[text][number] if text in orders else () for text in range(len(cut.keys)))
@@ -374,20 +385,6 @@ def _pool(cut: Cut, text: int, queries: Sequence[int], masses: Masses) -> tuple[
     return pool, "" if own <= set(pool) else "not every row and head sees the keys"
 
 
-def _exchanges(cut: Cut, text: int, pool: Sequence[int], most: int, seed: int, alone: bool) -> list[Moves]:
-    """Where the weights of a text go in every draw; alone: of no other text, so that none need come twice.
-
-    The draws of a cut depend on its heads and keys, and not on what else is cut or its name.
-    """
-    own = cut.keys[text]
-    generator = np.random.default_rng([seed, text, *own, *itertools.chain(*cut.heads)])
-    if alone and len(own) == 1:
-        drawn = [(int(key),) for key in generator.permutation(pool)[: most + 1]]
-    else:
-        drawn = [tuple(generator.choice(pool, len(own), replace=False).tolist()) for _ in range(most + 1)]
-    return [_moves(own, drawn[0], other) for other in drawn[1:]]
-
-
 def _moves(own: Sequence[int], first: Sequence[int], other: Sequence[int]) -> Moves:
     """Where weights go if the exchange of the cut keys with the first is undone, and they are exchanged with others.
 
@@ -413,12 +410,6 @@ def _strongest(one: HeadSet, text: int, queries: Sequence[int], masses: Masses) 
 
 def _mean_mass(cut: Cut, masses: Masses) -> float:
     return float(np.mean([masses.of(cut, text) for text in range(len(cut.keys))]))
-
-
-def reasons(nulls: Sequence[Null]) -> Mapping[str, int]:
-    """Why there is no null, in some text or all, and of how many cuts."""
-    every = sorted({why for null in nulls for why in null.why})
-    return {why: sum(why in null.why for null in nulls) for why in every}
 
 
 COPY = "intact copy"
@@ -544,11 +535,13 @@ class KnockoutStudy(SetStudy[KnockoutResult]):
             why = "no query sees any of the keys in the heads that were chosen"
             raise InputError(why, "choose other keys or heads")
         emptied = sorted({head for cut in sets for head in masses.left_empty(cut)})
+        # Why there is no null, in some text or all, and of how many cuts.
+        without = {kind: Counter(sorted(why for null in nulls[kind] for why in set(null.why))) for kind in KINDS}
         measured = {
             "intact": float(run.intact_S.mean()),
             **run.facts,
             "rounding": max(AGREES[self.model.dtype], run.spread or 0.0),
-            "without_null": {kind: dict(reasons(nulls[kind])) for kind in KINDS},
+            "without_null": {kind: dict(counts) for kind, counts in without.items()},
             "emptied": [head_name(*head) for head in emptied],
             **run.unshared,
         }

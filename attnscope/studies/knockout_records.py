@@ -27,7 +27,6 @@ from attnscope.utils.tables import as_table, integers, numbers, words
 if TYPE_CHECKING:
     from attnscope.inputs.prompt import Prompt
 
-RANGE = (0.025, 0.975)  # of the draws lie between the columns `low_` and `high_`
 NullKind = Literal["permuted", "heads"]
 KINDS: tuple[NullKind, ...] = ("permuted", "heads")
 TextLayer = tuple[int, int]  # text of the task, layer
@@ -250,7 +249,7 @@ class KnockoutResult(StudyRecord):
                     continue
                 own, draw_D = self.compared(place, kind)
                 column["null"][place] = draw_D.mean()
-                column["low"][place], column["high"][place] = np.quantile(draw_D, RANGE)
+                column["low"][place], column["high"][place] = np.quantile(draw_D, (0.025, 0.975))
                 # Other keys have the same weights, and other heads weights of their own.
                 if kind == "permuted":
                     column["p"][place] = p_of_tails(own, draw_D, self.facts["rounding"])

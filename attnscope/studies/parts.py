@@ -19,23 +19,19 @@ import math
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from attnscope.errors import UsageError, first_line
-from attnscope.model.checkpoint import weights_sha256
 from attnscope.model.geometry import Geometry
 from attnscope.model.selection import everything, pairs
 from attnscope.utils.files import read_small, refuse_links, save_json, whole_file
 from attnscope.utils.folders import OVER, check, document, refuse_other_kind, writable
 from attnscope.utils.signals import Stopped
 from attnscope.utils.tables import TableRecord, save
-
-if TYPE_CHECKING:
-    from attnscope.model.loaded import LoadedModel
 
 logger = logging.getLogger(__name__)
 Columns = Mapping[str, np.ndarray]
@@ -55,20 +51,16 @@ class Column(NamedTuple):
 
 
 @dataclass
-class Tally:
-    """How many batches of a study are kept, of how many; unit: what they are called."""
-
-    kept: int = 0
-    total: int = 0
-    unit: str = "batches"
-
-
-@dataclass(frozen=True)
 class Parts:
-    """The parts of a study; folder: where they are kept, None where they are not."""
+    """The parts of a study; folder: where they are kept, None where they are not.
+
+    count: how many batches of a study are kept, of how many in total; unit: what they are called.
+    """
 
     folder: Path | None = None
-    tally: Tally = field(default_factory=Tally)
+    count: int = 0
+    total: int = 0
+    unit: str = "batches"
 
     @contextmanager
     def resumable(self) -> Iterator[None]:
@@ -76,19 +68,18 @@ class Parts:
         try:
             yield
         except Stopped as stopped:
-            kept, total, unit = self.tally.kept, self.tally.total, self.tally.unit
             if self.folder is None:
                 stopped.kept = "nothing is kept without a folder"
-            elif not kept:
+            elif not self.count:
                 stopped.kept = "the same command starts again"
             else:
-                count = f"{kept:,} of {total:,} {unit} are kept in {self.folder.parent}; " if total else ""
-                stopped.kept = f"{count}the same command resumes from there"
+                counts = f"{self.count:,} of {self.total:,} {self.unit} are kept in {self.folder.parent}; "
+                stopped.kept = f"{counts * bool(self.total)}the same command resumes from there"
             raise
 
     def expect(self, total: int, unit: str = "batches") -> None:
         """That the study has so many batches, or so many more of them."""
-        self.tally.total, self.tally.unit = self.tally.total + total, unit
+        self.total, self.unit = self.total + total, unit
 
     def kept(
         self,
@@ -107,7 +98,7 @@ class Parts:
         """
         if self.folder is None:
             return read()
-        path, before = self.folder / f"{name}.npz", self.tally.kept
+        path, before = self.folder / f"{name}.npz", self.count
         columns = _left(path, expected, fits)
         if columns is not None:
             skipped()
@@ -115,7 +106,7 @@ class Parts:
             columns = read()
             with whole_file(path) as stream:
                 np.savez_compressed(stream, **columns)  # type: ignore[arg-type]  # no column is called allow_pickle
-        self.tally.kept = before + (batches or 1)
+        self.count = before + (batches or 1)
         for left in self.folder.glob(f"{name}.*.npz") if batches else ():  # also those of a run that was killed here
             left.unlink()
         return columns
@@ -180,14 +171,6 @@ def claim(folder: Path, readings: str, study: str, facts: Mapping[str, Any], for
     with writable(folder):
         save_json(facts, path)
     return Parts(path.parent)
-
-
-def with_weights(facts: Mapping[str, Any], loaded: LoadedModel) -> dict[str, Any]:
-    """Facts whose `model` holds the sha256 of its weights, since another model may have its name."""
-    return {
-        **facts,
-        "model": {**facts["model"], "weights_sha256": weights_sha256(loaded.source_folder, loaded.base_folder)},
-    }
 
 
 def of_heads(geometry: Geometry) -> tuple[Column, Callable[[Columns], bool]]:

@@ -25,7 +25,7 @@ from attnscope.hooks.generation import check_causal
 from attnscope.inputs.spans import alignment, units
 from attnscope.inputs.tokens import find
 from attnscope.interventions.base import Measure
-from attnscope.interventions.passes import Advance, Passes
+from attnscope.interventions.passes import Advance
 from attnscope.interventions.patching import Patch, Patching, estimated
 from attnscope.interventions.spec import SHARED, AskedText, Method, Over, PatchTarget, Selection, Task
 from attnscope.model.selection import DECODER
@@ -445,8 +445,11 @@ class PatchStudy(SetStudy[PatchedPairs]):
             tried_N = np.isfinite(cost_N)
             rank = rank_correlation(estimates[::2].mean(0)[tried_N], cost_N[tried_N])
             order = {"tried": len(sets), "rank_correlation": None if np.isnan(rank) else rank}
-        # A share is of the gap, which facts say whether there is: they come first.
-        facts |= {"least_gap": least_gap(run.passes)}
+        # A share is of the gap, which facts say whether there is: they come first. Shares are of a gap that is many
+        # times what rounding leaves of it. What a dtype rounds grows with the logits: of the demo and two models of
+        # stories a gap of two texts is off by 1 to 3 eps of the logits' spread, 33 at most; LEAST is 8,000 of float32.
+        eps = torch.finfo(getattr(torch, self.model.dtype)).eps
+        facts |= {"least_gap": max(LEAST, ROUNDED * eps) * run.passes.logit_spread([0, 1])}
         asked, random, worse = tuple(self.asked), tuple(self.random), run.passes.measure.worse
         result = PatchedPairs(tuple(self.pairs), asked, random, effects, run.intact_S, estimates, worse, facts)
         ends = [None if np.isnan(one) else one for one in result.gap_ends]
@@ -462,13 +465,3 @@ class PatchStudy(SetStudy[PatchedPairs]):
             **order,
         }
         return replace(result, facts=facts | measured)
-
-
-def least_gap(passes: Passes) -> float:
-    """The smallest gap that shares are made of, in the measure's unit: many times what rounding leaves of it.
-
-    What a dtype rounds grows with the logits. Of the demo and two models of stories a gap of two texts is off by 1 to 3
-    eps of the logits' spread, 33 at most: 1e-3 of it in float32 is 8,000 eps.
-    """
-    eps = torch.finfo(getattr(torch, passes.loaded.dtype)).eps
-    return max(LEAST, ROUNDED * eps) * passes.logit_spread([0, 1])

@@ -74,10 +74,6 @@ class Arm(NamedTuple):
     asks: Mapping[str, LayerCollector]
     completed: int = 0
 
-    def tokens_of(self, rows: range) -> int:
-        """That reading some sequences takes."""
-        return self._replace(ids_ST=self.ids_ST[rows.start : rows.stop]).tokens
-
     @property
     def tokens(self) -> int:
         """That are read, also while the model completes the sequences: the last that it makes is not read then."""
@@ -417,15 +413,11 @@ def _ordinary(tokenizer: Any, embeddings: int | None) -> list[int]:
     left_out = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
     known = sorted(token for token in set(tokenizer.get_vocab().values()) if token not in left_out)
     names = tokenizer.convert_ids_to_tokens(known)
-    return [
-        token
-        for token, name in zip(known, names, strict=True)
-        if (embeddings is None or token < embeddings)
-        and not (isinstance(name, str) and BYTE_TOKEN.fullmatch(name))
-        and _readable(tokenizer.decode([token]))
-    ]
-
-
-def _readable(text: str) -> bool:
-    """Whether a token alone says something that can be printed: no half of a character, no white space alone."""
-    return bool(text.strip()) and text.strip().isprintable() and "�" not in text
+    ordinary = []
+    for token, name in zip(known, names, strict=True):
+        if (embeddings is None or token < embeddings) and not (isinstance(name, str) and BYTE_TOKEN.fullmatch(name)):
+            text = tokenizer.decode([token]).strip()
+            # It says something that can be printed: no half of a character, no white space alone.
+            if text and text.isprintable() and "�" not in text:
+                ordinary.append(token)
+    return ordinary

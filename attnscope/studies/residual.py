@@ -241,20 +241,9 @@ class ResidualSources:
         alike = (layer for layer, k in keys if k.shape == spec.k_BGKD.shape and torch.equal(k, spec.k_BGKD))
         return next(alike, None)
 
-    @property
-    def tokens(self) -> int:
-        """How many there are in the layer's residual."""
-        return self.residuals[-1].shape[1]
-
     def nothing(self) -> AttentionSpec:
         """The layer's call on a residual of 0: what its own biases give."""
         return self.again(torch.zeros_like(self.residuals[-1]))
-
-    def replaced(self, row: int, added_E: Tensor) -> AttentionSpec:
-        """The layer's call with something added to a token's residual, each norm with a scale of its own."""
-        residual_BTE = self.residuals[-1].detach().clone()
-        residual_BTE[0, row] += added_E
-        return self.again(residual_BTE, frozen=False)
 
     def again(self, residual_BTE: Tensor, frozen: bool = True) -> AttentionSpec:
         """The layer's call on another residual; frozen: with the scales that the norms had."""
@@ -275,17 +264,6 @@ class WrittenSides:
     query: ResidualSources
     key: ResidualSources | None
     keys_of: int | None = None
-
-    def with_keys(self, made: WrittenSides) -> WrittenSides:
-        """The same with the keys as another pass has them, up to the layer that made them."""
-        assert made.key is not None
-        spec, rerun = replace(self.spec, k_BGKD=made.spec.k_BGKD), made.key.rerun
-        assert rerun is not None
-
-        def with_query(residual_BTE: Tensor, frozen: bool) -> AttentionSpec:
-            return replace(self.spec, k_BGKD=rerun(residual_BTE, frozen).k_BGKD)
-
-        return WrittenSides(spec, self.query, replace(made.key, rerun=with_query))
 
     @property
     def crosses(self) -> bool:

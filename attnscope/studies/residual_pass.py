@@ -14,6 +14,7 @@ Shapes: B text (one), T token, H head, V width of v, E model width, Q query, K k
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
@@ -27,6 +28,7 @@ from attnscope.certificate.compare import Stack, made_spec
 from attnscope.errors import ModelError
 from attnscope.hooks.calls import same_numbers
 from attnscope.hooks.engines import UNCHECKED
+from attnscope.hooks.families import FROM_ENCODER
 from attnscope.hooks.listen import calls_interface, listen, listening, running
 from attnscope.hooks.modules import ModuleRun
 from attnscope.hooks.projections import EARLIER, has_earlier, weighted
@@ -43,9 +45,7 @@ from attnscope.studies.residual_places import (
     hidden_of,
     is_norm,
     place_of,
-    states_of,
     with_hidden,
-    with_states,
 )
 
 if TYPE_CHECKING:
@@ -141,11 +141,20 @@ def follow_residual(
     ModelError for a family whose residual cannot be followed.
     """
     with ExitStack() as opened:
-        found = opened.enter_context(_one_pass(loaded, reads, inputs, stack, layer, by_tokens))
-        if found.keys_of is not None:
-            made = _one_pass(loaded, reads, inputs, stack, found.keys_of, by_tokens)
-            found = found.with_keys(opened.enter_context(made))
-        yield found
+        sides = opened.enter_context(_one_pass(loaded, reads, inputs, stack, layer, by_tokens))
+        if sides.keys_of is not None:
+            # The keys are as another pass has them, up to the layer that made them.
+            made = opened.enter_context(_one_pass(loaded, reads, inputs, stack, sides.keys_of, by_tokens))
+            spec, key = sides.spec, made.key
+            assert key is not None
+
+            def with_query(residual_BTE: Tensor, frozen: bool) -> AttentionSpec:
+                assert key.rerun is not None
+                return replace(spec, k_BGKD=key.rerun(residual_BTE, frozen).k_BGKD)
+
+            keys = replace(key, rerun=with_query)
+            sides = WrittenSides(replace(spec, k_BGKD=made.spec.k_BGKD), sides.query, keys)
+        yield sides
 
 
 @contextmanager
@@ -209,7 +218,8 @@ class _Pass:
         plain = loaded.geometry.stack
         self.tracks = {
             one.group: _Track(one, plain, one is place.query, place.within or one is not place.query)
-            for one in place.courses
+            for one in (place.query, place.key)
+            if one is not None
         }
         self.own = self.tracks[place.query.group]
         self.given: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
@@ -220,16 +230,26 @@ class _Pass:
         with ExitStack() as hooks:
             for handle in self._hooks():
                 hooks.callback(handle.remove)
-            self._listen(reads, inputs)
+            try:
+                with self.factors, ExitStack() as opened:
+                    on_call, how = self._reached, dict[str, Any](engine=replace(UNCHECKED, change=self._vary))
+                    if self.recipe is not None:
+                        opened.enter_context(self.recipe.heard(self.place.attention, self.place.module, self._heard))
+                        on_call, how = self.recipe.on_call, {"computed": self.recipe.by_tokens}
+                    listen(self.model, reads, on_call, gradients=True, **how, **inputs)
+            except _ReachedError:
+                pass  # the layer attended, as it has to
+            else:
+                raise ModelError(f"layer {self.place.layer} made no attention call", "choose another layer")
         assert self.spec is not None
         query = self.own.written
-        query.rerun = self._again
+        query.rerun = partial(self._again, False)
         if not self.place.crosses:
             return WrittenSides(self.spec, query, query, query.made_keys(self.spec))
         if self.place.key is None:
             return WrittenSides(self.spec, query, None)
         key = self.tracks[self.place.key.group].written
-        key.rerun = self._again_across
+        key.rerun = partial(self._again, True)
         return WrittenSides(self.spec, query, key)
 
     def forget(self) -> None:
@@ -254,20 +274,6 @@ class _Pass:
             yield self.place.norm.register_forward_pre_hook(self._norm, with_kwargs=True)
         if self.place.within:
             yield self.place.module.register_forward_pre_hook(self._attend, with_kwargs=True)
-
-    def _listen(self, reads: Tensor, inputs: Mapping[str, Any]) -> None:
-        try:
-            with self.factors:
-                if self.recipe is None:
-                    engine = replace(UNCHECKED, change=self._vary)
-                    listen(self.model, reads, self._reached, engine=engine, gradients=True, **inputs)
-                    return
-                with self.recipe.heard(self.place.attention, self.place.module, self._heard):
-                    kept = self.recipe.by_tokens
-                    listen(self.model, reads, self.recipe.on_call, gradients=True, computed=kept, **inputs)
-        except _ReachedError:
-            return
-        raise ModelError(f"layer {self.place.layer} made no attention call", "choose another layer")
 
     def _enter(self, track: _Track, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Before a block: keep its residual."""
@@ -329,10 +335,14 @@ class _Pass:
             return
         self.factors.forget()
         self.given = args, kwargs
-        across, states = self.tracks.get(ENCODER), states_of(module, args, kwargs)
-        if self.place.crosses and across is not None and states is not None:
-            across.close(states)
-            self.states = states
+        across = self.tracks.get(ENCODER)
+        if self.place.crosses and across is not None:
+            # The states of the encoder have another name in each family.
+            named = {**dict(zip(inspect.signature(module.forward).parameters, args, strict=False)), **kwargs}
+            states = next((named[name] for name in FROM_ENCODER if isinstance(named.get(name), Tensor)), None)
+            if states is not None:
+                across.close(states)
+                self.states = states
 
     def _vary(self, call: AttentionCall, output_BQHV: Tensor) -> Tensor:
         """Make the heads' outputs a variable."""
@@ -362,26 +372,15 @@ class _Pass:
         self.norms.forget(but=self.place.tail)
         self.factors.forget()
 
-    def _again(self, residual: Tensor, frozen: bool) -> AttentionSpec:
-        """The layer's call, where its block, or its norm and its module, is given another residual."""
+    def _again(self, across: bool, residual: Tensor, frozen: bool) -> AttentionSpec:
+        """The layer's call, where its block, or its norm and its module, is given another residual.
 
-        def given() -> Any:
-            hidden = self.place.norm(residual) if self.place.within and self.place.norm is not None else residual
-            return with_hidden(*self.given, hidden)
-
-        return self._called(self.place.module if self.place.within else self.place.query.runs[-1].block, given, frozen)
-
-    def _again_across(self, residual: Tensor, frozen: bool) -> AttentionSpec:
-        """The layer's call, where its module is given what the end of the encoder makes of another residual."""
-
-        def given() -> Any:
-            states = residual if self.place.tail is None else self.place.tail(residual)
-            return with_states(*self.given, self.states, states)
-
-        return self._called(self.place.module, given, frozen)
-
-    def _called(self, module: nn.Module, given: Callable[[], Any], frozen: bool) -> AttentionSpec:
+        across: its module is given what the end of the encoder makes of another residual.
+        """
+        place = self.place
         found: list[AttentionSpec] = []
+        module = place.module if across or place.within else place.query.runs[-1].block
+        norm = place.tail if across else place.norm if place.within else None
 
         def on_call(call: AttentionCall) -> None:
             assert call.spec is not None
@@ -393,13 +392,19 @@ class _Pass:
             if self.recipe is None:
                 stack.enter_context(listening(self.model, on_call, engine=UNCHECKED))
             else:
-                own = self.place.module
+                own = place.module
                 stack.enter_context(self.recipe.heard([own], own, lambda call, *others: on_call(call)))
                 # as in the pass before, so that factors come in the same order
                 stack.enter_context(listening(self.model, self.recipe.on_call, computed=self.recipe.by_tokens))
             if frozen:
                 stack.enter_context(self.norms.again())
-            args, kwargs = given()
+            hidden = residual if norm is None else norm(residual)
+            args, kwargs = self.given
+            if across:
+                args = tuple(hidden if one is self.states else one for one in args)
+                kwargs = {name: hidden if one is self.states else one for name, one in kwargs.items()}
+            else:
+                args, kwargs = with_hidden(args, kwargs, hidden)
             if frozen:
                 stack.enter_context(self.factors.again())
             with suppress(_ReachedError):

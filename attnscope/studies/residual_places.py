@@ -12,7 +12,6 @@ Shapes: B text, T token, E model width.
 
 from __future__ import annotations
 
-import inspect
 import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,7 +26,6 @@ from torch.overrides import TorchFunctionMode
 from attnscope.errors import ModelError
 from attnscope.hooks.calls import relative_error
 from attnscope.hooks.engines import UNCHECKED
-from attnscope.hooks.families import FROM_ENCODER
 from attnscope.hooks.listen import listen
 from attnscope.hooks.projections import Norm, norm_of
 from attnscope.hooks.report import tolerance, turned
@@ -167,11 +165,6 @@ class HeadPlace:
         """Whether its keys are of another residual than its queries."""
         return self.key is not self.query
 
-    @property
-    def courses(self) -> list[ResidualPath]:
-        """Those that are followed."""
-        return [self.query, self.key] if self.key is not None and self.crosses else [self.query]
-
 
 def place_of(loaded: LoadedModel, reads: Tensor, inputs: Mapping[str, Any], stack: str, layer: int) -> HeadPlace:
     """The place of a layer's attention. Raises ModelError where it makes no call, or its blocks are in no list.
@@ -310,20 +303,6 @@ def with_hidden(args: tuple[Any, ...], kwargs: Mapping[str, Any], hidden: Tensor
     if "hidden_states" in kwargs:
         return args, {**kwargs, "hidden_states": hidden}
     return (hidden, *args[1:]), kwargs
-
-
-def states_of(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
-    """The states of an encoder that an attention module is given."""
-    given = {**dict(zip(inspect.signature(module.forward).parameters, args, strict=False)), **kwargs}
-    return next((given[name] for name in FROM_ENCODER if isinstance(given.get(name), Tensor)), None)
-
-
-def with_states(
-    args: tuple[Any, ...], kwargs: Mapping[str, Any], states: Tensor, others: Tensor
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The same arguments with other states of the encoder."""
-    changed = tuple(others if one is states else one for one in args)
-    return changed, {name: others if one is states else one for name, one in kwargs.items()}
 
 
 FACTORS = frozenset(

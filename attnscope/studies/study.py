@@ -27,9 +27,10 @@ import numpy as np
 from attnscope.interventions.base import LOSS, Intervention, Measure, Replacement
 from attnscope.interventions.passes import Advance, Passes, of, prepared
 from attnscope.interventions.spec import HeadSet, Task
+from attnscope.model.checkpoint import weights_sha256
 from attnscope.model.libraries import versions
 from attnscope.model.selection import DECODER, everything
-from attnscope.studies.parts import Column, Parts, StudyRecord, claim, with_weights
+from attnscope.studies.parts import Column, Parts, StudyRecord, claim
 from attnscope.utils.display import head_name, number_of
 
 if TYPE_CHECKING:
@@ -44,16 +45,12 @@ Record = TypeVar("Record", bound=StudyRecord)
 class Cost:
     """What a study takes. line: in words. steps: as its progress counts them, such as tokens times layers.
 
-    step_seconds: measures about how long a step takes, by a batch that it runs.
+    seconds: measures about how long it takes, by a batch that it runs.
     """
 
     line: str
     steps: int
-    step_seconds: Callable[[], float]
-
-    def seconds(self) -> float:
-        """About how long it takes, by a batch that is run now."""
-        return self.steps * self.step_seconds()
+    seconds: Callable[[], float]
 
 
 class Study(ABC, Generic[Record]):
@@ -98,7 +95,9 @@ class Study(ABC, Generic[Record]):
 
         Raises UsageError where another study fills it, unless force says to write over it.
         """
-        facts = with_weights(self.facts, self.model)
+        # Another model may have its name.
+        weights = weights_sha256(self.model.source_folder, self.model.base_folder)
+        facts = {**self.facts, "model": {**self.facts["model"], "weights_sha256": weights}}
         return facts, claim(folder, self.readings, self.kind, facts, force)
 
     def run(
@@ -212,7 +211,18 @@ def learning_cost(passes: Passes) -> int:
 def cost_of(what: str, token_layers: int, operations: float, passes: Passes, sets: Sequence[HeadSet]) -> Cost:
     """So many tokens times layers, timed by a batch of some sets."""
     line = f"{what} {token_layers} tokens x layers, about {operations:.0e} operations"
-    return Cost(line, token_layers, lambda: pass_seconds(passes, sets))
+
+    def seconds() -> float:
+        sharing = passes.sharing(sets)
+        _, part = next(iter(sharing.chunks(sets)))
+        batch = sharing.batches(len(part))[0]
+        # The first pass is to warm up.
+        sharing.run(batch[: sharing.intervention.least], part[:1])
+        start = time.perf_counter()
+        sharing.run(batch, part)
+        return token_layers * (time.perf_counter() - start) / sharing.cost(batch, part)
+
+    return Cost(line, token_layers, seconds)
 
 
 @dataclass(frozen=True)
@@ -257,27 +267,26 @@ def effects_of(
     """What is measured of the intact model, (S,), and what every set costs over it, (S, K)."""
     chunks = [part for _, part in passes.chunks(sets)]
     parts.expect(sum(len(passes.batches(len(part))) for part in chunks))
-    found = [_part(passes, part, parts, advance) for part in chunks]
-    return found[0][:, 0], np.hstack([passes.effects(one_SK) for one_SK in found])
 
+    def values_of(part: Sequence[HeadSet]) -> np.ndarray:
+        """(S, 1 + K), from the folder where an earlier run left them."""
+        spelled = repr([one.identity for one in part])
+        name, width = hashlib.sha256(spelled.encode()).hexdigest()[:16], 1 + len(part)
 
-def _part(passes: Passes, part: Sequence[HeadSet], parts: Parts, advance: Advance) -> np.ndarray:
-    """(S, 1 + K): what is measured of some sets, from the folder where an earlier run left them."""
-    spelled = repr([one.identity for one in part])
-    name, width = hashlib.sha256(spelled.encode()).hexdigest()[:16], 1 + len(part)
+        def keep(batch: Sequence[int], read: Callable[[], np.ndarray]) -> np.ndarray:
+            expected = {"value_BK": Column((len(batch), width))}
+            return parts.batch(name, batch, expected, lambda: {"value_BK": read()})["value_BK"]
 
-    def keep(batch: Sequence[int], read: Callable[[], np.ndarray]) -> np.ndarray:
-        expected = {"value_BK": Column((len(batch), width))}
-        return parts.batch(name, batch, expected, lambda: {"value_BK": read()})["value_BK"]
+        return parts.kept(
+            name,
+            {"value_SK": Column((len(passes.task), width))},
+            lambda: {"value_SK": passes.measured(part, advance, keep)},
+            skipped=lambda: advance(passes.token_layers(part)),
+            batches=len(passes.batches(len(part))),
+        )["value_SK"]
 
-    found = parts.kept(
-        name,
-        {"value_SK": Column((len(passes.task), width))},
-        lambda: {"value_SK": passes.measured(part, advance, keep)},
-        skipped=lambda: advance(passes.token_layers(part)),
-        batches=len(passes.batches(len(part))),
-    )
-    return found["value_SK"]
+    by_chunk = [values_of(part) for part in chunks]
+    return by_chunk[0][:, 0], np.hstack([passes.effects(value_SK) for value_SK in by_chunk])
 
 
 def task_facts(
@@ -293,17 +302,6 @@ def task_facts(
         **({"intervention": intervention.facts} if intervention.facts else {}),
         "measure": {"name": measure.name, "unit": measure.unit, **measure.facts},
     }
-
-
-def pass_seconds(passes: Passes, sets: Sequence[HeadSet]) -> float:
-    """About the seconds a token takes in a layer: of the first pass that `sets` take, after one to warm up."""
-    passes = passes.sharing(sets)
-    _, part = next(iter(passes.chunks(sets)))
-    batch = passes.batches(len(part))[0]
-    passes.run(batch[: passes.intervention.least], part[:1])
-    start = time.perf_counter()
-    passes.run(batch, part)
-    return (time.perf_counter() - start) / passes.cost(batch, part)
 
 
 def operations(loaded: LoadedModel, token_layers: int, rows: int) -> float:

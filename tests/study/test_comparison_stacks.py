@@ -95,7 +95,7 @@ def test_each_stack_of_an_encoder_decoder_has_its_own_tokens_aligned(loaded, fam
     found = compare_heads([(first, other)], maps=every_head(loaded[family]))
     assert list(found.stacks) == list(STACKS)
     assert found.pair.shared.alone[1]  # the decoder's
-    assert found.pair.sources.alone[1]
+    assert found.pair.texts[0].units.alone[1]
     check(found, first, other)
 
 
