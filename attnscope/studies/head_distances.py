@@ -125,6 +125,7 @@ def on_texts(
     """
     kept = Parts()
     if folder is not None:
+        # Other texts, or as many tokens of other lengths, are another scan.
         ids = hashlib.sha256(b"".join(np.array([len(one), *one.ids], np.int64).tobytes() for one in prompts))
         facts = {"texts": len(prompts), "longest": LONGEST, "ids_sha256": ids.hexdigest()}
         kept = claim(folder, READINGS, CORPUS, facts, force)
@@ -142,6 +143,7 @@ def on_texts(
         of = np.stack([observation.columns.layer, observation.columns.head], 1)
         return {"heads": of, "sum_NN": np.sum(js_NN, 0), "looks_SN": np.stack(looks_SN)}
 
+    # Some texts share a file, so that a scan that was stopped has few to read again.
     parts, count = [], heads.shape[0]
     with kept.resumable():
         for start in starts:

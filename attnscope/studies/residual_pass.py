@@ -382,6 +382,7 @@ class _Pass:
         module = place.module if across or place.within else place.query.runs[-1].block
         norm = place.tail if across else place.norm if place.within else None
 
+        # What follows the call is not needed.
         def on_call(call: AttentionCall) -> None:
             assert call.spec is not None
             found.append(call.spec)
@@ -400,6 +401,7 @@ class _Pass:
                 stack.enter_context(self.norms.again())
             hidden = residual if norm is None else norm(residual)
             args, kwargs = self.given
+            # The states of the encoder are given by place or by name.
             if across:
                 args = tuple(hidden if one is self.states else one for one in args)
                 kwargs = {name: hidden if one is self.states else one for name, one in kwargs.items()}
