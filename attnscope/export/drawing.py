@@ -24,10 +24,10 @@ from attnscope.figures import About, Depth, Maps, Panel, Part, Patches, PatchShe
 from attnscope.figures.pool import worker_count
 from attnscope.figures.processes import DrawingProcess, take_process
 from attnscope.figures.style import Quantity, StyleFields, count, head_title, layer_name
-from attnscope.metrics.metrics import KNOWN, MASS, Metric, ends, order_of
+from attnscope.metrics.metrics import KNOWN, MASS, ends, order_of
 from attnscope.metrics.roles import NEEDED_ROWS, NONE, ROLES
 from attnscope.model.selection import GLOBAL, POOLING, is_bidirectional, is_difference, prefix
-from attnscope.observe.request import LayerKey, PerLayer
+from attnscope.observe.request import PerLayer
 from attnscope.utils.display import head_name, model_name, printed, shortened
 from attnscope.utils.files import write_whole
 
@@ -46,14 +46,36 @@ NOTHING = 0.005  # of the weight: printed as 0.00
 
 
 def score_panels(seen: Observation) -> tuple[tuple[int, ...], tuple[Panel, ...]]:
-    """The layers with a kept head, and a panel per metric, (L, H) of the kept heads, NaN elsewhere."""
+    """The layers with a kept head, and a panel per metric, (L, H) of the kept heads, NaN elsewhere.
+
+    Each is on its metric's whole range, with what uniform attention scores and from how many rows it was measured.
+    """
     columns, order = seen.columns, np.flatnonzero(seen.columns.kept)
-    layers, panels = np.unique(columns.layer[order]), []
-    for name in sorted(columns.scores, key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST)):
-        if len(order):
-            values = _by_layer(seen, columns.scores[name].value)
-            panels.append(_panel(seen, KNOWN[name], values, columns.scores[name].null[order], layers))
-    return tuple(layers.tolist()), tuple(panels)
+    layers, panels = np.unique(columns.layer[order]).tolist(), []
+    names = sorted(columns.scores, key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST))
+    for name in names if layers else ():
+        metric, score = KNOWN[name], columns.scores[name]
+        values, null = _by_layer(seen, score.value), score.null[order]
+        # A layer in which the text has fewer rows than a role needs is hatched.
+        role = next((row for row in ROLES if name.startswith(row.name.replace("-", "_"))), None)
+        kind, needed = (role.rows, role.needed) if role else (metric.rows, NEEDED_ROWS)
+        rows = [seen.support[layer][kind] for layer in layers]
+        finite = values[np.isfinite(values)]  # for a metric with an open range: the least and the largest of its values
+        measured = (float(finite.min()), float(finite.max())) if finite.size and np.ptp(finite) else (0.0, 1.0)
+        low, high = ends(metric, len(seen.prompt)) or measured
+        uniform = np.unique(null[np.isfinite(null)].round(2))
+        panel = Panel(
+            name=metric.title,
+            values_LH=values,
+            low=low,
+            high=high,
+            unit=metric.unit,
+            uniform=tuple(uniform.tolist()) if len(uniform) <= MOST_UNIFORM else (),
+            few_L=tuple(there < needed for there in rows),
+            support=f"{count(min(rows), 'row')}, {needed} needed" if min(rows) < needed else "",
+        )
+        panels.append(panel)
+    return tuple(layers), tuple(panels)
 
 
 def depths_of(seen: Observation, names: Sequence[str], sort: str | None) -> tuple[tuple[Depth, ...], str]:
@@ -92,18 +114,12 @@ def with_rows(
 
 def _by_layer(seen: Observation, values: np.ndarray) -> np.ndarray:
     """A value of all heads as (L, H) of the kept ones, NaN elsewhere."""
-    order = np.flatnonzero(seen.columns.kept)
-    rows, number = _places(seen)
+    columns, order = seen.columns, np.flatnonzero(seen.columns.kept)
+    rows = np.unique(columns.layer[order], return_inverse=True)[1]
+    number = np.where(columns.head[order] < 0, columns.kv_head[order], columns.head[order])
     values_LH = np.full((rows.max() + 1, number.max() + 1), np.nan)
     values_LH[rows, number] = values[order]
     return values_LH
-
-
-def _places(seen: Observation) -> tuple[np.ndarray, np.ndarray]:
-    """Row and column of each kept head in a panel."""
-    columns, order = seen.columns, np.flatnonzero(seen.columns.kept)
-    number = np.where(columns.head[order] < 0, columns.kv_head[order], columns.head[order])
-    return np.unique(columns.layer[order], return_inverse=True)[1], number
 
 
 def mass_panels(seen: Observation) -> tuple[tuple[Panel, ...], str]:
@@ -187,27 +203,6 @@ def _patch_sheet(seen: Observation, number: int, heads: Sequence[tuple[str, np.n
         heads=tuple(Patches(weight_T[at], name, mass_words(weight_T)) for name, weight_T in heads),
         title=f"Attention weights on {which}",
         note=f"{chosen_words(seen) or 'mean over all queries'}; {each}{first}",
-    )
-
-
-def _panel(seen: Observation, metric: Metric, values: np.ndarray, null: np.ndarray, layers: np.ndarray) -> Panel:
-    """A metric on its whole range, with what uniform attention scores and from how many rows it was measured."""
-    role = next((row for row in ROLES if metric.id.startswith(row.name.replace("-", "_"))), None)
-    kind, needed = (role.rows, role.needed) if role else (metric.rows, NEEDED_ROWS)
-    rows = [seen.support[layer][kind] for layer in layers.tolist()]
-    finite = values[np.isfinite(values)]  # for a metric with an open range: the least and the largest of its values
-    measured = (float(finite.min()), float(finite.max())) if finite.size and np.ptp(finite) else (0.0, 1.0)
-    low, high = ends(metric, len(seen.prompt)) or measured
-    uniform = np.unique(null[np.isfinite(null)].round(2))
-    return Panel(
-        name=metric.title,
-        values_LH=values,
-        low=low,
-        high=high,
-        unit=metric.unit,
-        uniform=tuple(uniform.tolist()) if len(uniform) <= MOST_UNIFORM else (),
-        few_L=tuple(count < needed for count in rows),
-        support=f"{count(min(rows), 'row')}, {needed} needed" if min(rows) < needed else "",
     )
 
 
@@ -496,11 +491,19 @@ def layer_maps(seen: Observation, stack: str = "") -> list[Maps]:
         raise UsageError("this observation kept no maps", "ask with Request(maps=...)")
     rule = "sum over keys, mean over queries" if kept.rule == "sum" else "largest entry"
     starts_Q, starts_K = tuple(kept.rows.starts), tuple(kept.columns.starts)
-    part = _part(seen, kept)
+    words = chosen_words(seen)
+    part = Part(words, tuple(kept.rows.tokens), tuple(kept.columns.tokens)) if words else None
     # a part of the tokens has no turns: its rows are not in the order of the text
     second = seen.queries.segments[1:]
     turns = {turn.start // kept.bin_size for turn in (*seen.queries.turns, *second) if not part} - {0}
-    sinks = {key: _sinks(seen, key, kept.heads[key]) for key in kept.values}
+    # the key that gets most from each head, and its mean mass: key 0 where the top key has little
+    columns, places, sinks = seen.columns, {}, {}
+    for key in kept.values:
+        of_layer = np.flatnonzero((columns.layer == key.layer) & (columns.stack == key.stack))[list(kept.heads[key])]
+        places[key] = of_layer
+        mass, top_key = columns.top_key_mass[of_layer], columns.top_key[of_layer]
+        top_key = np.where(mass > seen.rests_above, top_key, 0)
+        sinks[key] = tuple(zip(top_key.tolist(), mass.tolist(), strict=True))
     elsewhere = any(key for layer in sinks.values() for key, _ in layer)  # all maps of a text have the same columns
     return [
         Maps(
@@ -521,7 +524,7 @@ def layer_maps(seen: Observation, stack: str = "") -> list[Maps]:
             key0=tuple(kept.key0[key].tolist()) if key in kept.key0 else (),
             sinks=sinks[key] if elsewhere else (),
             part=part,
-            roles=tuple(seen.columns.role[_drawing_places(seen, key, kept.heads[key])].tolist()),
+            roles=tuple(columns.role[places[key]].tolist()),
             roles_by="a scan of the model" if seen.atlas else "this text",
             stack=stack,
             numbered=(seen.queries.medium.step is None, seen.keys.medium.step is None),
@@ -542,24 +545,6 @@ def rows_of(layers: Sequence[Maps], without: Mapping[int, str]) -> list[Maps]:
     )
     others = [replace(none, layer=layer, name=what) for layer, what in without.items()]
     return sorted([*layers, *others], key=lambda maps: maps.layer)
-
-
-def _sinks(seen: Observation, key: LayerKey, heads: Sequence[int]) -> tuple[tuple[int, float], ...]:
-    """The key that gets most from each of a layer's heads, and its mean mass: key 0 where the top key has little."""
-    places = _drawing_places(seen, key, heads)
-    mass, top_key = seen.columns.top_key_mass[places], seen.columns.top_key[places]
-    return tuple(zip(np.where(mass > seen.rests_above, top_key, 0).tolist(), mass.tolist(), strict=True))
-
-
-def _drawing_places(seen: Observation, key: LayerKey, heads: Sequence[int]) -> np.ndarray:
-    """The places of some heads of a layer in the columns."""
-    return np.flatnonzero((seen.columns.layer == key.layer) & (seen.columns.stack == key.stack))[list(heads)]
-
-
-def _part(seen: Observation, maps: LayerMaps) -> Part | None:
-    """Which tokens were asked about, where not all of them were."""
-    words = chosen_words(seen)
-    return Part(words, tuple(maps.rows.tokens), tuple(maps.columns.tokens)) if words else None
 
 
 def head_jobs(folder: Path, layers: Sequence[Maps], names: Sequence[str], style: Style) -> list[tuple[Path, Maps, int]]:

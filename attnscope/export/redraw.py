@@ -9,11 +9,9 @@ uniform attention scores, how many rows a metric was measured on) is not drawn.
 
 Tables are what somebody wrote: a cell that is no number, a head, query or key that is not there, is refused.
 
-A finished scan, ablation or comparison drawn again from its folder, with other looks.
+A finished scan, ablation or comparison is drawn again from its folder too, with other looks:
 
     redraw_study(Path("runs/atlas"), Path("pictures"), Style(cmap="magma"))   # probes.png, head_js.png
-
-Folders are what somebody wrote: a table or a fact that is none is refused. No model is loaded.
 
 Shapes: N head, Q query, K key, k kept key.
 """
@@ -21,7 +19,7 @@ Shapes: N head, Q query, K key, k kept key.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import chain, groupby
@@ -354,6 +352,8 @@ def _places_of(table: pa.Table) -> list[Place]:
 
 
 LONGEST_NAME = 80
+CHECKPOINTS = "checkpoints.parquet"
+STUDIES = (atlas.NAME, CHECKPOINTS, effects.NAME, COMPARISON)  # the file by which the folder of each is known
 
 
 class Redrawn(NamedTuple):
@@ -368,69 +368,48 @@ def redraw_study(folder: Path, into: Path, style: Style = Style()) -> Redrawn | 
 
     Raises InputError for a folder with damaged or missing tables.
     """
-    draw = next((draw for name, draw in STUDIES.items() if (folder / name).exists()), None)
-    return None if draw is None else draw(folder, into, style)
-
-
-def _scan(folder: Path, into: Path, style: Style) -> Redrawn:
-    from attnscope.export.study_figures import HEAD_JS, save_head_js, save_probes
+    kind = next((name for name in STUDIES if (folder / name).exists()), None)
+    if kind is None:
+        return None
+    from attnscope.export import study_figures as pictures
+    from attnscope.studies.comparison import load_comparison
     from attnscope.studies.head_distances import load_texts
 
-    scan = atlas.load_atlas(folder)
-    name = _name(scan.facts)
-    _check(folder, scan.heads)
-    paths = [save_probes(scan, into, name, style)]
-    read = load_texts(folder)
-    if read is not None:
-        _check(folder, read.heads)
-        paths.append(save_head_js(read, scan, into / f"{HEAD_JS}.{style.image}", style.of_model(name)))
-    return Redrawn(paths)
-
-
-def _checkpoints(folder: Path, into: Path, style: Style) -> Redrawn:
-    from attnscope.export.study_figures import TABLE, draw_checkpoints, folder_of
-
-    with damaged(f"{folder} holds no whole scans", "make them: attnscope scan MODEL --out DIR"):
-        columns = columns_of(folder / TABLE, pa.schema([("revision", pa.string())]))
-        revisions = list(dict.fromkeys(map(str, columns["revision"])))
-    atlases = {visible(name): atlas.load_atlas(folder_of(folder, name)) for name in revisions}
-    for scan in atlases.values():
+    if kind == atlas.NAME:
+        scan = atlas.load_atlas(folder)
+        name = _name(scan.facts)
         _check(folder, scan.heads)
-    return Redrawn([draw_checkpoints(atlases, into, _name(next(iter(atlases.values())).facts), style)])
-
-
-def _ablation(folder: Path, into: Path, style: Style) -> Redrawn:
-    from attnscope.export.study_figures import costs_of, save_ablation
-
-    ablation = effects.load_ablation(folder)
-    heads = sorted({head for heads in ablation.effects for head in heads})
-    _check(folder, heads)
-    with damaged(f"{folder} holds no whole ablation", effects.AGAIN):
-        costs = costs_of(columns_of(folder / effects.TABLE, effects.STORED, lists="heads"))
-        if not all(isfinite(cost.value) for cost in costs):
-            raise ValueError("an effect is no number")
-    paths = save_ablation(ablation, into, heads, style=style, costs=costs)
-    return Redrawn(
-        paths, ("heads in no set, and scores of an atlas, are not drawn: they are not in the tables; ablate again",)
-    )
-
-
-def _comparison(folder: Path, into: Path, style: Style) -> Redrawn:
-    from attnscope.export.study_figures import save_differences
-    from attnscope.studies.comparison import load_comparison
-
-    comparison, texts = load_comparison(folder)
+        paths = [pictures.save_probes(scan, into, name, style)]
+        texts = load_texts(folder)
+        if texts is not None:
+            _check(folder, texts.heads)
+            path = into / f"{pictures.HEAD_JS}.{style.image}"
+            paths.append(pictures.save_head_js(texts, scan, path, style.of_model(name)))
+        return Redrawn(paths)
+    if kind == CHECKPOINTS:
+        with damaged(f"{folder} holds no whole scans", "make them: attnscope scan MODEL --out DIR"):
+            columns = columns_of(folder / CHECKPOINTS, pa.schema([("revision", pa.string())]))
+            revisions = list(dict.fromkeys(map(str, columns["revision"])))
+        atlases = {visible(name): atlas.load_atlas(pictures.folder_of(folder, name)) for name in revisions}
+        for scan in atlases.values():
+            _check(folder, scan.heads)
+        name = _name(next(iter(atlases.values())).facts)
+        return Redrawn([pictures.draw_checkpoints(atlases, into, name, style)])
+    if kind == effects.NAME:
+        ablation = effects.load_ablation(folder)
+        heads = sorted({head for heads in ablation.effects for head in heads})
+        _check(folder, heads)
+        with damaged(f"{folder} holds no whole ablation", effects.AGAIN):
+            costs = pictures.costs_of(columns_of(folder / effects.TABLE, effects.STORED, lists="heads"))
+            if not all(isfinite(cost.value) for cost in costs):
+                raise ValueError("an effect is no number")
+        note = "heads in no set, and scores of an atlas, are not drawn: they are not in the tables; ablate again"
+        return Redrawn(pictures.save_ablation(ablation, into, heads, style=style, costs=costs), (note,))
+    comparison, of_texts = load_comparison(folder)
     _check(folder, comparison.heads)
-    paths = list(save_differences(comparison, into, style.of(About(line=visible(texts), command=style.about.command))))
+    about = About(line=visible(of_texts), command=style.about.command)
+    paths = list(pictures.save_differences(comparison, into, style.of(about)))
     return Redrawn(paths, ("layers/ is not drawn: no table holds the weights of both sides; compare again",))
-
-
-STUDIES: Mapping[str, Callable[[Path, Path, Style], Redrawn]] = {
-    atlas.NAME: _scan,
-    "checkpoints.parquet": _checkpoints,
-    effects.NAME: _ablation,
-    COMPARISON: _comparison,
-}
 
 
 def _name(facts: Mapping[str, Any]) -> str:

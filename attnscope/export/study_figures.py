@@ -573,17 +573,14 @@ def minus(pair: Pair) -> str:
     """`“Anna gave John …” − “Mary gave John …”`, or the models where these differ: what a signed map shows."""
     first, other = (model_name(side.loaded.name) for side in pair[:2])
     if first == other and pair.texts:
-        first, other = _excerpts(*(prompt.text for prompt in next(iter(pair.texts))[2:4]))
+        # Each from a little before they differ, where that is not near their beginning.
+        first, other = (prompt.text for prompt in next(iter(pair.texts))[2:4])
+        pairs = enumerate(zip(first, other, strict=False))
+        same = next((place for place, (a, b) in pairs if a != b), min(len(first), len(other)))
+        start = first.rfind(" ", 0, max(0, same - LONGEST_SIDE // 3)) + 1 if same > LONGEST_SIDE // 2 else 0
+        ends = [shorten(text[start:], LONGEST_SIDE, placeholder=" …") for text in (first, other)]
+        first, other = (f"“{'… ' * bool(start)}{end}”" for end in ends)
     return visible(f"{other} − {first}") if first != other else "the other side − the first"
-
-
-def _excerpts(first: str, other: str) -> tuple[str, str]:
-    """Two texts in quotes, from a little before they differ where that is not near their beginning."""
-    pairs = enumerate(zip(first, other, strict=False))
-    same = next((place for place, (a, b) in pairs if a != b), min(len(first), len(other)))
-    start = first.rfind(" ", 0, max(0, same - LONGEST_SIDE // 3)) + 1 if same > LONGEST_SIDE // 2 else 0
-    ends = [shorten(text[start:], LONGEST_SIDE, placeholder=" …") for text in (first, other)]
-    return f"“{'… ' * bool(start)}{ends[0]}”", f"“{'… ' * bool(start)}{ends[1]}”"
 
 
 def _foot(comparison: Comparison) -> str:

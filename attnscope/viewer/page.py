@@ -84,14 +84,6 @@ class Plan:
         """What so many components of so many queries take at most, over all heads."""
         return 4 * components * queries * tokens * BASE64
 
-    def map_bytes(self, heads: int, rows: int) -> float:
-        """What so many causal maps take at most."""
-        return heads * rows * (rows + 1) / 2 * self.bits / 8 * BASE64
-
-    def may_be_whole(self, heads: int, tokens: int) -> bool:
-        """Whether it is worth packing whole maps, to see whether they fit."""
-        return self.map_bytes(heads, tokens) * DEFLATED <= self.room
-
     def packed_whole(self) -> Wanted:
         """Every map as it was kept."""
         return Wanted(self.bits, top_k=ALL_KEYS if self.listed else MOST_KEYS)
@@ -107,7 +99,8 @@ class Plan:
         """What to keep of a pass, as fields of `Request`: whole matrices if they may fit, else bins and relations."""
         heads = sum(layer.heads for layer in layers)
         kept = {"operands": self._steps({layer.index: layer for layer in layers}, tokens)}
-        if self.may_be_whole(heads, tokens):
+        causal_bytes = heads * tokens * (tokens + 1) / 2 * self.bits / 8 * BASE64
+        if causal_bytes * DEFLATED <= self.room:  # worth packing, to see whether they fit
             return {**kept, "weights": True}
         less = self.shrunk(heads, tokens)
         relations = {"relations": less.top_k > 0, "top_k": less.top_k or None}
@@ -340,23 +333,16 @@ def _title(sides: Sequence[Mapping[str, Any]]) -> str:
     """`demo: “the financial bank”`, `“the bank” → “la banque”` with a target, and what it is compared with."""
     titles = []
     for side in sides:
-        texts = [_short(side["tokens"], start, stop) for start, stop in _texts(side)]
+        # A text for each range of queries and keys, its beginning without special tokens; one where there is one stack.
+        tokens, whole, texts = side["tokens"], [0, len(side["tokens"]["plain"])], []
+        ranges = {tuple(layer.get(axis, whole)) for layer in side["layers"] for axis in ("queries", "keys")}
+        for start, stop in sorted(ranges):
+            pieces = zip(tokens["plain"][start:stop], tokens["special"][start:stop], strict=True)
+            line = " ".join("".join(plain for plain, special in pieces if not special).split())
+            texts.append(shortened(line, LONGEST_TEXT))
         quoted = " → ".join(f"“{text}”" for text in texts if text) or ("a picture" if side.get("pictures") else "“”")
         titles.append(f"{side['name']}: {side.get('called') or quoted}")
     return " | ".join(titles)
-
-
-def _texts(side: Mapping[str, Any]) -> list[tuple[int, int]]:
-    """The places of the texts of a side, one for each range of queries and keys; one text where there is one stack."""
-    whole = [0, len(side["tokens"]["plain"])]
-    return sorted({tuple(layer.get(axis, whole)) for layer in side["layers"] for axis in ("queries", "keys")})
-
-
-def _short(tokens: Mapping[str, Any], start: int, stop: int) -> str:
-    """The beginning of a text, without special tokens."""
-    pairs = zip(tokens["plain"][start:stop], tokens["special"][start:stop], strict=True)
-    line = " ".join("".join(plain for plain, special in pairs if not special).split())
-    return shortened(line, LONGEST_TEXT)
 
 
 def document(record: Mapping[str, Any], blobs: Blobs) -> bytes:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from attnscope.errors import UsageError
-from attnscope.inputs.prompt import Span
+from attnscope.inputs.prompt import Span, join_tokens
 from attnscope.metrics.metrics import KNOWN, ends
 from attnscope.model.selection import CROSS, DECODER, ENCODER, OF_TWO_TEXTS, VISION, is_bidirectional, is_causal
 from attnscope.observe.request import LayerKey, PerLayer
@@ -105,16 +105,6 @@ def said_of(prompt: Prompt) -> dict[str, Any]:
     }
 
 
-def metrics_of(ids: Sequence[str], tokens: int) -> list[dict[str, Any]]:
-    """What the page says of metrics."""
-    records = []
-    for metric in (KNOWN[name] for name in ids):
-        low, high = ends(metric, tokens) or (None, None)
-        words = {name: getattr(metric, name) for name in ("id", "short", "title", "formula", "unit", "reading")}
-        records.append({**words, "low": low, "high": high})
-    return records
-
-
 class Side:
     """One observation on its way into the page; `said` is what needs no bytes."""
 
@@ -142,7 +132,11 @@ class Side:
     def said(self) -> dict[str, Any]:
         """What needs no bytes: words and numbers, as the page's JSON has them."""
         seen, prompt = self.seen, self.seen.prompt
-        model = seen.facts.get("model", {})
+        model, metrics = seen.facts.get("model", {}), []
+        for metric in map(KNOWN.__getitem__, seen.columns.scores):
+            low, high = ends(metric, len(prompt)) or (None, None)
+            words = {name: getattr(metric, name) for name in ("id", "short", "title", "formula", "unit", "reading")}
+            metrics.append({**words, "low": low, "high": high})
         return {
             "name": model.get("name", "model"),
             "model": {name: model.get(name) for name in ("name", "type", "revision", "layers")}
@@ -151,7 +145,7 @@ class Side:
             **said_of(prompt),
             **pictures_of(prompt),
             "layers": [self._layer(key, heads, kv) for key, (heads, kv) in seen.kv_of.items()],
-            "metrics": metrics_of(list(seen.columns.scores), len(prompt)),
+            "metrics": metrics,
             "heads": list(self._heads()),
         }
 
@@ -497,18 +491,14 @@ def behind(axis: PageAxis) -> Prompt:
     """Both texts as one, with what they are as its turns."""
     source, target = axis.front, axis.behind
     moved, plain, count = len(source.text), list(target.plain), len(source)
+    characters = tuple((start + moved, stop + moved) for start, stop in target.characters)
     if False in target.special:  # so that neither the page's text nor its title runs from one into the other
         plain[target.special.index(False)] = "\n" + plain[target.special.index(False)]
     return replace(
         source,
         text=source.text + target.text,
-        ids=source.ids + target.ids,
-        tokens=source.tokens + target.tokens,
-        labels=source.labels + target.labels,
-        special=source.special + target.special,
-        plain=(*source.plain, *plain),
+        **join_tokens(source, replace(target, plain=tuple(plain), characters=characters)),
         turns=(Span(0, count, axis.names[0]), Span(count, count + len(target), axis.names[1])),
-        characters=source.characters + tuple((start + moved, stop + moved) for start, stop in target.characters),
         medium=source.medium.joined(count, target.medium),
     )
 

@@ -202,25 +202,21 @@ class WhySide(Side):
         self.why = why
 
     def packed(self, blobs: Blobs, wanted: Wanted) -> dict[str, Any]:
-        """As that of a side."""
-        side = super().packed(blobs, wanted)
-        return {**side, "why": packed_why(blobs, self.why, {key.layer: at for key, at in self.at.items()})}
-
-
-def packed_why(blobs: Blobs, found: Sequence[KeyParts], at: Mapping[int, int]) -> list[dict[str, Any]]:
-    """As the page's JSON has it; at: the place of each layer. The numbers are float32: parts_CQK, then logit_QK."""
-    return [
-        {
-            "at": at[one.layer],
-            "head": one.head,
-            "queries": list(one.queries),
-            "components": [_said(component, at) for component in one.components],
-            "cap": one.softcap,
-            "sinks": one.sinks,
-            **blobs.add(joined_arrays([one.parts_CQK, one.logit_QK]))[0],
-        }
-        for one in found
-    ]
+        """As that of a side, with the logits: numbers are float32, parts_CQK, then logit_QK."""
+        side, at = super().packed(blobs, wanted), {key.layer: place for key, place in self.at.items()}
+        why = [
+            {
+                "at": at[parts.layer],
+                "head": parts.head,
+                "queries": list(parts.queries),
+                "components": [_said(component, at) for component in parts.components],
+                "cap": parts.softcap,
+                "sinks": parts.sinks,
+                **blobs.add(joined_arrays([parts.parts_CQK, parts.logit_QK]))[0],
+            }
+            for parts in self.why
+        ]
+        return {**side, "why": why}
 
 
 def _said(component: Component, at: Mapping[int, int]) -> dict[str, Any]:
