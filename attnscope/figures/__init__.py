@@ -44,20 +44,15 @@ __all__ = [
 ]
 
 _HOME = {
-    "Course": "curves",
-    "Pairs": "pictures",
-    "SetCost": "curves",
-    "head_maps": "heads",
-    "save_courses": "curves",
-    "save_depth": "curves",
-    "save_head_maps": "heads",
-    "save_layer": "overview",
-    "save_layers": "overview",
-    "save_metrics": "metrics",
-    "save_overview": "overview",
-    "save_pairs": "pictures",
-    "save_patches": "pictures",
-    "save_sets": "curves",
+    name: module
+    for module, names in {
+        "curves": ("Course", "SetCost", "save_courses", "save_depth", "save_sets"),
+        "heads": ("head_maps", "save_head_maps"),
+        "metrics": ("save_metrics",),
+        "overview": ("save_layer", "save_layers", "save_overview"),
+        "pictures": ("Pairs", "save_pairs", "save_patches"),
+    }.items()
+    for name in names
 }
 
 

@@ -24,9 +24,6 @@ from attnscope.figures.style import OPEN, SIGNED, TAKEN, Quantity, Style
 from attnscope.utils import display as cells
 
 BLANK = "#efefef"  # a key the query cannot see: light, so that it is never mistaken for a small weight
-SIGNED_BLANK = "#c9c9c9"  # the same where 0 is light itself
-TAKEN_COLOUR = "#cccccc"  # a sink that is drawn at the side
-SIGNED_TAKEN = "#a3a3a3"
 DARK_INK, LIGHT_INK = "#262626", "#ffffff"
 LOWEST_FLOOR = 1e-6
 LIGHT_CELL = 0.408  # seaborn's threshold on the relative luminance
@@ -155,7 +152,7 @@ def find_cmap(name: str) -> Colormap:
 
 def greys_of(quantity: Quantity) -> tuple[str, str]:
     """What lies beneath the cells of a map, and what was taken out of it: each darker where 0 is light."""
-    return (SIGNED_BLANK, SIGNED_TAKEN) if quantity in SIGNED else (BLANK, TAKEN_COLOUR)
+    return ("#c9c9c9", "#a3a3a3") if quantity in SIGNED else (BLANK, "#cccccc")
 
 
 def blank_cmap(quantity: Quantity) -> Colormap:
@@ -198,35 +195,29 @@ def label_colourbar(bar: Colorbar, limits: Limits, style: Style, label: str) -> 
     if style.scale in LEVEL:
         bar.locator = MaxNLocator(5, steps=ROUND)
         bar.formatter = FuncFormatter(lambda value, _: cells.typeset(f"{value:.4g}"))
+        bar.update_ticks()
+        return
+    if style.scale == "log":
+        first, last = math.floor(math.log10(limits.low)), math.floor(math.log10(limits.high) + 1e-9)
+        digits = (1, 2, 5) if last - first < 2 else (1,)
+        marks = {float(f"{digit}e{power}") for power in range(first, last + 1) for digit in digits}
+        ticks = sorted({limits.low, *(mark for mark in marks if limits.low * 1.001 < mark <= limits.high * 1.001)})
     else:
-        bar.locator = FixedLocator(_decades(limits) if style.scale == "log" else _squares(limits.high))
-        bar.formatter = FuncFormatter(lambda value, _: _power_label(value, limits))
-        bar.minorlocator = FixedLocator([])
+        # Round numbers from the end of the scale down to 0, no two closer than a tenth of a square-root scale.
+        high, ticks = limits.high, list[float]()
+        power = math.floor(math.log10(high))
+        rounds = [digit * 10.0**p for p in range(power, power - 3, -1) for digit in (5, 2, 1)]
+        for mark in [*(mark for mark in rounds if mark <= high * 1.001), 0.0]:
+            if not ticks or math.sqrt(ticks[-1]) - math.sqrt(mark) >= 0.1 * math.sqrt(high):
+                ticks.append(mark)
+        ticks.reverse()
+
+    def label_of(value: float, _: object) -> str:
+        plain = f"{value:g}" if value >= 0.01 else cells.power(value)
+        return f"≤{plain}" if limits.below and math.isclose(value, limits.low) else plain
+
+    bar.locator, bar.formatter, bar.minorlocator = FixedLocator(ticks), FuncFormatter(label_of), FixedLocator([])
     bar.update_ticks()
-
-
-def _squares(high: float) -> list[float]:
-    """Round numbers from 0 to `high`, no two closer than a tenth of a square-root scale."""
-    power = math.floor(math.log10(high))
-    marks = [digit * 10.0**p for p in range(power, power - 3, -1) for digit in (5, 2, 1)]
-    kept: list[float] = []
-    for mark in [*(mark for mark in marks if mark <= high * 1.001), 0.0]:
-        if not kept or math.sqrt(kept[-1]) - math.sqrt(mark) >= 0.1 * math.sqrt(high):
-            kept.append(mark)
-    return kept[::-1]
-
-
-def _decades(limits: Limits) -> list[float]:
-    first, last = math.floor(math.log10(limits.low)), math.floor(math.log10(limits.high) + 1e-9)
-    digits = (1, 2, 5) if last - first < 2 else (1,)
-    marks = {float(f"{digit}e{power}") for power in range(first, last + 1) for digit in digits}
-    inside = {mark for mark in marks if limits.low * 1.001 < mark <= limits.high * 1.001}
-    return sorted({limits.low, *inside})
-
-
-def _power_label(value: float, limits: Limits) -> str:
-    plain = f"{value:g}" if value >= 0.01 else cells.power(value)
-    return f"≤{plain}" if limits.below and math.isclose(value, limits.low) else plain
 
 
 def colourbar_kws(limits: Limits) -> dict[str, Any]:

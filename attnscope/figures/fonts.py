@@ -28,15 +28,10 @@ NAMED_IN_WARNING = 8
 CONTROLS = {chr(code): chr(0x2400 + code) for code in range(0x20)}
 SIGNS = {**CONTROLS, **BLANKS, "\n": "↵", "\t": "⇥", "\r": "␍"}  # of a text that is drawn in one line
 
-NOTO, NOTO_CJK, SYMBOLA = (  # each with its package
-    f"{name} ({package} in Debian and Ubuntu)"
-    for name, package in (
-        ("Noto Sans", "fonts-noto-core"),
-        ("Noto Sans CJK", "fonts-noto-cjk"),
-        ("Symbola", "fonts-symbola"),
-    )
+INSTALL = dict.fromkeys(
+    ("CJK", "HANGUL", "HIRAGANA", "KATAKANA"), "Noto Sans CJK (fonts-noto-cjk in Debian and Ubuntu)"
 )
-INSTALL = {"emoji or symbol": SYMBOLA, **dict.fromkeys(("CJK", "HANGUL", "HIRAGANA", "KATAKANA"), NOTO_CJK)}
+INSTALL["emoji or symbol"] = "Symbola (fonts-symbola in Debian and Ubuntu)"
 
 # From 3.11 on, matplotlib lays out a line by Unicode's bidirectional algorithm; before, letter after letter.
 BIDIRECTIONAL = hasattr(ft2font, "__libraqm_version__")
@@ -169,7 +164,20 @@ def fonts_for(texts: Iterable[str]) -> Fonts:
     chars = frozenset("".join(texts)) - _charmap(str(Path(get_data_path(), "fonts", "ttf", "DejaVuSans.ttf")))
     needed = frozenset(char for char in chars if unicodedata.category(char) not in ("Cf", "Cc"))
     fonts = _cover(needed) if needed else Fonts()
-    _warn_once(fonts.missing)
+    # What an earlier text lacked too has been said.
+    if new := sorted(fonts.missing - _missing):
+        _missing.update(new)
+        scripts = sorted({_script(char) for char in new})
+        named = " ".join(new[:NAMED_IN_WARNING]) + (" …" if len(new) > NAMED_IN_WARNING else "")
+        by_position = any(map(str.isalpha, new))
+        core = "Noto Sans (fonts-noto-core in Debian and Ubuntu)"
+        log.warning(
+            "no installed font has %s (%s): %s; install one that has them, such as %s",
+            named,
+            ", ".join(scripts),
+            "their tokens are labelled by position" if by_position else f"drawn as {numbered(new[0])}",
+            " and ".join(sorted({INSTALL.get(script, core) for script in scripts})),
+        )
     return replace(fonts, missing=frozenset(_missing))
 
 
@@ -220,23 +228,6 @@ def _family(path: str, needed: frozenset[str]) -> str:
     scripts = {unicodedata.name(char, "").split(" ")[0] for char in needed}
     region = "JP" if scripts & {"HIRAGANA", "KATAKANA"} else "KR" if "HANGUL" in scripts else "SC"
     return min(names, key=lambda name: ("Mono" in name, not name.endswith(region), name))
-
-
-def _warn_once(missing: frozenset[str]) -> None:
-    new = sorted(missing - _missing)
-    if not new:
-        return
-    _missing.update(new)
-    scripts = sorted({_script(char) for char in new})
-    named = " ".join(new[:NAMED_IN_WARNING]) + (" …" if len(new) > NAMED_IN_WARNING else "")
-    drawn = "their tokens are labelled by position" if any(map(str.isalpha, new)) else f"drawn as {numbered(new[0])}"
-    log.warning(
-        "no installed font has %s (%s): %s; install one that has them, such as %s",
-        named,
-        ", ".join(scripts),
-        drawn,
-        " and ".join(sorted({INSTALL.get(script, NOTO) for script in scripts})),
-    )
 
 
 def _script(char: str) -> str:

@@ -101,23 +101,19 @@ class Mosaic:
 
     def assemble(self, tiles_RCQK: np.ndarray) -> np.ndarray:
         """Tiles (R x C x Q x K) -> one array, NaN between them."""
-        rows, columns = tiles_RCQK.shape[:2]
-        tiles, (high, wide) = tiles_RCQK.repeat(self.tall, -2).repeat(self.wide, -1), self.shape
-        array = np.full(self.size(rows, columns), np.nan)
-        for row, column in np.ndindex(rows, columns):
-            down, right = self.corner(row, column)
-            array[down : down + high, right : right + wide] = tiles[row, column]
-        return array
+        return self._spread(tiles_RCQK.repeat(self.tall, -2).repeat(self.wide, -1), 0, self.shape[1])
 
     def assemble_strips(self, sinks_RCQ: np.ndarray) -> np.ndarray:
         """The sinks' columns (R x C x Q) -> an array of the same size, NaN but for the strips."""
-        rows, columns = sinks_RCQ.shape[:2]
-        sinks, high = sinks_RCQ.repeat(self.tall, -1), self.shape[0]
-        array = np.full(self.size(rows, columns), np.nan)
-        for row, column in np.ndindex(rows, columns):
-            down, right = self.corner(row, column)
-            start = right - self.strip_gap - self.strip
-            array[down : down + high, start : start + self.strip] = sinks[row, column][:, None]
+        return self._spread(sinks_RCQ.repeat(self.tall, -1)[..., None], -self.strip_gap - self.strip, self.strip)
+
+    def _spread(self, parts: np.ndarray, start: int, wide: int) -> np.ndarray:
+        """The part of each tile (R x C x ...) in an array of the whole; start: from the left of the tile's map."""
+        grid, high = parts.shape[:2], self.shape[0]
+        array = np.full(self.size(*grid), np.nan)
+        for place in np.ndindex(*grid):
+            down, right = self.corner(*place)
+            array[down : down + high, right + start : right + start + wide] = parts[place]
         return array
 
     def gaps(self, grid: tuple[int, int], gaps: tuple[Sequence[int], Sequence[int]], line: float) -> np.ndarray:

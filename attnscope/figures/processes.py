@@ -84,7 +84,10 @@ class DrawingProcess:
             while asked:
                 ready = wait(asked)
                 for connection in [one for one in asked if one in ready]:
-                    answer = _answer(connection)
+                    try:
+                        answer = connection.recv()
+                    except (EOFError, OSError) as error:
+                        raise RuntimeError("the process that draws ended early: it was killed") from error
                     if isinstance(answer, Exception):
                         raise answer
                     if answer is None:
@@ -106,13 +109,6 @@ class DrawingProcess:
                     connection.recv()
             connection.close()
         self.process.join()
-
-
-def _answer(connection: Connection) -> Path | str | Exception | None:
-    try:
-        return connection.recv()
-    except (EOFError, OSError) as error:
-        raise RuntimeError("the process that draws ended early: it was killed") from error
 
 
 def _serve(connections: Sequence[Connection], other_ends: Sequence[Connection], modules: tuple[str, ...]) -> None:

@@ -61,20 +61,18 @@ class Stamps:
     def press(self, pixels: np.ndarray) -> None:
         """Put every number, in its colour, into the picture (height x width x 3, uint8)."""
         for text, (top, left) in zip(self.numbers, self.corners, strict=True):
-            if not text.get_text():
+            string = text.get_text()
+            if not string:
                 continue
-            down, right, cover = self._stamp(text.get_text())
+            if string not in self.kept:
+                if len(self.kept) >= MOST_KEPT:
+                    self.kept.clear()
+                self.kept[string] = self._drawn(string)
+            down, right, cover = self.kept[string]
             high, wide, _ = cover.shape
             spot = pixels[top + down : top + down + high, left + right : left + right + wide]
             ink = np.rint(np.array(to_rgb(text.get_color())) * 255)
             spot += ((ink - spot) * cover).astype(np.int16).astype(np.uint8)
-
-    def _stamp(self, string: str) -> tuple[int, int, np.ndarray]:
-        if string not in self.kept:
-            if len(self.kept) >= MOST_KEPT:
-                self.kept.clear()
-            self.kept[string] = self._drawn(string)
-        return self.kept[string]
 
     def _drawn(self, string: str) -> tuple[int, int, np.ndarray]:
         """Where in a cell the string begins (pixels down, right), and its cover (height x width x 1, 0 to 1)."""
@@ -108,7 +106,18 @@ def press_images(pixels: np.ndarray, images: Sequence[AxesImage]) -> bool:
     if None in places or not all(np.isin(one[..., 3], (0, 255)).all() for over in by_panel.values() for one in over):
         return False
     for place, layers in zip(places, by_panel.values(), strict=True):
-        _press_cells(pixels, layers, cast(tuple[int, int, int, int], place))
+        top, left, high, wide = cast(tuple[int, int, int, int], place)
+        colours, there = layers[0][..., :3].copy(), layers[0][..., 3] > 0
+        for layer in layers[1:]:
+            np.copyto(colours, layer[..., :3], where=layer[..., 3:] > 0)
+            there = there | (layer[..., 3] > 0)
+        # A block of cells that have a colour at a time; rows that are alike are taken together.
+        starts = [0, *(np.flatnonzero((there[1:] != there[:-1]).any(1)) + 1).tolist(), len(there)]
+        for rows in starmap(slice, pairwise(starts)):
+            for columns in runs(there[rows.start]):
+                block = colours[rows, columns].repeat(wide, 1)
+                spot = pixels[top + rows.start * high : top + rows.stop * high, left + columns.start * wide :]
+                spot[:, : block.shape[1]].reshape(-1, high, *block.shape[1:])[:] = block[:, None]
     return True
 
 
@@ -118,26 +127,6 @@ def _place(ax: Axes, cells: tuple[int, ...], height: int) -> tuple[int, int, int
     place = np.array([height - box.y1, box.x0, box.height / cells[0], box.width / cells[1]])
     whole = np.rint(place)
     return tuple(whole.astype(int).tolist()) if np.allclose(place, whole, atol=1e-6) else None
-
-
-def _press_cells(pixels: np.ndarray, layers: Sequence[np.ndarray], place: tuple[int, int, int, int]) -> None:
-    """Colours of cells (each rows x columns x 4), one over the other, block by block of cells that have a colour."""
-    top, left, high, wide = place
-    colours, there = layers[0][..., :3].copy(), layers[0][..., 3] > 0
-    for layer in layers[1:]:
-        np.copyto(colours, layer[..., :3], where=layer[..., 3:] > 0)
-        there = there | (layer[..., 3] > 0)
-    for rows, columns in _blocks(there):
-        block = colours[rows, columns].repeat(wide, 1)
-        spot = pixels[top + rows.start * high : top + rows.stop * high, left + columns.start * wide :]
-        spot[:, : block.shape[1]].reshape(-1, high, *block.shape[1:])[:] = block[:, None]
-
-
-def _blocks(there: np.ndarray) -> Iterator[tuple[slice, slice]]:
-    """Rectangles (rows, columns) of what is there; rows that are alike are taken together."""
-    starts = [0, *(np.flatnonzero((there[1:] != there[:-1]).any(1)) + 1).tolist(), len(there)]
-    for rows in starmap(slice, pairwise(starts)):
-        yield from ((rows, columns) for columns in runs(there[rows.start]))
 
 
 def runs(there: Sequence[bool] | np.ndarray) -> Iterator[slice]:
@@ -197,11 +186,10 @@ def encode_png(pixels: np.ndarray, dpi: int, facts: Mapping[str, str] = {}) -> b
         (b"IDAT", zlib.compress(lines.data, PNG_ZLIB_LEVEL)),
         (b"IEND", b""),
     )
-    return b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(name, body) for name, body in chunks)
-
-
-def _chunk(name: bytes, body: bytes) -> bytes:
-    return struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
+    data = b"\x89PNG\r\n\x1a\n"
+    for name, body in chunks:
+        data += struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
+    return data
 
 
 BEYOND = 16  # pixels around artists: tick marks, and ink outside a letter's own box
@@ -332,13 +320,9 @@ class Reused:
 
     def pixels(self) -> np.ndarray:
         """The figure as it is now, height x width x 3 of uint8."""
-        self.blank()
+        self.buffer[:] = self.background
         self.draw()
         return drawn_pixels(self.figure)
-
-    def blank(self) -> None:
-        """Put back on the canvas what is drawn once."""
-        self.buffer[:] = self.background
 
     def draw(self) -> None:
         """Draw the live artists over what the canvas holds."""
