@@ -180,16 +180,74 @@ def gated_projections(loaded: LoadedModel, ids: Sequence[int] | Tensor, **inputs
     if not calls_interface(loaded.model):
         return {}
     reads = ids if isinstance(ids, Tensor) else torch.tensor([list(ids)], device=loaded.device)
-    passes = _Scaled(loaded, reads, inputs)
-    first, second = passes.given(intact=True), passes.given(intact=False)
+    gave: dict[nn.Module, Any] = {}
+    factor_HV: dict[nn.Module, Tensor] = {}
+    first, second = (_given_parts(loaded.model, reads, inputs, gave, factors) for factors in (None, factor_HV))
+
+    # The second input must be the first times the factors, but for one factor per token and head.
+    def scales(attention: nn.Module, before_BTHV: Tensor, after_BTHV: Tensor) -> bool:
+        expected_BTHV = before_BTHV.float() * factor_HV[attention].float()
+        size = expected_BTHV.square().sum(-1, keepdim=True)
+        along = (after_BTHV.float() * expected_BTHV).sum(-1, keepdim=True) / size.masked_fill(size == 0, torch.inf)
+        error = relative_error(along * expected_BTHV, after_BTHV.float())
+        return float(error) <= tolerance(before_BTHV.dtype)[1]
+
     projections = {}
     for attention, inputs_of in first.items():
         for part, before in reversed(inputs_of.items()):  # what is nearest to the module's output first
             after = second.get(attention, {}).get(part)
-            if after is not None and passes.scales(attention, before, after) and _is_linear(part, before.flatten(-2)):
+            if after is not None and scales(attention, before, after) and _is_linear(part, before.flatten(-2)):
                 projections[attention] = part
                 break
     return projections
+
+
+def _given_parts(
+    model: nn.Module,
+    ids: Tensor,
+    inputs: dict[str, Any],
+    gave: dict[nn.Module, Any],
+    factor_HV: dict[nn.Module, Tensor] | None,
+) -> dict[nn.Module, dict[nn.Module, Tensor]]:
+    """What the parts of each attention module were given after its call, of as many numbers as the heads give.
+
+    factor_HV: where there is such, each number that a head gives is multiplied by its own factor, which is put there.
+    gave: what every attention module gave in an earlier pass, which it gives again, so that the layers after it change
+    nothing; filled in the first.
+    """
+    inputs_of: dict[nn.Module, dict[nn.Module, Tensor]] = {}
+    calls: dict[nn.Module, Tensor] = {}
+    twice: set[nn.Module] = set()
+
+    # Of a module that attends twice in a layer it would not be known which call its parts are given.
+    def change(call: AttentionCall) -> Tensor | None:
+        output_BTHV = call.output_BQHV
+        assert output_BTHV is not None
+        twice.update({call.module} & calls.keys())
+        calls[call.module] = output_BTHV
+        if factor_HV is None:
+            return None
+        drawn = torch.rand(output_BTHV.shape[-2:], generator=torch.Generator().manual_seed(0)) + 0.5
+        factor_HV[call.module] = drawn.to(output_BTHV)
+        return output_BTHV * factor_HV[call.module]
+
+    def watch(attention: nn.Module) -> Any:
+        def before(module: nn.Module, args: tuple[Any, ...]) -> None:
+            heads, x = calls.get(attention), args[0] if args else None
+            if heads is not None and isinstance(x, Tensor) and x.numel() == heads.numel():
+                inputs_of.setdefault(attention, {})[module] = x.reshape(heads.shape).clone()
+
+        return before
+
+    def after(attention: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        return gave.setdefault(attention, output) if attention in calls else None
+
+    attentions = attention_modules(model)
+    hooks = [part.register_forward_pre_hook(watch(outer)) for outer in attentions for part in weighted(outer)]
+    hooks += [attention.register_forward_hook(after) for attention in attentions]
+    with temporary(hooks):
+        listen(model, ids, lambda call: None, engine=UNCHECKED, change=change, **inputs)
+    return {attention: parts for attention, parts in inputs_of.items() if attention not in twice}
 
 
 def plain_and_gated(
@@ -234,65 +292,6 @@ class ProjectionInputs:
                 yield
             finally:
                 self._waiting.clear()
-
-
-class _Scaled:
-    """Two passes of a model, in the second of which each number that a head gives is multiplied by its own factor.
-
-    Every attention module gives in the second pass what it gave in the first, so that the layers after it change
-    nothing.
-    """
-
-    def __init__(self, loaded: LoadedModel, ids: Tensor, inputs: dict[str, Any]) -> None:
-        self._model, self._ids, self._inputs = loaded.model, ids, inputs
-        self._factor_HV: dict[nn.Module, Tensor] = {}
-        self._gave: dict[nn.Module, Any] = {}
-
-    def given(self, intact: bool) -> dict[nn.Module, dict[nn.Module, Tensor]]:
-        """What the parts of each attention module were given after its call, of as many numbers as the heads give."""
-        inputs_of: dict[nn.Module, dict[nn.Module, Tensor]] = {}
-        calls: dict[nn.Module, Tensor] = {}
-        twice: set[nn.Module] = set()
-
-        # Of a module that attends twice in a layer it would not be known which call its parts are given.
-        def change(call: AttentionCall) -> Tensor | None:
-            assert call.output_BQHV is not None
-            twice.update({call.module} & calls.keys())
-            calls[call.module] = call.output_BQHV
-            return None if intact else call.output_BQHV * self._factor(call.module, call.output_BQHV)
-
-        def watch(attention: nn.Module) -> Any:
-            def before(module: nn.Module, args: tuple[Any, ...]) -> None:
-                heads, x = calls.get(attention), args[0] if args else None
-                if heads is not None and isinstance(x, Tensor) and x.numel() == heads.numel():
-                    inputs_of.setdefault(attention, {})[module] = x.reshape(heads.shape).clone()
-
-            return before
-
-        # The second pass gets the first one's outputs, so that each layer is given the same in both.
-        def after(attention: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-            return self._gave.setdefault(attention, output) if attention in calls else None
-
-        attentions = attention_modules(self._model)
-        hooks = [part.register_forward_pre_hook(watch(outer)) for outer in attentions for part in weighted(outer)]
-        hooks += [attention.register_forward_hook(after) for attention in attentions]
-        with temporary(hooks):
-            listen(self._model, self._ids, lambda call: None, engine=UNCHECKED, change=change, **self._inputs)
-        return {attention: parts for attention, parts in inputs_of.items() if attention not in twice}
-
-    def scales(self, attention: nn.Module, before_BTHV: Tensor, after_BTHV: Tensor) -> bool:
-        """Whether the second input is the first times the factors, but for one factor per token and head."""
-        expected_BTHV = before_BTHV.float() * self._factor_HV[attention].float()
-        size = expected_BTHV.square().sum(-1, keepdim=True)
-        along = (after_BTHV.float() * expected_BTHV).sum(-1, keepdim=True) / size.masked_fill(size == 0, torch.inf)
-        error = relative_error(along * expected_BTHV, after_BTHV.float())
-        return float(error) <= tolerance(before_BTHV.dtype)[1]
-
-    def _factor(self, attention: nn.Module, like_BTHV: Tensor) -> Tensor:
-        if attention not in self._factor_HV:
-            drawn = torch.rand(like_BTHV.shape[-2:], generator=torch.Generator().manual_seed(0)) + 0.5
-            self._factor_HV[attention] = drawn.to(like_BTHV)
-        return self._factor_HV[attention]
 
 
 def weighted(module: nn.Module) -> list[nn.Module]:

@@ -101,7 +101,12 @@ class WindowedTower:
     def __init__(self, patches: Sequence[Sequence[int]], engine: Engine, on_call: OnCall) -> None:
         self.patches, self.engine, self.on_call = patches, engine, on_call
         self.order_T = torch.tensor(list(chain(*patches)))
-        self.groups = of_equal_size(patches)
+        by_size: dict[
+            tuple[int, bool], list[int]
+        ] = {}  # the numbers of the windows of a size; that of patch 0 is alone
+        for number, part in enumerate(patches):
+            by_size.setdefault((len(part), 0 in part), []).append(number)
+        self.groups = [(numbers, torch.tensor([patches[number] for number in numbers])) for numbers in by_size.values()]
         self.waiting: dict[nn.Module, list[PendingCall]] = {}
 
     def run(self, place: CallSite, spec: AttentionSpec, own: OriginalAttention) -> tuple[Tensor, CallCheck | None]:
@@ -150,15 +155,3 @@ def _checks_by_size(every: Sequence[PendingCall]) -> list[CallCheck]:
     for call in every:
         by_size.setdefault(call.spec.q_BHQD.shape[2], []).append(call)
     return [_as_batch(calls)[1] for calls in by_size.values()]
-
-
-def of_equal_size(patches: Sequence[Sequence[int]]) -> list[tuple[list[int], Tensor]]:
-    """The numbers of the windows of each size and their patches, (W, N); the window of patch 0 is alone.
-
-    >>> [(numbers, patch_WN.shape) for numbers, patch_WN in of_equal_size([[0, 1], [2, 3], [4, 5], [6]])]
-    [([0], torch.Size([1, 2])), ([1, 2], torch.Size([2, 2])), ([3], torch.Size([1, 1]))]
-    """
-    by_size: dict[tuple[int, bool], list[int]] = {}
-    for number, part in enumerate(patches):
-        by_size.setdefault((len(part), 0 in part), []).append(number)
-    return [(numbers, torch.tensor([patches[number] for number in numbers])) for numbers in by_size.values()]
