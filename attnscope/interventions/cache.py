@@ -330,25 +330,22 @@ class KeptShares(Intervention):
         def change(call: AttentionCall, output_BQHV: Tensor) -> Tensor:
             heads = self.cache.heads.get(call.layer, ())
             if call.stack == self.cache.stack and heads and not call.call:  # one that attends twice is read once
-                spec = spec_of(call, output_BQHV)
+                # Of every text and head; a row that sees nothing loses nothing.
+                spec, sizes = spec_of(call, output_BQHV), (len(texts), len(heads))
+                every_E2 = torch.cartesian_prod(*(torch.arange(size, device=spec.device) for size in sizes))
+                ends = tuple(self.cache.ends[text] for text in texts)
+                budgeted = BudgetedHeads(spec, heads, ends, *every_E2.view(-1, 2).T)
                 for kind in self.kinds:
-                    share_BP = self._shares(spec, heads, kind, texts)
-                    for text, share_P in zip(texts, share_BP, strict=True):
+                    dropped = policy_of(kind).over(budgeted)
+                    total_E, rows_E = torch.zeros(len(every_E2)), torch.zeros(len(every_E2))
+                    for block in RowsAgain(spec, heads).blocks(padded(self.cache.rows([kind], texts), spec.device)):
+                        seen_ErK, there_Er = budgeted.of(block.seen_NPrK), (budgeted.query_Er(block) >= 0).cpu()
+                        kept_Er = (seen_ErK & ~dropped(block)).sum(-1).cpu().double()
+                        count_Er = seen_ErK.sum(-1).cpu()
+                        share_Er = torch.where(count_Er > 0, kept_Er / count_Er.clamp_min(1), 1.0)
+                        total_E, rows_E = total_E + (share_Er * there_Er).sum(-1), rows_E + there_Er.sum(-1)
+                    for text, share_P in zip(texts, (total_E / rows_E).view(sizes), strict=True):
                         self.on_kept(kind, text, call.layer, share_P)
             return output_BQHV
 
         return change
-
-    def _shares(self, spec: AttentionSpec, heads: tuple[int, ...], kind: str, texts: Sequence[int]) -> Tensor:
-        every_E2 = torch.cartesian_prod(*(torch.arange(size, device=spec.device) for size in (len(texts), len(heads))))
-        ends = tuple(self.cache.ends[text] for text in texts)
-        budgeted = BudgetedHeads(spec, heads, ends, *every_E2.view(-1, 2).T)
-        dropped = policy_of(kind).over(budgeted)
-        total_E, rows_E = torch.zeros(len(every_E2)), torch.zeros(len(every_E2))
-        for block in RowsAgain(spec, heads).blocks(padded(self.cache.rows([kind], texts), spec.device)):
-            seen_ErK, there_Er = budgeted.of(block.seen_NPrK), (budgeted.query_Er(block) >= 0).cpu()
-            kept_Er = (seen_ErK & ~dropped(block)).sum(-1).cpu().double()
-            count_Er = seen_ErK.sum(-1).cpu()
-            share_Er = torch.where(count_Er > 0, kept_Er / count_Er.clamp_min(1), 1.0)
-            total_E, rows_E = total_E + (share_Er * there_Er).sum(-1), rows_E + there_Er.sum(-1)
-        return (total_E / rows_E).view(len(texts), len(heads))
