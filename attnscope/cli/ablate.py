@@ -170,8 +170,7 @@ def print_answer(record: Any, on: On, measured: Measured) -> int:
         sheet, told = ANSWERS[kind]
         output.emit_first(table, on, format, lambda: sheet(record, on.shown), measured.quiet)
         lines = told(record)
-    for line in lines:
-        output.log(line, measured.quiet)
+    output.log_lines(lines, measured.quiet)
     return 0
 
 

@@ -9,7 +9,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnscope.cli import output
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
     from attnscope.cli.options import Writing
-    from attnscope.corpus.folder import DatasetOutput, Failure, Job
+    from attnscope.corpus.folder import Failure, Job
     from attnscope.corpus.pipeline import Tally
     from attnscope.corpus.records import Corpus
 
@@ -63,8 +62,12 @@ def batch(asked: BatchRun) -> int:
         with unwinding(), output.progress("summary", len(summarised(job.output)), asked.quiet) as advance:
             path = write_summary(asked.out, job.output, advance)
         output.log(f"means over the texts in {path}", asked.quiet)
-    after = next_command(asked.out, job.output) if asked.out and outcome.measured else ""
-    output.log(after, asked.quiet or not after or outcome.tally.stopped)
+    # What ranks the heads of the dataset over its texts, where anything of heads is written.
+    tables, spans = job.output.tables, job.output.spans
+    if asked.out and outcome.measured and ("heads" in tables or spans) and not outcome.tally.stopped:
+        named = "" if "heads" in tables else f" --query {spans[-1]} --key {spans[0]}"
+        command = f"attnscope heads {shlex.quote(str(asked.out))}{named}"
+        output.log(f"heads ranked over these texts: {command}", asked.quiet)
     return code
 
 
@@ -80,7 +83,7 @@ def _to_folder(asked: BatchRun, job: Job, corpus: Corpus, stop: GracefulStop, no
         asked.out,
         asked.held() | {"atlas": job.output.about["atlas"], "model": f"{asked.model} ({identity})"},
         cluster=asked.cluster(),
-        workers=drawing_processes() if asked.figure_kinds else 0,
+        workers=max(1, (os.cpu_count() or 2) // 2) if asked.figure_kinds else 0,  # a core or more runs the model
         stop=stop,
         note=note,
     )
@@ -111,15 +114,6 @@ def _to_stdout(asked: BatchRun, job: Job, corpus: Corpus, stop: GracefulStop, no
     return Outcome(tally, tally.items, tally.failed, tally.first_failures, lacking=tally.lacking, targets=tally.targets)
 
 
-def drawing_processes() -> int:
-    """Processes that draw, while one core or more runs the model."""
-    return max(1, (os.cpu_count() or 2) // 2)
-
-
-A_MINUTE = 60.0
-STDIN = "-"
-
-
 def graceful_stop() -> GracefulStop:
     """A stop after the batch at hand, which is announced on stderr."""
     return GracefulStop(lambda: output.log("stopping after this batch; interrupt again to stop at once", False))
@@ -140,7 +134,14 @@ class RunProgress:
         sizes = [file.size for file in find_files(self.corpus)]
         self._size = None if None in sizes else sum(size or 0 for size in sizes)
         if sys.stderr.isatty() and not self.quiet:
-            self._bar = _bar(self._size)
+            from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+            # Over the bytes of the corpus; without a size it only says what was done.
+            size: list[Any] = [BarColumn(), TimeRemainingColumn()] if self._size else []
+            console = output.console(sys.stderr)
+            columns = [TextColumn("{task.description}"), *size]
+            self._bar = Progress(*columns, console=console, transient=True, redirect_stdout=False)
+            self._bar.add_task("loading the model, then measuring the first texts", total=None)
             self._bar.start()
         return self
 
@@ -155,32 +156,18 @@ class RunProgress:
             size = self._size if tally.read else None  # a cluster does not say how much it has read
             said = _rates(tally, now - self._start)
             self._bar.update(self._bar.task_ids[0], total=size, completed=tally.read, description=said)
-        elif not self.quiet and now - self._said >= A_MINUTE:
+        elif not self.quiet and now - self._said >= 60.0:
             self._said = now
-            output.log(progress_line(tally, now - self._start, self._size), False)
-
-
-def _bar(size: int | None) -> Progress:
-    """Rich's progress over the bytes of the corpus; without a size it only says what was done."""
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns: list[Any] = [TextColumn("{task.description}"), *([BarColumn(), TimeRemainingColumn()] if size else [])]
-    bar = Progress(*columns, console=output.console(sys.stderr), transient=True, redirect_stdout=False)
-    bar.add_task("loading the model, then measuring the first texts", total=None)
-    return bar
-
-
-def progress_line(tally: Tally, seconds: float, size: int | None) -> str:
-    """`1,200 texts  85 texts/s  8,300 tokens/s  3 failed  0:02:10 left`."""
-    left = f"  {output.clock(seconds * max(0.0, size / tally.read - 1))} left" if size and tally.read else ""
-    return _rates(tally, seconds) + left
+            left = (now - self._start) * max(0.0, self._size / tally.read - 1) if self._size and tally.read else None
+            line = _rates(tally, now - self._start)
+            output.log(line if left is None else f"{line}  {output.clock(left)} left", False)
 
 
 def _rates(tally: Tally, seconds: float) -> str:
+    """`1,200 texts  85 texts/s  8,300 tokens/s  3 failed`."""
     failed = f"  {tally.failed:,} failed" if tally.failed else ""
-    return (
-        f"{tally.texts:,} texts  {tally.texts / seconds:,.0f} texts/s  {tally.tokens / seconds:,.0f} tokens/s{failed}"
-    )
+    rates = f"{tally.texts / seconds:,.0f} texts/s  {tally.tokens / seconds:,.0f} tokens/s"
+    return f"{tally.texts:,} texts  {rates}{failed}"
 
 
 @dataclass(frozen=True)
@@ -210,23 +197,23 @@ def ending(outcome: Outcome, corpus: Corpus, stop: GracefulStop, writing: Writin
     tally = outcome.tally
     if not tally.stopped:
         check_items(outcome.items, corpus)
-    output.log(_done(outcome, f" in {writing.out}" if writing.out else ""), writing.quiet)
+    # What this run measured, and what was there before it.
+    before, where = outcome.before, f" in {writing.out}" * bool(writing.out)
+    there = f"; {several(before, 'text')} {'were' if before > 1 else 'was'} there already" * bool(before)
+    done = f"{several(tally.texts, 'text')}, {several(tally.tokens, 'token')} measured{where}{there}"
+    output.log(done if tally.items or not before else f"all {before:,} are there already{where}", writing.quiet)
     for name, texts in sorted(outcome.lacking.items()):  # a run that goes on counts them in another order
-        output.log(
-            f"span {name!r} is not in {texts:,} of {several(outcome.before + tally.texts, 'text')}", writing.quiet
-        )
+        output.log(f"span {name!r} is not in {texts:,} of {several(before + tally.texts, 'text')}", writing.quiet)
     if cut := outcome.targets.get("cut"):
         from attnscope.hooks.generation import MOST_MADE
 
         made = several(outcome.targets["generated"], "generated target")
         output.log(f"{cut:,} of {made} cut at {MOST_MADE} tokens, or at as many as the decoder reads", writing.quiet)
     reasons = [f"{one.file}{f', line {one.line}' * (one.line is not None)}: {one.reason}" for one in outcome.first]
-    if outcome.failed and writing.out:
-        listed = f"the first {reasons[0]}; all in {writing.out}/failures.jsonl"
-        output.log(f"{several(outcome.failed, 'item')} failed, {listed}", False)
-    elif outcome.failed:
-        output.log(f"{several(outcome.failed, 'item')} failed", False)
-        for reason in reasons:
+    if outcome.failed:
+        listed = f", the first {reasons[0]}; all in {writing.out}/failures.jsonl" if writing.out else ""
+        output.log(f"{several(outcome.failed, 'item')} failed{listed}", False)
+        for reason in reasons if not writing.out else ():
             output.log(f"failed: {reason}", False)
     if tally.stopped:
         output.log("stopped; the same command resumes from here", writing.quiet)
@@ -234,27 +221,10 @@ def ending(outcome: Outcome, corpus: Corpus, stop: GracefulStop, writing: Writin
     return 1 if outcome.failed else 0
 
 
-def _done(outcome: Outcome, where: str) -> str:
-    """What this run measured, and what was there before it."""
-    tally, before = outcome.tally, outcome.before
-    if not tally.items and before:
-        return f"all {before:,} are there already{where}"
-    there = f"; {several(before, 'text')} {'were' if before > 1 else 'was'} there already" * bool(before)
-    return f"{several(tally.texts, 'text')}, {several(tally.tokens, 'token')} measured{where}{there}"
-
-
-def next_command(folder: Path, written: DatasetOutput) -> str:
-    """What ranks the heads of a dataset over its texts; empty where nothing of heads is written."""
-    if "heads" not in written.tables and not written.spans:
-        return ""
-    spans = "" if "heads" in written.tables else f" --query {written.spans[-1]} --key {written.spans[0]}"
-    return f"heads ranked over these texts: attnscope heads {shlex.quote(str(folder))}{spans}"
-
-
 def check_items(items: int, corpus: Corpus) -> None:
     """Raise InputError where a corpus has no item: a pipe that broke before us, or the wrong file."""
     if not items:
-        names = ", ".join("standard input" if name == STDIN else name for name in corpus.sources)
+        names = ", ".join("standard input" if name == "-" else name for name in corpus.sources)
         raise InputError(f"there is no text in {names}", "give a corpus with at least one line")
 
 
@@ -269,12 +239,11 @@ def dry_run(job: Job, corpus: Corpus) -> int:
 
     found = estimate(job, corpus)
     check_items(found.items, corpus)
-    counts = ("items", "texts", "tokens", "failed", "shards")
     lines = {
         "model": found.model,
         "device": f"{found.device} {found.dtype}",
         "files": found.files,
-        **{name: getattr(found, name) for name in counts},
+        **{name: getattr(found, name) for name in ("items", "texts", "tokens", "failed", "shards")},
         "tables": ", ".join(job.output.names),
         "tokens per batch": found.batch_tokens,
         "output, about": f"{found.output_bytes / 2**20:,.0f} MiB",

@@ -85,7 +85,7 @@ def compare(asked: Sides, room: Room, selected: Selected, top: Top, printing: Di
     """
     format = output.wanted_format(printing.format)
 
-    from attnscope.cli.single import load_model, say
+    from attnscope.cli.single import load_model
     from attnscope.export.manifest import AROUND
 
     texts, loaded = texts_of(asked, printing), load_model(asked, printing)
@@ -112,7 +112,7 @@ def compare(asked: Sides, room: Room, selected: Selected, top: Top, printing: Di
         force=printing.force,
         maps=printing.out is not None,
         tell=output.TerminalProgress(printing.quiet),
-        ready=lambda run: say((*run_lines(run), *target_lines(run)), printing.quiet),
+        ready=lambda run: output.log_lines((*run_lines(run), *target_lines(run)), printing.quiet),
     )
     # Files first: a reader of stdout that goes away takes nothing from the folder.
     comparison = held.found
@@ -178,6 +178,5 @@ def report(comparison: Comparison, quiet: bool) -> int:
             output.log(f"no {name}head differs", quiet)
         elif min(differing) > min(layers):
             output.log(f"no {name}head differs before layer {min(differing)}", quiet)
-    for line in comparison.failures:
-        output.log(f"does not hold: {line}", quiet=False)
+    output.log_lines((f"does not hold: {line}" for line in comparison.failures), quiet=False)
     return 1 if comparison.failures else 0

@@ -97,8 +97,7 @@ def dataset_heads(context: typer.Context, folder: Path, asked: Ranked, printing:
     emitted = found.table(order), asked.top, format, lambda: sheet, printing.quiet, printing.spreadsheet
     output.emit_first(*emitted)
     if format == "table":
-        for line in [*open_ends(found, shown, sort), *dataset_legend(dataset, sheet.columns)]:
-            output.log(line, printing.quiet)
+        output.log_lines([*open_ends(found, shown, sort), *dataset_legend(dataset, sheet.columns)], printing.quiet)
     return 0
 
 

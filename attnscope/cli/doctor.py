@@ -136,22 +136,15 @@ def _tilde(path: str) -> str:
 
 
 def _sheet(facts: dict[str, Any]) -> RichTable:
+    """A line for a person of each fact."""
     from rich.table import Table
     from rich.text import Text
 
-    sheet = Table.grid(padding=(0, 2))
-    for name, line in _lines(facts):
-        sheet.add_row(Text(name, style="dim"), Text(line))
-    return sheet
-
-
-def _lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
-    """A line for a person of each fact."""
     cache, threads = facts["cache"], facts["threads"]
     fonts = {script: font or "none, labelled by position" for script, font in facts["fonts"].items()}
     kernels = facts["kernels"]
     header = "Python.h" if kernels["python_header"] else "no Python.h"
-    return [
+    lines = [
         ("python", f"{facts['python']}, {facts['system']}"),
         *facts["versions"].items(),
         *((device["device"], f"{device['name']}, {_size(device['free_bytes'])} free") for device in facts["devices"]),
@@ -165,6 +158,10 @@ def _lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ),
         *facts["environment"].items(),
     ]
+    sheet = Table.grid(padding=(0, 2))
+    for name, line in lines:
+        sheet.add_row(Text(name, style="dim"), Text(line))
+    return sheet
 
 
 def _size(count: int | None) -> str:

@@ -132,7 +132,13 @@ def _keys(arrays: Sequence[Numbers], step: Step, explanation: Explanation) -> Ta
     """What the query makes of each key: one row per key, one column per array; more than 12 keys are shortened."""
     query, labels, kept = explanation.query, explanation.labels, _kept(explanation)
     columns = [(array, array.values[query] if array.axes[0] == "query" else array.values) for array in arrays]
-    terms = _terms(step, query)
+    # A score is spelled out, `0·1 + 2·(−1)`, where the vectors are short enough to be shown whole.
+    numbers, terms = {array.name: array.values for array in step.numbers}, list[str]()
+    if {"q", "k"} <= set(numbers) and numbers["q"].shape[1] <= FIRST:
+        pairs = (zip(numbers["q"][query], k_D, strict=True) for k_D in numbers["k"])
+        terms = [
+            " + ".join(f"{_number(a)}·{f'({_number(b)})' if b < 0 else _number(b)}" for a, b in one) for one in pairs
+        ]
     shown = _table(_right("key"), "token", *(_key_column(*column) for column in columns))
     if terms:
         shown.columns[-1].justify = "left"
@@ -146,7 +152,10 @@ def _keys(arrays: Sequence[Numbers], step: Step, explanation: Explanation) -> Ta
         shown.add_row(str(key), Text(_short(labels[key])), *map(Text, row), style=style)
     rest = np.setdiff1d(np.arange(len(labels)), kept)
     if len(rest):
-        shown.add_row("", _rest(rest, explanation), *_sums(columns, rest), style="dim")
+        hidden = int((~explanation.visible_QK[query, rest]).sum())  # which the query cannot see
+        some = f", {hidden} of them hidden" if hidden < len(rest) else ", hidden"
+        more = f"… {len(rest)} more{some * bool(hidden)}"
+        shown.add_row("", more, *_sums(columns, rest), style="dim")
     sums = _sums(columns, np.arange(len(labels)))
     if any(sums):
         shown.add_section()
@@ -170,30 +179,9 @@ def _entry(value: np.ndarray | np.generic) -> str:
     return _cell(np.asarray(value)[:IN_COLUMN] if shortened else value)
 
 
-def _terms(step: Step, query: int) -> list[str]:
-    """A score spelled out, `0·1 + 2·(−1)`, where the vectors are short enough to be shown whole."""
-    arrays = {array.name: array.values for array in step.numbers}
-    if not {"q", "k"} <= set(arrays) or arrays["q"].shape[1] > FIRST:
-        return []
-    return [
-        " + ".join(
-            f"{_number(a)}·{f'({_number(b)})' if b < 0 else _number(b)}"
-            for a, b in zip(arrays["q"][query], k_D, strict=True)
-        )
-        for k_D in arrays["k"]
-    ]
-
-
 def _sums(columns: Sequence[tuple[Numbers, np.ndarray]], keys: np.ndarray) -> list[str]:
     """The sum over these keys in the columns that add up to something."""
     return [_entry(values[keys].sum(0)) if array.name in SUMMED else "" for array, values in columns]
-
-
-def _rest(keys: np.ndarray, explanation: Explanation) -> str:
-    """How many keys are not shown, and how many of them the query cannot see."""
-    hidden = int((~explanation.visible_QK[explanation.query, keys]).sum())
-    some = f", {hidden} of them hidden" if hidden < len(keys) else ", hidden"
-    return f"… {len(keys)} more{some if hidden else ''}"
 
 
 def _kept(explanation: Explanation) -> list[int]:
@@ -246,14 +234,8 @@ def _length(row_D: np.ndarray) -> str:
 
 
 def _table(*columns: Column | str, title: str = "") -> Table:
-    return Table(
-        *columns,
-        box=SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-        pad_edge=False,
-        show_edge=False,
-        title=Text(title) if title else None,
-    )
+    shown = Text(title) if title else None
+    return Table(*columns, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False, title=shown)
 
 
 def _right(header: str) -> Column:

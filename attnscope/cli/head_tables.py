@@ -52,7 +52,10 @@ def heads_table(seen: Observation, shown: Sequence[Head], sort: str, width: int)
 
     # The relation gives up room before a metric does, down to a few words.
     relation, weight = Column(RELATION, align="left", fit="cut"), Column("weight", cells.score)
-    which = which_columns(seen, roles=width >= NARROW)
+    # Head, kv head where that is not the head itself, and role; those of an atlas where they have room.
+    heads, kv_heads = seen.columns.head, seen.columns.kv_head
+    which = [Column("head", align="left"), *[Column("kv")] * bool(((heads >= 0) & (heads != kv_heads)).any())]
+    which += [Column(ROLES if seen.atlas else "role", align="left")] * (width >= NARROW or not seen.atlas)
     if any(head.near_uniform for head in shown):
         which.append(Column("unif"))
     room = width - sum(column.width(rows) for column in (*which, weight))
@@ -72,7 +75,7 @@ def heads_table(seen: Observation, shown: Sequence[Head], sort: str, width: int)
     return HeadsTable(Sheet(rows, marked, dim=len(shown)), hidden)
 
 
-def head_row(seen: Observation, head: Head, between: str = " ") -> Row:
+def head_row(seen: Observation, head: Head, between: str) -> Row:
     """What the columns show of a head; between: what is between the roles of an atlas."""
     relation, stack = head.strongest, seen.of(head.stack)
     return {
@@ -102,14 +105,6 @@ def uniform_rows(seen: Observation, shown: Sequence[Head]) -> list[tuple[str, di
     if len({tuple(map(cells.score, scores.values())) for scores in found.values()}) == 1:
         return [("", next(iter(found.values())))]
     return list(found.items())
-
-
-def which_columns(seen: Observation, roles: bool = True) -> list[Column]:
-    """Head, kv head where that is not the head itself, and role; roles: whether those of an atlas have room."""
-    columns = [Column("head", align="left")]
-    columns += [Column("kv")] * bool(((seen.columns.head >= 0) & (seen.columns.head != seen.columns.kv_head)).any())
-    columns += [Column(ROLES if seen.atlas else "role", align="left")] * (roles or not seen.atlas)
-    return columns
 
 
 def score_columns(seen: Observation) -> list[Column]:

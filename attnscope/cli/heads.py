@@ -258,12 +258,10 @@ def _print(
     else:
         table = heads_table(seen, shown, order, output.width())
         output.show(table.sheet)
-        for line in legend(table, shown):
-            output.log(line, printing.quiet)
+        output.log_lines(legend(table, shown), printing.quiet)
         rest = ranking.rest(len(shown), len(seen.kept_heads()), "heads shown")
         lines = [*rest, *without_attention(seen), *lines]
-    for line in lines:
-        output.log(line, printing.quiet)
+    output.log_lines(lines, printing.quiet)
 
 
 def over_picture(asked: TextRun, entries: MeasuredEntries, question: Question, drawing: Drawing) -> bool:

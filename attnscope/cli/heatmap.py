@@ -17,7 +17,7 @@ from attnscope.cli.groups import SETTING, build, command_line, of_run, option_gr
 from attnscope.cli.heads import GROUPS as OF_HEADS
 from attnscope.cli.heads import MeasuredEntries, Ranking, over_picture
 from attnscope.cli.options import Config, Exporting, Question, TextRun
-from attnscope.cli.single import Show, draw, export_text, first_heads, observe_text, report_checks, stream
+from attnscope.cli.single import FEW, Show, draw, export_text, observe_text, report_checks, stream
 from attnscope.errors import UsageError, visible
 from attnscope.utils.folders import PICTURES
 from attnscope.utils.signals import unwinding
@@ -142,7 +142,8 @@ def heatmap(
         named = entries.select is not None or pictures.file is not None or "heads" not in kinds
         output.log("heads are drawn one by one with --select", pictures.quiet or named)
     if showing.show:
-        draw(seen, seen.kept_heads() if entries.select else first_heads(seen), style, to)
+        by = "focus" if "focus" in seen.columns.scores else None
+        draw(seen, seen.kept_heads() if entries.select else seen.kept_heads(by)[:FEW], style, to)
     return report_checks(seen, pictures.quiet)
 
 
@@ -206,8 +207,7 @@ def redraw(
     # A stop between two files leaves no half of one.
     with unwinding():
         paths = [draw_alone(pictures.file, draw, "name a folder")] if pictures.file else draw(into)
-    for note in notes:
-        output.log(note, pictures.quiet)
+    output.log_lines(notes, pictures.quiet)
     count = "" if pictures.file else f" {len(paths)} file{'s' * (len(paths) > 1)} to"
     output.log(f"wrote{count} {into}", pictures.quiet)
     return paths

@@ -222,24 +222,21 @@ def _sheet(facts: dict[str, Any]) -> Group:
     decodes = any(layer["stack"] == DECODER for layer in facts["attention_layers"])
     head = ["no LM head: no logits"] if decodes and not facts["lm_head"] else []
     packed = [f"quantised ({brief(facts['quantised'])})"] if facts["quantised"] else []
-    parts = [facts["model"], facts["type"], f"{_counted(facts)} layers", size, *packed, positions, *head, *where]
-    title = "  ".join(parts)
-    return Group(title, layers, costs)
-
-
-def _counted(facts: dict[str, Any]) -> str:
-    """How many layers there are; of an encoder-decoder in each stack: `encoder 6, decoder 6, cross 6`."""
+    # Of an encoder-decoder each stack is counted: `encoder 6, decoder 6, cross 6`.
     counts = Counter(layer["stack"] for layer in (*facts["attention_layers"], *facts["layers_without_attention"]))
-    ordered = sorted(counts.items(), key=lambda item: STACKS.index(item[0]))
-    return ", ".join(f"{stack} {count}" for stack, count in ordered) if len(counts) > 1 else str(facts["layers"])
+    counted = ", ".join(f"{stack} {counts[stack]}" for stack in sorted(counts, key=STACKS.index))
+    counted = counted if len(counts) > 1 else str(facts["layers"])
+    parts = [facts["model"], facts["type"], f"{counted} layers", size, *packed, positions, *head, *where]
+    return Group("  ".join(parts), layers, costs)
 
 
 def _runs(facts: dict[str, Any]) -> list[tuple[str, str, tuple[Any, ...]]]:
     """Layers of one shape in a row, together: ("decoder", "0-3", (type, heads, ...))."""
-    shapes = [
-        (layer["stack"], layer["layer"], (_in_words(layer), *(layer[key] for key in SIZES), _window(layer)))
-        for layer in facts["attention_layers"]
-    ]
+    shapes = []
+    for layer in facts["attention_layers"]:
+        kind = " + ".join(filter(None, (layer["type"], layer["parallel"])))  # `full + ssm` of one that computes both
+        sizes = (layer[key] for key in SIZES)
+        shapes.append((layer["stack"], layer["layer"], (kind, *sizes, _window(layer))))
     shapes += [
         (layer["stack"], layer["layer"], (f"{layer['type']}: no attention", *[None] * len(SIZES), None))
         for layer in facts["layers_without_attention"]
@@ -264,8 +261,3 @@ def _window(layer: Mapping[str, Any]) -> str | None:
         return NOT_KNOWN
     sides = " to either side" * layer["keys"].endswith("to either side")
     return layer["window"] and f"{layer['window']}{sides}"
-
-
-def _in_words(layer: Mapping[str, Any]) -> str:
-    """`full`, or `full + ssm` of a layer that computes both."""
-    return " + ".join(filter(None, (layer["type"], layer["parallel"])))

@@ -58,6 +58,5 @@ def keys(asked: TextRun, chosen: Heads, top: Top, printing: Listing) -> int:
     titles = [TOP_KEY if name == "resting" else name for name in table.column_names]
     sheet = partial(relations_sheet, table.rename_columns(titles), top.shown, wrapped=TOP_KEY)
     output.emit_first(table, top, format, sheet, printing.quiet, printing.spreadsheet)
-    for line in LEGEND if format == "table" else ():
-        output.log(line, printing.quiet)
+    output.log_lines(LEGEND if format == "table" else (), printing.quiet)
     return report_checks(seen, printing.quiet)

@@ -31,7 +31,7 @@ from attnscope.utils.signals import unwinding
 if TYPE_CHECKING:
     import pyarrow as pa
     from rich.console import Console, ConsoleOptions, RenderableType
-    from rich.progress import ProgressColumn, Task
+    from rich.progress import Task
     from rich.segment import Segment
     from rich.table import Table as RichTable
     from rich.text import Text
@@ -46,6 +46,12 @@ def log(message: str, quiet: bool) -> None:
     if not quiet:
         with suppress(OSError):  # whoever listened has gone: the data is still wanted
             print(wrapped(in_a_line(message)), file=sys.stderr)  # noqa: T201
+
+
+def log_lines(lines: Iterable[str], quiet: bool) -> None:
+    """Lines to the person, one after the other."""
+    for line in lines:
+        log(line, quiet)
 
 
 def wrapped(message: str) -> str:
@@ -197,42 +203,43 @@ def one_line(text: str) -> Text:
 
 
 @contextmanager
-def _stage_lines(title: str, total: int | None, unit: str) -> Iterator[Callable[[int], None]]:
-    """A stage as lines of JSON on stderr, for a program that shows them."""
-    done, said = 0, 0.0
-
-    def advance(steps: int) -> None:
-        nonlocal done, said
-        signals.again()
-        done, now = done + steps, time.monotonic()
-        if now - said >= STAGE_SECONDS or done == total:
-            said = now
-            log(json.dumps({"stage": title, "done": done, "total": total, "unit": unit}), quiet=False)
-
-    advance(0)
-    yield advance
-
-
-@contextmanager
 def progress(title: str, total: int | None, quiet: bool, unit: str = "") -> Iterator[Callable[[int], None]]:
     """A progress bar on stderr while the block runs, only where stderr is a terminal; yields `advance(steps)`.
 
     title: the stage, such as `drawing`. unit: what is counted. Each step is a place for a signal to be heard that
     something swallowed, see `signals.again`.
     """
-    if os.environ.get(STAGES) == "json":
-        with _stage_lines(title, total, unit) as advance:
-            yield advance
+    if os.environ.get(STAGES) == "json":  # lines on stderr, for a program that shows them
+        done, said = 0, 0.0
+
+        def count(steps: int) -> None:
+            nonlocal done, said
+            signals.again()
+            done, now = done + steps, time.monotonic()
+            if now - said >= STAGE_SECONDS or done == total:
+                said = now
+                log(json.dumps({"stage": title, "done": done, "total": total, "unit": unit}), quiet=False)
+
+        count(0)
+        yield count
         return
     if quiet or not sys.stderr.isatty():
         yield lambda steps: signals.again()
         return
-    from rich.progress import BarColumn, TextColumn
+    from rich.progress import BarColumn, ProgressColumn, TextColumn
     from rich.progress import Progress as Bars
+    from rich.text import Text
+
+    class Clock(ProgressColumn):
+        """`0:02:10 left`, and until that can be estimated how long the stage has taken: `0:00:12 so far`."""
+
+        def render(self, task: Task) -> Text:
+            left = task.time_remaining
+            return Text(f"{clock(task.elapsed or 0.0)} so far" if left is None else f"{clock(left)} left")
 
     columns: list[Any] = [TextColumn("{task.description}", markup=False), BarColumn(None)]
     columns += [TextColumn(f"{{task.completed:,.0f}}/{{task.total:,.0f}} {unit}".rstrip())] if total else []
-    with Bars(*columns, _clock(), console=console(sys.stderr), transient=True) as bar:
+    with Bars(*columns, Clock(), console=console(sys.stderr), transient=True) as bar:
         task = bar.add_task(in_a_line(title), total=total)
 
         def advance(steps: int) -> None:
@@ -267,31 +274,12 @@ class TerminalProgress(Progress):
         return progress(title, total, self.quiet, unit)
 
 
-def _clock() -> ProgressColumn:
-    """`0:02:10 left`, and until that can be estimated how long the stage has taken: `0:00:12 so far`."""
-    from rich.progress import ProgressColumn
-    from rich.text import Text
-
-    class Clock(ProgressColumn):
-        def render(self, task: Task) -> Text:
-            left = task.time_remaining
-            return Text(f"{clock(task.elapsed or 0.0)} so far" if left is None else f"{clock(left)} left")
-
-    return Clock()
-
-
-def estimated(seconds: float) -> str:
-    """What a dry run says of the time: `; about 0:02:10 by the time of one measured batch`."""
-    return f"; about {clock(max(1.0, seconds))} by the time of one measured batch"
-
-
 def clock(seconds: float) -> str:
     """Seconds as 0:02:10."""
     return str(timedelta(seconds=round(seconds)))
 
 
 ROUNDING = {"bfloat16": "0.4 %", "float16": "0.05 %"}  # of a number, at most: half of torch.finfo's eps
-FLOAT32 = "--dtype float32 shows what it is worth"
 
 
 def rounding_notes(facts: Mapping[str, Any], effects: Iterable[float]) -> list[str]:
@@ -303,7 +291,7 @@ def rounding_notes(facts: Mapping[str, Any], effects: Iterable[float]) -> list[s
     spread, dtype = facts["spread"], facts["dtype"]
     if spread is None:
         return []
-    rounded = f"rounding to {dtype} is up to {ROUNDING[dtype]} of each number: {FLOAT32}"
+    rounded = f"rounding to {dtype} is up to {ROUNDING[dtype]} of each number: --dtype float32 shows what it is worth"
     if spread == 0:
         return [f"two intact rows of one pass are equal, but {rounded}"]
     unit = facts["measure"]["unit"].partition(" per ")[0]

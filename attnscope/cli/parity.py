@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Annotated
@@ -15,7 +16,7 @@ from attnscope.cli.groups import option_group
 from attnscope.cli.heads import GROUPS
 from attnscope.cli.options import ModelTexts, Printing, Selected
 from attnscope.cli.output import check_file
-from attnscope.cli.single import prepared, read_given
+from attnscope.cli.single import load_model, read_given
 from attnscope.model.selection import DECODER, prefix
 from attnscope.utils.signals import unwinding
 
@@ -75,9 +76,14 @@ def parity(asked: ModelTexts, selected: Selected, tolerance: Tolerance, printing
 
         text = TEXT
     output.complain_through_talk(printing.quiet)
-    run = prepared(asked, printing, text, selected)
+    loaded = load_model(asked, printing)
 
     from attnscope.api.parity import ParityOptions, checked
+    from attnscope.observe.request import Request
+    from attnscope.observe.run import prepare, run_lines, target_lines
+
+    run = prepare(loaded, replace(asked.ask(text, selected, Request()), engine="eager"))
+    output.log_lines((*run_lines(run), *target_lines(run)), printing.quiet)
 
     compared = ParityOptions(select=selected.select, atol=tolerance.atol, whole=tolerance.whole)
     with output.progress("forward pass and oracle", None, printing.quiet):
@@ -99,10 +105,8 @@ def conclude(report: ParityReport, quiet: bool) -> int:
 
     if report.whole and not report.whole.holds:
         output.log(f"does not hold: {whole_in_words(report.whole)}", quiet=False)
-    for layer in report.failures:
-        output.log(f"does not hold: {in_words(layer, report)}", quiet=False)
-    for layer in report.unchecked:
-        output.log(f"not shown: {in_words(layer, report)}", quiet=False)
+    output.log_lines((f"does not hold: {in_words(layer, report)}" for layer in report.failures), quiet=False)
+    output.log_lines((f"not shown: {in_words(layer, report)}" for layer in report.unchecked), quiet=False)
     if report.quantised:
         output.log("the weights are quantised: rounding is reported, nothing is judged", quiet)
     output.log(f"taken on trust: {report.on_trust}", quiet)
@@ -118,7 +122,13 @@ def verdict(report: ParityReport) -> str:
     from attnscope.certificate.check import whole_in_words
 
     largest, rounding = report.largest(), report.largest("rounding")
-    reached = ", ".join(_reached(report, stack) for stack in report.levels)
+    # How many layers of a stack reached which level, with the stack's name where there are several.
+    stacks = []
+    for stack in report.levels:
+        levels = Counter(layer.level for layer in report.layers if layer.stack == stack)
+        counts = ", ".join(f"{count} at level {level}" for level, count in levels.items())
+        stacks.append(counts if len(report.levels) == 1 else f"{stack} {counts}")
+    reached = ", ".join(stacks)
     parts = [f"parity: {reached}", "no layer was judged"]
     if largest is not None:
         parts = [f"parity {VERDICTS[report.verdict]}: {reached}", f"largest difference {_where(largest, report)}"]
@@ -127,17 +137,10 @@ def verdict(report: ParityReport) -> str:
     if report.whole:
         parts.append(whole_in_words(report.whole))
     if report.too_short:
-        counts = [count for count in (report.source_tokens, report.tokens) if count]
-        count = f"{' and '.join(map(str, counts))} token{'s' * (counts != [1])}"
+        lengths = [count for count in (report.source_tokens, report.tokens) if count]
+        count = f"{' and '.join(map(str, lengths))} token{'s' * (lengths != [1])}"
         parts.append(f"{count} cannot show {', '.join(report.too_short)}")
     return "; ".join(parts)
-
-
-def _reached(report: ParityReport, stack: str) -> str:
-    """How many layers of a stack reached which level, with the stack's name where there are several."""
-    levels = Counter(layer.level for layer in report.layers if layer.stack == stack)
-    counts = ", ".join(f"{count} at level {level}" for level, count in levels.items())
-    return counts if len(report.levels) == 1 else f"{stack} {counts}"
 
 
 def _where(largest: Largest, report: ParityReport) -> str:

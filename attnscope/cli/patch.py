@@ -26,8 +26,7 @@ from attnscope.utils.folders import PICTURES, TABLES
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from attnscope.interventions.spec import Selection
-    from attnscope.studies.patching import PatchedPairs, PatchPlan
+    from attnscope.studies.patching import PatchedPairs
 
 
 @option_group
@@ -94,14 +93,6 @@ class PatchTable(StudyTable):
     ] = None
 
 
-def patch_plan(patches: Patches, beside: BesideOthers, selection: Selection | None) -> PatchPlan:
-    """What is patched, and how that is measured."""
-    from attnscope.studies.patching import PatchPlan
-
-    name = PatchPlan.name if patches.select is None else patches.select
-    return PatchPlan(patches.what, patches.over, selection, name, patches.method, beside.random, beside.seed)
-
-
 RIVER = '"the bank of the river, the bank of the" --corrupted "the bank of the field, the bank of the"'
 EXAMPLES = (
     f'attnscope patch {RIVER} --answer " river" --foil " field" --over heads',
@@ -138,10 +129,12 @@ def patch(paired: Paired, patches: Patches, beside: BesideOthers, table: PatchTa
     asked = questions(paired, text, AskedPair.FIELDS, make, beside.sequences, stdin="jsonl")
 
     from attnscope.api.knockout import chosen_heads
-    from attnscope.studies.patching import PatchStudy
+    from attnscope.studies.patching import PatchPlan, PatchStudy
 
     loaded = load_studied(paired, table)
-    plan = patch_plan(patches, beside, chosen_heads(loaded, patches.select, patches.atlas))
+    heads = chosen_heads(loaded, patches.select, patches.atlas)
+    name = PatchPlan.name if patches.select is None else patches.select
+    plan = PatchPlan(patches.what, patches.over, heads, name, patches.method, beside.random, beside.seed)
     style = look.style(command_line("patch", paired, patches, beside, look))
 
     def draw(record: PatchedPairs, folder: Path) -> list[Path | None]:

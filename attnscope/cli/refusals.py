@@ -25,11 +25,20 @@ def refusal(error: typer.TyperException, arguments: Sequence[str]) -> str:
     """What Typer refuses, in one line with the next step. arguments: the words after `attnscope`."""
     message = " ".join(error.format_message().split()).rstrip(".")
     context, typed = getattr(error, "ctx", None), getattr(error, "option_name", "")
-    if context is None:
-        return _without_value(typed, arguments) or f"{message}; {ALL_COMMANDS}"
+    if context is None:  # of an option without its value Typer does not say which command has it
+        own = parameters(*_groups(arguments[0])).values() if arguments and arguments[0] in COMMANDS else ()
+        each = next((each for each in own if typed in (f"--{each.spelled}", *(each.info.param_decls or ()))), None)
+        missing = f"its value is missing; write {typed} {each.metavar or 'VALUE'}" if each else ""
+        return f"{typed}: {missing}" if missing else f"{message}; {ALL_COMMANDS}"
     groups = getattr(context.command, "groups", None)
-    if groups is None:
-        return _before_a_command(context, typed, arguments) or f"{message}; {ALL_COMMANDS}"
+    if groups is None:  # it comes before the name of the command
+        called = next((each for each in arguments if each in COMMANDS), None)
+        if typed and called:
+            return f"{typed} comes before the command; write it after the command: attnscope {called} {typed}"
+        near = nearest(typed, [name for each in context.command.params for name in each.opts]) if typed else None
+        return (
+            f"No such option: {typed}; did you mean {near}?; {ALL_COMMANDS}" if near else f"{message}; {ALL_COMMANDS}"
+        )
     listing = f"`{whole_help(context)}` lists all options"
     if hasattr(error, "possibilities"):  # which only an option has that does not exist
         return f"{instead(typed, str(context.command.name), groups, arguments)}; {listing}"
@@ -75,22 +84,6 @@ def meant(word: str, own: Mapping[str, Parameter], command: str) -> str:
 def _groups(command: str) -> tuple[type, ...]:
     groups: tuple[type, ...] = getattr(module_of(command), command).groups
     return groups
-
-
-def _without_value(option: str, arguments: Sequence[str]) -> str:
-    """What to say of an option without its value, of which Typer does not say which command has it; else empty."""
-    own = parameters(*_groups(arguments[0])).values() if arguments and arguments[0] in COMMANDS else ()
-    each = next((each for each in own if option in (f"--{each.spelled}", *(each.info.param_decls or ()))), None)
-    return f"{option}: its value is missing; write {option} {each.metavar or 'VALUE'}" if each else ""
-
-
-def _before_a_command(context: typer.Context, option: str, arguments: Sequence[str]) -> str:
-    """What to say of an option before the name of the command; empty where nothing is near."""
-    called = next((each for each in arguments if each in COMMANDS), None)
-    if option and called:
-        return f"{option} comes before the command; write it after the command: attnscope {called} {option}"
-    near = nearest(option, [name for each in context.command.params for name in each.opts]) if option else None
-    return f"No such option: {option}; did you mean {near}?; {ALL_COMMANDS}" if near else ""
 
 
 def _elsewhere(key: str, own: Mapping[str, Parameter]) -> str:

@@ -138,12 +138,11 @@ def scan(scanned: Scanned, probing: Probing, kept: Kept, look: Look) -> int:
     table = atlas.table(atlas.order(probing.probe)[: probing.limit(format)], probing.probe)
     output.emit(table, format, lambda: scanned_sheet(atlas, probing.probe, probing.shown, found.texts, output.width()))
     # Under the table what it leaves out, and by which rule each role that it names was given.
-    for what, why in atlas.facts["not_measured"].items():
-        output.log(f"not measured: {what}: {why}", kept.quiet)
-    for rule in atlas.rules():
-        output.log(f"{rule.role}: {rule.condition}{f' ({rule.source})' * bool(rule.source)}", kept.quiet)
-    for line in left_out(atlas, probing.probe, probing, output.width()) if format == "table" else ():
-        output.log(line, kept.quiet)
+    lines = [f"not measured: {what}: {why}" for what, why in atlas.facts["not_measured"].items()]
+    lines += [f"{rule.role}: {rule.condition}{f' ({rule.source})' * bool(rule.source)}" for rule in atlas.rules()]
+    output.log_lines(lines, kept.quiet)
+    if format == "table":
+        output.log_lines(left_out(atlas, probing.probe, probing, output.width()), kept.quiet)
     return 0
 
 

@@ -10,8 +10,8 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from itertools import count
 from typing import TYPE_CHECKING, Annotated
@@ -30,8 +30,7 @@ from attnscope.utils import display as cells
 if TYPE_CHECKING:
     from attnscope.model.options import LoadOptions
     from attnscope.serve.page import LivePage
-    from attnscope.serve.server import Server
-    from attnscope.serve.wire import Holdings, Status
+    from attnscope.serve.wire import Status
 
 EXAMPLES = (
     "attnscope serve -m demo --idle 30m & until attnscope serve --status; do sleep 1; done; attnscope serve --stop",
@@ -115,16 +114,13 @@ def serve(served: Served, session: Session, noise: Quiet) -> int:
         if status is not None:
             if session.idle is not None:
                 raise UsageError("--idle is that of the server, which runs already", "leave it out")
-            return join(_wanted(served), session.port, status, noise.quiet)
+            from attnscope.model.options import DEMO, LoadOptions
+
+            # Where no option was given, any models will do.
+            models = [fill(LoadOptions, served, model=name) for name in served.model or [DEMO]]
+            wanted = models if served.model or models != [LoadOptions()] else []
+            return join(wanted, session.port, status, noise.quiet)
     return hold(served, session, noise.quiet)
-
-
-def _wanted(served: Served) -> list[LoadOptions]:
-    """The models that were asked for; none where no option was given."""
-    from attnscope.model.options import DEMO, LoadOptions
-
-    models = [fill(LoadOptions, served, model=name) for name in served.model or [DEMO]]
-    return models if served.model or models != [LoadOptions()] else []
 
 
 def hold(served: Served, session: Session, quiet: bool) -> int:
@@ -138,7 +134,7 @@ def hold(served: Served, session: Session, quiet: bool) -> int:
     from attnscope.serve.server import Server
     from attnscope.utils.signals import GracefulStop
 
-    page = live_page(session.port) if session.page else lambda server: nullcontext("")
+    Page = page_class() if session.page else None
     with Server(idle, lambda line: output.log(line, quiet)) as server, GracefulStop(lambda: server.stop()) as stopped:
         for name in dict.fromkeys(served.model or ["demo"]):
             with output.progress(f"loading {cells.model_name(name)}", None, quiet):
@@ -146,8 +142,10 @@ def hold(served: Served, session: Session, quiet: bool) -> int:
                     return 0
         output.log(f"answering for {', '.join(server.names)}; attnscope serve --stop ends it", quiet)
         stopped()
-        with page(server) as address:
-            if address:
+        with ExitStack() as stack:
+            if Page is not None:
+                stack.enter_context(server.page())
+                address = stack.enter_context(Page(lambda: server.options, session.port or 0))
                 print(address, flush=True)  # noqa: T201  # for a browser
             server.serve()
     output.log(f"answered {server.answered} questions", quiet)
@@ -255,27 +253,13 @@ def words_of(line: str) -> list[str]:
     return words if word is None else [*words, "".join(word)]
 
 
-EXTRA = "pip install 'attnscope[serve]'"
-
-
-def live_page(port: int | None) -> Callable[[Server], AbstractContextManager[str]]:
-    """What makes the page of a server and yields its address. Raises UsageError where its libraries are missing."""
-    Page = page_class()
-
-    @contextmanager
-    def opened(server: Server) -> Iterator[str]:
-        with server.page(), Page(lambda: server.options, port or 0) as address:
-            yield address
-
-    return opened
-
-
 def page_class() -> type[LivePage]:
     """The class of pages. Raises UsageError where its libraries are not installed."""
     try:
         from attnscope.serve.page import LivePage
     except ImportError as error:
-        raise UsageError(f"--page needs {error.name}, which is not installed", EXTRA) from None
+        hint = "pip install 'attnscope[serve]'"
+        raise UsageError(f"--page needs {error.name}, which is not installed", hint) from None
     return LivePage
 
 
@@ -312,7 +296,13 @@ def join(wanted: Sequence[LoadOptions], port: int | None, status: Status, quiet:
     # The link is held open: when it closes, the server has ended, and its page with it.
     stop = threading.Event()
     with link, GracefulStop(stop.set) as stopped:
-        check_held(wanted, holdings)
+        loaded = {_from(holdings.folder, options) for options in holdings.options}
+        for options in wanted:
+            if _from(os.getcwd(), options) not in loaded:
+                raise UsageError(
+                    f"the server that runs does not hold {options.model} as it is asked for",
+                    "leave out the model's options, or end it: attnscope serve --stop",
+                )
         stopped()
         with Page(lambda: holdings.options, port or 0, holdings.folder) as address:
             names = ", ".join(options.model for options in holdings.options)
@@ -325,17 +315,6 @@ def join(wanted: Sequence[LoadOptions], port: int | None, status: Status, quiet:
     if not stop.is_set():
         output.log("the server has ended, and the page with it", quiet)
     return 0
-
-
-def check_held(wanted: Sequence[LoadOptions], held: Holdings) -> None:
-    """Raise UsageError for a model that a server does not hold, or not with these options."""
-    loaded = {_from(held.folder, options) for options in held.options}
-    for options in wanted:
-        if _from(os.getcwd(), options) not in loaded:
-            raise UsageError(
-                f"the server that runs does not hold {options.model} as it is asked for",
-                "leave out the model's options, or end it: attnscope serve --stop",
-            )
 
 
 def _from(folder: str, options: LoadOptions) -> LoadOptions:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,6 @@ from attnscope.cli.options import (
     Config,
     Exporting,
     MayAsk,
-    ModelText,
     ModelTexts,
     Noise,
     OneText,
@@ -43,7 +42,6 @@ if TYPE_CHECKING:
     from attnscope.observe.progress import RunInfo
     from attnscope.observe.records import Head
     from attnscope.observe.request import CaptureSpec, MapFields, Request, Text
-    from attnscope.observe.run import Run
     from attnscope.serve.questions import Purpose
     from attnscope.serve.worker import KeptModels
 
@@ -176,24 +174,6 @@ def load_model(asked: Checkpoint, writing: Writing) -> LoadedModel:
         return (load if KEPT is None else KEPT.load)(asked.load_options())
 
 
-def prepared(asked: ModelText, writing: Writing, text: Text, selected: Selected | None = None) -> Run:
-    """A text for the model's own eager attention; its header is printed."""
-    loaded = load_model(asked, writing)
-
-    from attnscope.observe.request import Request
-    from attnscope.observe.run import prepare, run_lines, target_lines
-
-    run = prepare(loaded, replace(asked.ask(text, selected or Selected(), Request()), engine="eager"))
-    say((*run_lines(run), *target_lines(run)), writing.quiet)
-    return run
-
-
-def say(lines: Iterable[str], quiet: bool) -> None:
-    """Lines for the person, one after the other."""
-    for line in lines:
-        output.log(line, quiet)
-
-
 def export_text(seen: Observation, writing: Exporting, **how: Unpack[ExportOptions]) -> list[Path]:
     """Write what was seen where --out names a place, with a bar while pictures are drawn; says what was written."""
     if writing.out is None:
@@ -217,14 +197,11 @@ def export_text(seen: Observation, writing: Exporting, **how: Unpack[ExportOptio
 
 def report_checks(seen: Observation, quiet: bool) -> int:
     """Say what did not hold or could not be measured; the exit code that follows."""
-    for line in seen.unmeasured:
-        output.log(f"not measured: {line}", quiet)
+    output.log_lines((f"not measured: {line}" for line in seen.unmeasured), quiet)
     parity = seen.facts.get("parity", {})
     broken, unchecked = seen.failures + parity.get("failures", []), parity.get("unchecked", [])
-    for line in broken:
-        output.log(f"does not hold: {line}", quiet=False)
-    for line in unchecked:
-        output.log(f"not shown: {line}", quiet=False)
+    output.log_lines((f"does not hold: {line}" for line in broken), quiet=False)
+    output.log_lines((f"not shown: {line}" for line in unchecked), quiet=False)
     return 1 if broken or unchecked else 0
 
 
@@ -250,11 +227,6 @@ def draw(seen: Observation, heads: Sequence[Head], style: Style, to: TextIO) -> 
     from attnscope.export.drawing import terminal_maps
 
     output.show(terminal_maps(seen, [head.name for head in heads], style, _side(style, to)), to)
-
-
-def first_heads(seen: Observation) -> list[Head]:
-    """The first of all heads, by focus where it was measured."""
-    return seen.kept_heads("focus" if "focus" in seen.columns.scores else None)[:FEW]
 
 
 def stream(only: bool) -> TextIO:

@@ -115,8 +115,7 @@ class Printed(Generic[Tabled]):
 
 def run_study(study: Study[Record], top: Compared, table: StudyTable, printed: Printed[Record]) -> int:
     """Say what is asked, and do it: run, draw and print; with --dry-run say what it would take."""
-    for line in study.lines:
-        output.log(line, table.quiet)
+    output.log_lines(study.lines, table.quiet)
     if top.dry_run:
         show_cost(study.cost(), table.quiet)
         return 0
@@ -134,7 +133,7 @@ def show_cost(cost: Cost, quiet: bool) -> None:
     """Print what a study would take, with about how long, by a batch that is run now."""
     with output.progress("measuring a batch", None, quiet):
         seconds = cost.seconds()
-    output.show(cost.line + output.estimated(seconds))
+    output.show(f"{cost.line}; about {output.clock(max(1.0, seconds))} by the time of one measured batch")
 
 
 def print_study(record: Tabled, top: Top, table: StudyTable, printed: Printed[Tabled]) -> int:
@@ -144,6 +143,5 @@ def print_study(record: Tabled, top: Top, table: StudyTable, printed: Printed[Ta
     printed.extra(record)
     format = output.wanted_format(table.format)
     output.emit_first(record.table(), top, format, lambda: printed.sheet(record, top.shown), table.quiet)
-    for line in printed.notes(record):
-        output.log(line, table.quiet)
+    output.log_lines(printed.notes(record), table.quiet)
     return 0

@@ -11,7 +11,7 @@ from attnscope.cli.config import with_options
 from attnscope.cli.groups import option_group
 from attnscope.cli.options import Format, MayAsk, Noise, OneText, Pair, Question
 from attnscope.cli.relations import relations_sheet
-from attnscope.cli.single import read_text, say, served
+from attnscope.cli.single import read_text, served
 from attnscope.inputs.tokens import GRAMMAR, PRECEDENCE
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def tokens(asked: Listed, question: Question, printing: Format, noise: Noise) ->
     prompt = read.prompt
     chosen = choose(prompt, asks["query"], asks["key"], asks["define"])
     output.log(header(read), noise.quiet)
-    say(chosen_lines(prompt, prompt, chosen), noise.quiet)
+    output.log_lines(chosen_lines(prompt, prompt, chosen), noise.quiet)
     named = sorted({at for match in (chosen.query, chosen.key) if match for at in match.positions})
     table = token_table(prompt)
     table = table.take(integers(named)) if named else table

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -23,7 +22,6 @@ from attnscope.serve.questions import ShowPage
 from attnscope.utils.signals import unwinding
 
 if TYPE_CHECKING:
-    from attnscope.observe.observation import Observation
     from attnscope.observe.request import CaptureSpec
     from attnscope.serve.questions import PageSide
     from attnscope.viewer.page import Page
@@ -78,6 +76,7 @@ def view(asked: TextRun, selected: Selected, question: Question, pages: Pages) -
     if pages.from_tables:
         return page_of_tables(asked, pages, command)
 
+    from attnscope.inputs.tokens import find
     from attnscope.viewer.page import Plan, about, page_of
     from attnscope.viewer.side import Side, StackedSide, stacked
     from attnscope.viewer.study_pages import WhySide
@@ -88,7 +87,10 @@ def view(asked: TextRun, selected: Selected, question: Question, pages: Pages) -
     sides = [StackedSide(one) if stacked(one) else Side(one) for one in seen]
     sides = [WhySide(seen[0], why), *sides[1:]] if why else sides
     opened = {why[0].layer: (why[0].head,)} if why else whole
-    groups, first = groups_of(sides[0].seen, question), "why" if why else None
+    # The tokens of every name of --define.
+    named = question.asks()["define"]
+    groups = {name: find(sides[0].seen.prompt, name, named).positions for name in named}
+    first = "why" if why else None
     said = about(replace(sides[0].seen, chosen=shown[0].chosen), opened, command, groups, first)
     said = replace(said, copied=reproduce(asked, pages, ask))
     plan = Plan(pages.max_mb, 16 if pages.precision == 16 else 8, whole)
@@ -126,14 +128,6 @@ def model_beside(asked: TextRun, ask: CaptureSpec, pages: Pages, purpose: ShowPa
     return purpose.collect([run, purpose.prepare(other, again, tell)], ask.verify, tell)
 
 
-def groups_of(seen: Observation, question: Question) -> dict[str, Sequence[int]]:
-    """The tokens of every name of --define."""
-    from attnscope.inputs.tokens import find
-
-    named = question.asks()["define"]
-    return {name: find(seen.prompt, name, named).positions for name in named}
-
-
 def page_of_tables(asked: TextRun, pages: Pages, command: str) -> int:
     """A page of a run's folder, as it lies there."""
     from attnscope.export.redraw import run_of_folder
@@ -163,5 +157,4 @@ def write_page(page: Page, pages: Pages) -> None:
         with unwinding():
             page.save(pages.out)
         output.log(f"wrote {pages.out}, {len(page.html) / 1e6:.1f} MB", pages.quiet)
-    for sentence in page.left_out:
-        output.log(sentence, pages.quiet)
+    output.log_lines(page.left_out, pages.quiet)
