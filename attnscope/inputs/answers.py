@@ -46,11 +46,8 @@ def check_room(prompt: Prompt, generate: int | None, most: int | None) -> None:
     count, more = len(prompt), generate or 0
     if prompt.answer is None or most is None or count + more <= most:
         return
-    problem = (
-        f"the text has {count} tokens and {more} more were asked for"
-        if more
-        else f"text and answer have {count} tokens"
-    )
+    problem = f"the text has {count} tokens and {more} more were asked for"
+    problem = problem if more else f"text and answer have {count} tokens"
     hint = f"ask for at most {most - count}" if count < most and more else "shorten the text"
     raise InputError(f"{problem}, the model reads at most {most}", hint)
 

@@ -158,7 +158,19 @@ def sound_prompt(loaded: LoadedModel, sound: Sound, truncate: Side | None = None
     resampling needs the extra `audio`.
     """
     extractor = extractor_of(loaded)
-    frames = _Frames(loaded, extractor)
+    config, own_input = loaded.model.config, loaded.model.main_input_name
+
+    def positions(inputs: int) -> int:
+        """Positions of the encoder of so many inputs, by the model's own rule."""
+        import torch
+
+        try:  # a name that transformers does not promise, and not every family has
+            count = int(loaded.model._get_feat_extract_output_lengths(torch.tensor(inputs)))
+        except (AttributeError, TypeError) as error:
+            kind = loaded.geometry.model_type
+            raise ModelError(f"{kind} does not say how many frames it makes of a sound", MODEL_OF_SOUND) from error
+        return count // getattr(config, "squeeze_factor", 1)  # SEW attends to several at once
+
     # The samples at the model's rate.
     samples, rate = sound.samples, extractor.sampling_rate
     if sound.rate != rate:
@@ -170,8 +182,16 @@ def sound_prompt(loaded: LoadedModel, sound: Sound, truncate: Side | None = None
         import soxr
 
         samples = soxr.resample(samples, sound.rate, rate)
+    # An input is a sample, or a vector of features, of which some models put several into one.
+    hop = 1
+    if own_input != "input_values":
+        hop = getattr(extractor, "hop_length", rate // 100) * getattr(extractor, "stride", 1)
+    stride = round(LONG / max(positions(LONG), 1)) * hop  # samples from one position of the encoder to the next
+    step, places = stride / rate, getattr(config, "max_source_positions", None)
+    most = MOST_SECONDS * rate if places is None else places * stride
+    most = min(most, getattr(extractor, "n_samples", most))
     # At most as many as the model reads; `removed` positions are cut off.
-    whole, most, removed = max(len(samples), round(sound.seconds * rate)), frames.most, 0
+    whole, removed = max(len(samples), round(sound.seconds * rate)), 0
     if whole > most:
         if truncate is None:
             raise InputError(
@@ -180,24 +200,21 @@ def sound_prompt(loaded: LoadedModel, sound: Sound, truncate: Side | None = None
             )
         if truncate == "left" and whole > len(samples):
             raise InputError(f"of a sound over {MOST_SECONDS} s the end is not read", "cut it, or use {truncate=right}")
-        samples, removed = (
-            samples[:most] if truncate == "right" else samples[-most:],
-            math.ceil((whole - most) / frames.stride),
-        )
+        samples = samples[:most] if truncate == "right" else samples[-most:]
+        removed = math.ceil((whole - most) / stride)
     try:
         features = extractor(samples, sampling_rate=rate, return_tensors="pt")
-        values = features[loaded.model.main_input_name]
+        values = features[own_input]
     except Exception as error:  # any family's code
         message = f"the feature extractor of {loaded.name} failed: {first_line(error)}"
         raise ModelError(message, MODEL_OF_SOUND) from error
     # The extractor may pad a sound to the model's length: `own` positions are of the sound, the others of silence.
     padded = hasattr(extractor, "n_samples")
-    expected = (extractor.n_samples if padded else len(samples)) / frames.hop
+    expected = (extractor.n_samples if padded else len(samples)) / hop
     # Its inputs: of (B, S), (B, N, F) or (B, F, N) the side that is as long as so many samples make it.
-    count = frames.positions(min(values.shape[1:], key=lambda size: abs(size - expected)))
-    own = frames.positions(math.ceil(len(samples) / frames.hop))
-    config = loaded.model.config
-    places, bins = getattr(config, "max_source_positions", None), getattr(config, "num_mel_bins", None)
+    count = positions(min(values.shape[1:], key=lambda size: abs(size - expected)))
+    own = positions(math.ceil(len(samples) / hop))
+    bins = getattr(config, "num_mel_bins", None)
     if padded and (places, bins) != (count, values.shape[1]):
         raise ModelError(
             f"the feature extractor of {loaded.name} makes {count} frames of {values.shape[1]} numbers, and the model "
@@ -207,9 +224,9 @@ def sound_prompt(loaded: LoadedModel, sound: Sound, truncate: Side | None = None
     if count < 1:
         raise InputError(f"the sound has {sound.seconds:g} s, which is less than a frame", "give a longer one")
     # Positions are named by their time in the whole recording, also where its beginning was cut off.
-    start = removed * frames.step if truncate == "left" else 0.0
-    digits = 2 if math.isclose(round(frames.step, 2), frames.step) else 3
-    times = [f"{start + place * frames.step:.{digits}f}" for place in range(count + 1)]
+    start = removed * step if truncate == "left" else 0.0
+    digits = 2 if math.isclose(round(step, 2), step) else 3
+    times = [f"{start + place * step:.{digits}f}" for place in range(count + 1)]
     labels, heading = tuple(f"{time}s" for time in times[:-1]), f"{sound.seconds:.2f} s of sound at {sound.rate} Hz: "
     ends = list(accumulate((len(label) + 1 for label in labels), initial=len(heading)))
     return Prompt(
@@ -222,53 +239,8 @@ def sound_prompt(loaded: LoadedModel, sound: Sound, truncate: Side | None = None
         turns=(),
         removed=removed,
         characters=tuple((first, last - 1) for first, last in pairwise(ends)),
-        medium=Medium({loaded.model.main_input_name: values}, sound.sha256, frames.step),
+        medium=Medium({own_input: values}, sound.sha256, step),
     )
-
-
-@dataclass(frozen=True)
-class _Frames:
-    """How a model divides sound: positions of its encoder, of inputs, of samples."""
-
-    loaded: LoadedModel
-    extractor: Any
-
-    @cached_property
-    def hop(self) -> int:
-        """Samples per input: one, or from one vector of features to the next, of which some put several into one."""
-        if self.loaded.model.main_input_name == "input_values":
-            return 1
-        return getattr(self.extractor, "hop_length", self.extractor.sampling_rate // 100) * getattr(
-            self.extractor, "stride", 1
-        )
-
-    @cached_property
-    def stride(self) -> int:
-        """Samples from one position of the encoder to the next."""
-        return round(LONG / self.positions(LONG)) * self.hop
-
-    @property
-    def step(self) -> float:
-        """Seconds from one position of the encoder to the next."""
-        return self.stride / self.extractor.sampling_rate
-
-    @property
-    def most(self) -> int:
-        """Samples that the model reads at most."""
-        places = getattr(self.loaded.model.config, "max_source_positions", None)
-        most = MOST_SECONDS * self.extractor.sampling_rate if places is None else places * self.stride
-        return min(most, getattr(self.extractor, "n_samples", most))
-
-    def positions(self, inputs: int) -> int:
-        """Positions of the encoder of so many inputs, by the model's own rule."""
-        import torch
-
-        try:  # a name that transformers does not promise, and not every family has
-            count = int(self.loaded.model._get_feat_extract_output_lengths(torch.tensor(inputs)))
-        except (AttributeError, TypeError) as error:
-            kind = self.loaded.geometry.model_type
-            raise ModelError(f"{kind} does not say how many frames it makes of a sound", MODEL_OF_SOUND) from error
-        return count // getattr(self.loaded.model.config, "squeeze_factor", 1)  # SEW attends to several at once
 
 
 def extractor_of(loaded: LoadedModel) -> Any:

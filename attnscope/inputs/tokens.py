@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from itertools import pairwise
+from itertools import groupby
 from math import prod
 from typing import Any, Literal
 
@@ -497,13 +497,12 @@ def described(prompt: Prompt, match: TokenMatch) -> str:
     >>> described(prompt, find(prompt, "bank"))
     'bank(2), bank(8)'
     """
-    runs = [[match.positions[0]]]
-    for before, at in pairwise(match.positions):
-        if at == before + 1:
-            runs[-1].append(at)
-        else:
-            runs.append([at])
-    words = [_run(prompt, run[0], run[-1]) for run in runs[:MOST]]
+    groups = groupby(enumerate(match.positions), lambda pair: pair[1] - pair[0])
+    runs, words = [[at for _, at in group] for _, group in groups], list[str]()
+    for first, last in ((run[0], run[-1]) for run in runs[:MOST]):
+        text = "".join(prompt.plain[first : last + 1]).strip()
+        label = shown.visible(text, SPACES) if text else visible_blanks(prompt.tokens[first])
+        words.append(_short(label) + (f"({first})" if first == last else f"({first}-{last})"))
     return ", ".join(words) + (f" and {len(runs) - MOST} more" if len(runs) > MOST else "")
 
 
@@ -518,12 +517,6 @@ def chosen_lines(queries: Prompt, keys: Prompt, chosen: TokenSelection, stack: s
     named = {"query": (queries, chosen.query), "key": (keys, chosen.key)}
     lines = [f"{name} {match.expression}: {described(text, match)}" for name, (text, match) in named.items() if match]
     return [stack + line for line in (*lines, *chosen.notes)]
-
-
-def _run(prompt: Prompt, first: int, last: int) -> str:
-    words = "".join(prompt.plain[first : last + 1]).strip()
-    number = f"({first})" if first == last else f"({first}-{last})"
-    return _short(shown.visible(words, SPACES) if words else visible_blanks(prompt.tokens[first])) + number
 
 
 def _short(text: str) -> str:

@@ -228,8 +228,20 @@ def weight_files(folder: Path, allow_pickle: bool = False, listing: frozenset[st
     for single, index in (SAFETENSORS, PICKLES) if allow_pickle else (SAFETENSORS,):
         if single in there:  # transformers takes it, too, before any index
             return [single]
-        if index in there:
-            return _listed(folder / index)
+        if index not in there:
+            continue
+        content = read_json(folder / index)
+        shards = content.get("weight_map")
+        if not isinstance(shards, dict) or not shards:
+            raise ModelError(f"{folder / index} has no weight_map", "download the file again")
+        if not isinstance(content.get("metadata"), dict):
+            why = "has no metadata, which transformers reads of it"
+            raise ModelError(f"{folder / index} {why}", 'add to it: "metadata": {}')
+        for name in shards.values():  # files of its own folder
+            if not isinstance(name, str) or not name or PurePath(name).is_absolute() or ".." in PurePath(name).parts:
+                problem = f"{folder / index} names {brief(name)}, expected files in its folder"
+                raise ModelError(problem, "download the file again")
+        return sorted(set(shards.values()))
     if there.intersection(PICKLES):
         raise ModelError(f"{folder} has its weights as pickle only, which can run any code when it is read", CONVERT)
     raise ModelError(f"{folder} has no weights (no model.safetensors)", "download the model again")
@@ -263,20 +275,6 @@ def check_weight_file(path: Path, allow_pickle: bool = False) -> None:
         if not (isinstance(error, SafetensorError | OSError | ValueError) or is_panic(error)):
             raise
         raise ModelError(f"{path} is cut short or damaged: {error}", "download it again") from error
-
-
-def _listed(index: Path) -> list[str]:
-    """The files that an index of weights names: of its own folder."""
-    content = read_json(index)
-    shards = content.get("weight_map")
-    if not isinstance(shards, dict) or not shards:
-        raise ModelError(f"{index} has no weight_map", "download the file again")
-    if not isinstance(content.get("metadata"), dict):
-        raise ModelError(f"{index} has no metadata, which transformers reads of it", 'add to it: "metadata": {}')
-    for name in shards.values():
-        if not isinstance(name, str) or not name or PurePath(name).is_absolute() or ".." in PurePath(name).parts:
-            raise ModelError(f"{index} names {brief(name)}, expected files in its folder", "download the file again")
-    return sorted(set(shards.values()))
 
 
 def digest(folder: Path, allow_pickle: bool = False, weights: Sequence[Path] | None = None) -> str:

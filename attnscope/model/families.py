@@ -167,10 +167,7 @@ FAMILIES: Mapping[str, Family] = {
     "pegasus_x": Family(layer_type=_blocks_with_summaries, matrices_alive=3),
     "squeezebert": Family(returns_weights_when_asked=True, returns_logits="SqueezeBertSelfAttention", matrices_alive=3),
     **dict.fromkeys(
-        (
-            *("embedding_gemma2_text", "mt5", "neomme", "openai_privacy_filter", "switch_transformers", "t5"),
-            "umt5",
-        ),
+        (*("embedding_gemma2_text", "mt5", "neomme", "openai_privacy_filter", "switch_transformers", "t5"), "umt5"),
         Family(matrices_alive=3),
     ),
     **dict.fromkeys(("layoutlmv3", "lilt"), Family(matrices_alive=6)),
@@ -211,8 +208,7 @@ FAMILIES: Mapping[str, Family] = {
     "dbrx": Family(kv_heads=lambda config, heads, layer_type: config.attn_config.kv_n_heads),
     "gpt_bigcode": Family(kv_heads=_multi_query),
     "hrm_text": Family(  # numbered as its cache and its `attentions` are
-        by_order=True,
-        layers=lambda config: config.num_layers_per_stack * config.H_cycles * (config.L_cycles + 1),
+        by_order=True, layers=lambda config: config.num_layers_per_stack * config.H_cycles * (config.L_cycles + 1)
     ),
     "jetmoe": Family(kv_heads=lambda config, heads, layer_type: heads),
     "mimo_v2_flash": Family(

@@ -233,10 +233,28 @@ def geometry_of(config: Any, *, count: bool = True, task: str | None = None) -> 
         cross = (_layer(text, index, "full") for index in range(_count(text, DECODER)))
         others = {ENCODER: _layers(config, ENCODER), CROSS: tuple(cross)}
     layers = vision_layers(text) if task == VISION_ONLY else _layers(config, main_stack(task))
-    rates = {stack: rate for stack, (_, rate) in _compressed(text).items()}
-    if family(config.model_type).parts:
-        others, rates = _in_parts(config), {POOLING: config.cross_attn_k}
+    # Of a model that reads bytes and patches of them, the layers of every part.
+    added, types = getattr(text, "compress_rates", None) or {}, getattr(text, "layer_types", None) or ()
+    summaries = {CSA: "compressed_sparse_attention", HCA: "heavily_compressed_attention"}
+    summaries = {stack: name for stack, name in summaries.items() if name in added and name in types}
+    rates = {stack: added[name] for stack, name in summaries.items()}
+    if parts := family(config.model_type).parts:
+        others, rates = {stack: _layers(config, stack) for stack in parts}, {POOLING: config.cross_attn_k}
+        if not config.patch_in_forward or config.patching_mode != "entropy":  # then it is not asked where patches begin
+            del others[PATCHER]
+        local = others[LOCAL][0]  # whose mask the decoder is given too
+        others[DECODER] = tuple(replace(layer, type=local.type, window=local.window) for layer in others[DECODER])
+        for stack, part in CROSSING.items():
+            number = len(others[part]) if stack_config(config, stack).cross_attn_all_layers else 1
+            others[stack] = tuple(replace(layer, type="patch", window=None) for layer in others[part][:number])
         layers = others.pop(DECODER)
+    views = {
+        stack: tuple(layer for layer in layers if text.layer_types[layer.index] == name)
+        for stack, name in summaries.items()
+    }
+    if hasattr(text, "lambda_std_dev"):
+        pairs = (replace(layer, heads=layer.heads // 2, kv_heads=max(1, layer.kv_heads // 2)) for layer in layers)
+        views[DIFFERENCE] = tuple(pairs)
 
     most = most_of_decoder = None
     if "dynamic" in rotary_types(config):
@@ -250,23 +268,27 @@ def geometry_of(config: Any, *, count: bool = True, task: str | None = None) -> 
         most = next(iter(limits), None) if encoder is decoder else min(limits, default=None)
     else:
         most = _positions(stack_config(config, main_stack(task)))
-    return _sound(
-        Geometry(
-            model_type=config.model_type,
-            task=task,
-            other_stacks=others,
-            views=_views(text, layers),
-            rates=rates,
-            least_tokens=least(config) if (least := family(config.model_type).least_tokens) else 1,
-            both_ways=both_ways(config) if task in (ENCODER_ONLY, SEQ2SEQ) else "",
-            layers=layers,
-            hidden_size=_first(text, "hidden_size", "d_model", "n_embd") or 0,
-            vocab_size=_first(text, "decoder_vocab_size", "vocab_size") or 0,
-            max_positions=most,
-            decoder_positions=most_of_decoder,
-            parameters=count_parameters(config) if count else None,
-        )
+    geometry = Geometry(
+        model_type=config.model_type,
+        task=task,
+        other_stacks=others,
+        views={stack: of_stack for stack, of_stack in views.items() if of_stack},
+        rates=rates,
+        least_tokens=least(config) if (least := family(config.model_type).least_tokens) else 1,
+        both_ways=both_ways(config) if task in (ENCODER_ONLY, SEQ2SEQ) else "",
+        layers=layers,
+        hidden_size=_first(text, "hidden_size", "d_model", "n_embd") or 0,
+        vocab_size=_first(text, "decoder_vocab_size", "vocab_size") or 0,
+        max_positions=most,
+        decoder_positions=most_of_decoder,
+        parameters=count_parameters(config) if count else None,
     )
+    for holder in (geometry, *geometry.layers):
+        for name in (*("max_positions", "decoder_positions", "hidden_size", "vocab_size"), *SIZES):
+            value = getattr(holder, name, None)
+            if value is not None and not (isinstance(value, int | float) and 0 <= value <= MOST_NUMBER):
+                raise ValueError(f"expected a size as {name}, got {brief(value)}")
+    return geometry
 
 
 def vision_layers(tower: Any) -> tuple[LayerGeometry, ...]:
@@ -422,16 +444,6 @@ def _positions(text: Any, own: str = "") -> Any:
     return limit
 
 
-def _sound(geometry: Geometry) -> Geometry:
-    """The geometry, if its sizes are sizes. Raises ValueError that names one that is none."""
-    for holder in (geometry, *geometry.layers):
-        for name in (*("max_positions", "decoder_positions", "hidden_size", "vocab_size"), *SIZES):
-            value = getattr(holder, name, None)
-            if value is not None and not (isinstance(value, int | float) and 0 <= value <= MOST_NUMBER):
-                raise ValueError(f"expected a size as {name}, got {brief(value)}")
-    return geometry
-
-
 def _in_words(layers: tuple[LayerGeometry, ...]) -> str:
     there = [layer for layer in layers if layer.attention]
     types = Counter(layer.type for layer in layers if not layer.attention)
@@ -482,37 +494,6 @@ def _layers(config: Any, stack: str) -> tuple[LayerGeometry, ...]:
         )
         for index, name in enumerate(types)
     )
-
-
-def _in_parts(config: Any) -> dict[str, tuple[LayerGeometry, ...]]:
-    """The layers of every part of a model that reads bytes and patches of them, by stack."""
-    stacks = {stack: _layers(config, stack) for stack in family(config.model_type).parts}
-    if not config.patch_in_forward or config.patching_mode != "entropy":  # then it is not asked where patches begin
-        del stacks[PATCHER]
-    local = stacks[LOCAL][0]  # whose mask the decoder is given too
-    stacks[DECODER] = tuple(replace(layer, type=local.type, window=local.window) for layer in stacks[DECODER])
-    for stack, part in CROSSING.items():
-        count = len(stacks[part]) if stack_config(config, stack).cross_attn_all_layers else 1
-        stacks[stack] = tuple(replace(layer, type="patch", window=None) for layer in stacks[part][:count])
-    return stacks
-
-
-def _views(text: Any, layers: tuple[LayerGeometry, ...]) -> dict[str, tuple[LayerGeometry, ...]]:
-    """The layers with maps of their own, by stack."""
-    views = {}
-    for stack, (name, _) in _compressed(text).items():
-        views[stack] = tuple(layer for layer in layers if text.layer_types[layer.index] == name)
-    if hasattr(text, "lambda_std_dev"):
-        pairs = (replace(layer, heads=layer.heads // 2, kv_heads=max(1, layer.kv_heads // 2)) for layer in layers)
-        views[DIFFERENCE] = tuple(pairs)
-    return {stack: of_stack for stack, of_stack in views.items() if of_stack}
-
-
-def _compressed(text: Any) -> dict[str, tuple[str, int]]:
-    """{stack: (the layer type of configs, the tokens that each summary adds)}."""
-    rates, types = getattr(text, "compress_rates", None) or {}, getattr(text, "layer_types", None) or ()
-    names = {CSA: "compressed_sparse_attention", HCA: "heavily_compressed_attention"}
-    return {stack: (name, rates[name]) for stack, name in names.items() if name in rates and name in types}
 
 
 def _count(text: Any, stack: str) -> int:

@@ -113,7 +113,14 @@ class _Cursor:
             if key in values:
                 raise ValueError(f"it has {brief(key)} twice")
             values[key] = self.value(*self.numbers("I"))
-        places = dict(self.tensor() for _ in range(tensors))
+        places = {}
+        for _ in range(tensors):
+            name, (dimensions,) = self.text(), self.numbers("I")
+            if dimensions > MOST_DIMENSIONS:
+                raise ValueError(f"a tensor of {dimensions} dimensions")
+            shape = self.numbers(f"{dimensions}Q")
+            kind, offset = self.numbers("IQ")
+            places[name] = shape, kind, offset
         alignment = values.get("general.alignment", 32)
         architecture = values.get("general.architecture")
         if not isinstance(architecture, str) or not isinstance(alignment, int) or not 0 < alignment <= 1 << 20:
@@ -148,7 +155,13 @@ class _Cursor:
             raise ValueError(f"a value of type {kind}")
         kind, count = self.numbers("IQ")
         if kind == TEXT:
-            self.pass_texts(count)
+            # A vocabulary has a million with its merges: they are skipped, and not read.
+            place, end, length_at = self.place, min(HEADER_BYTES, len(self.content)), struct.Struct("<Q").unpack_from
+            for _ in range(count):
+                place += 8 + length_at(self.content, place)[0]
+                if place > end:
+                    break
+            self.move(place - self.place)
             return None
         if kind not in NUMBERS:
             raise ValueError(f"an array of type {kind}")
@@ -156,23 +169,6 @@ class _Cursor:
             return self.numbers(f"{count}{NUMBERS[kind]}")
         self.move(count * struct.calcsize(f"<{NUMBERS[kind]}"))
         return None
-
-    def pass_texts(self, count: int) -> None:
-        """Skip so many texts; a vocabulary has a million with its merges."""
-        place, end, length_at = self.place, min(HEADER_BYTES, len(self.content)), struct.Struct("<Q").unpack_from
-        for _ in range(count):
-            place += 8 + length_at(self.content, place)[0]
-            if place > end:
-                break
-        self.move(place - self.place)
-
-    def tensor(self) -> tuple[str, tuple[tuple[int, ...], int, int]]:
-        name, (dimensions,) = self.text(), self.numbers("I")
-        if dimensions > MOST_DIMENSIONS:
-            raise ValueError(f"a tensor of {dimensions} dimensions")
-        shape = self.numbers(f"{dimensions}Q")
-        kind, offset = self.numbers("IQ")
-        return name, (shape, kind, offset)
 
 
 @dataclass(frozen=True)
@@ -312,20 +308,18 @@ class _Reading:
     header: Header
     kind: type
     raw: dict[str, Any]
+    arch: str = field(init=False)
     left: set[str] = field(init=False)
     unstated: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self.arch = self.header.architecture
         self.left = {name for name in self.header.tensors if "rope_f" in name}
         for key in self.header.keys:
             place, _, name = key.partition(".")
             bears = name.startswith(("attention.", "rope.")) or any(word in name for word in BEARING)
             if bears and place not in ("general", "tokenizer"):
                 self.left.add(key)
-
-    @property
-    def arch(self) -> str:
-        return self.header.architecture
 
     def states(self, name: str) -> bool:
         return f"{self.arch}.{name}" in self.header.keys
@@ -342,12 +336,6 @@ class _Reading:
         if not 0 < value < inf or value > most:  # NaN is neither
             raise ValueError(f"{self.arch}.{name} is {value}")
         return value
-
-    def required(self, name: str) -> Any:
-        """The value of a key that llama.cpp has no default for. Raises ValueError where it is absent."""
-        if not self.states(name):
-            raise ValueError(f"it does not state {self.arch}.{name}")
-        return self.take(name)
 
     def expect(self, name: str, neutral: Any) -> None:
         """Take a key that has no entry in the config: another value than the neutral one is left."""
@@ -391,7 +379,10 @@ class _Reading:
         self.left -= {key for key in scales if self.header.keys.get(key) in (0.0, 1.0)}  # llama.cpp: no factor
 
     def sizes(self) -> None:
-        self.layers, self.hidden = int(self.required("block_count")), int(self.required("embedding_length"))
+        required = ("block_count", "embedding_length")  # which llama.cpp has no default for
+        if absent := [name for name in required if not self.states(name)]:
+            raise ValueError(f"it does not state {self.arch}.{absent[0]}")
+        self.layers, self.hidden = (int(self.take(name)) for name in required)
         stated = max(self.layers, self.take("decoder_block_count", 0))
         there = len({block[1] for name in self.header.tensors if (block := BLOCK.search(name))})
         if stated > min(there, MOST_LAYERS):  # a model is made of so many, whatever the file holds
@@ -609,13 +600,11 @@ class _Reading:
         for entry, tensor in OPTIONAL.items():
             if name := self.name_of(entry):
                 self.raw[name] = tensor in self.header.tensors
-        if self.arch == "gemma4":
-            self.gemma4()
         if self.arch == "gpt2":
             self.unstated.append("whether scores are divided by the layer's number")
-
-    def gemma4(self) -> None:
-        """Heads of layers that slide differ from those of full layers, whose positions turn a part of each head."""
+        if self.arch != "gemma4":
+            return
+        # Heads of layers that slide differ from those of full layers, whose positions turn a part of each head.
         sliding = self.take("attention.key_length_swa", self.size)
         self.raw |= {"head_dim": sliding, "global_head_dim": self.size}
         self.expect("attention.value_length_swa", sliding)

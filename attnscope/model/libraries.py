@@ -260,9 +260,14 @@ def _set(model: Any) -> set[str]:
     """The settings that change something."""
     changing = set()
     for config in map(_own_config, _generating(model)):
-        for name in _settings(config):
+        for name in vars(type(config)()):  # what any generation config of this transformers has
             value = getattr(config, name, None)
-            if not (value is None or value is False or value in ([], {}, "", WITHOUT_EFFECT.get(name))):  # 0 may
+            if not (
+                name.startswith("_")
+                or value is None
+                or value is False
+                or value in ([], {}, "", WITHOUT_EFFECT.get(name))
+            ):  # 0 may
                 changing.add(name)
     return changing
 
@@ -294,9 +299,9 @@ def following(model: Any, most: int, start: int | None = None, settings: bool = 
     try:
         for module, config in own:
             followed, plain = deepcopy(config), type(config)()
-            for name in _settings(config):
-                if not (settings and name in FOLLOWED):
-                    setattr(followed, name, getattr(plain, name))
+            for name, value in vars(plain).items():
+                if not (name.startswith("_") or (settings and name in FOLLOWED)):
+                    setattr(followed, name, value)
             # A number that so few tokens cannot have is lowered, since transformers warns of it.
             if followed.min_new_tokens is not None:  # it goes before min_length
                 followed.min_new_tokens, followed.min_length = min(followed.min_new_tokens, most), None
@@ -314,11 +319,6 @@ def following(model: Any, most: int, start: int | None = None, settings: bool = 
 def _own_config(model: Any) -> Any:
     """The model's own generation config, also while another thread generates with it; None where it has none."""
     return _replaced.get(id(model)) or getattr(model, "generation_config", None)
-
-
-def _settings(config: Any) -> list[str]:
-    """What any generation config of this transformers has."""
-    return [name for name in vars(type(config)()) if not name.startswith("_")]
 
 
 def _generating(model: Any) -> list[Any]:

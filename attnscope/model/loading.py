@@ -44,14 +44,11 @@ from attnscope.utils.memory import free_memory, human_bytes, is_out_of_memory
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from attnscope.model.quantised import Arithmetic
-
 
 logger = logging.getLogger(__name__)
 DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]{1,4})?|mps")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES, PACKAGE = re.compile(r"\b(GPU|CUDA|XPU)\b"), re.compile(r"install|librar|package|version", re.I)
-GIVE_PICTURE = "give it one with {picture=FILE}"
 DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 
 
@@ -131,21 +128,19 @@ def load_tokenizer(options: LoadOptions) -> LoadedTokenizer:
     Example:
         load_tokenizer(LoadOptions(model="demo")).max_positions  # 512
     """
-    source = locate(options)
-
-    def check_reads_text() -> Any:
-        config, _ = _config(source, options)
-        if tasks.chosen_task(config, options.task, source.name) == VISION_ONLY:
-            raise ModelError(f"{source.name} ({config.model_type}) reads pictures, and has no tokenizer", GIVE_PICTURE)
-        return config
-
+    source, refused = locate(options), None
     try:
         sources.check_tokenizer(source, options)
-    except ModelError:
-        check_reads_text()  # one that reads no text has none, and that is the better answer
-        raise
-    config = check_reads_text()
-    most = _geometry(config, source, tasks.chosen_task(config, options.task, source.name)).max_positions
+    except ModelError as error:
+        refused = error
+    config, _ = _config(source, options)
+    task = tasks.chosen_task(config, options.task, source.name)
+    if task == VISION_ONLY:
+        what = f"{source.name} ({config.model_type}) reads pictures, and has no tokenizer"
+        raise ModelError(what, "give it one with {picture=FILE}")
+    if refused is not None:  # only now: one that reads no text has none, and that is the better answer
+        raise refused
+    most = _geometry(config, source, task).max_positions
     return LoadedTokenizer(_tokenizer(source, config, options), source.name, most, source.source_folder != DEMO_FOLDER)
 
 
@@ -251,12 +246,7 @@ def identify(options: LoadOptions) -> tuple[str, LoadOptions]:
 
 def locate(options: LoadOptions) -> Source:
     """Where a model comes from, without its weights; raises as `load` does."""
-    _check_options(options)
-    return sources.find_source(options)
-
-
-def _check_options(options: LoadOptions) -> None:
-    """Refuse what cannot be meant, before anything is looked up or imported."""
+    # What cannot be meant is refused before anything is looked up or imported.
     if not options.model.strip():
         raise UsageError("the model has no name", "pass a folder, a Hub id, or demo")
 
@@ -285,6 +275,7 @@ def _check_options(options: LoadOptions) -> None:
     # The package is asked for now, and not after the weights were downloaded.
     if options.quantize and importlib.util.find_spec("bitsandbytes") is None:
         raise UsageError("quantized models need bitsandbytes", 'pip install "attnscope[quantize]"')
+    return sources.find_source(options)
 
 
 @uncollected()
@@ -296,39 +287,33 @@ def _config(source: Source, options: LoadOptions) -> tuple[Any, dict[str, Any]]:
     if source.gguf:
         config = gguf.load_config(source.gguf, options.permits, trust=options.gguf == "trust")
     else:
-        config = _config_of_folder(source, options)
+        from transformers import AutoConfig
+
+        # A type that this transformers does not know needs code of its own, which has to be allowed.
+        types = needed("transformers.models.auto.configuration_auto", "CONFIG_MAPPING_NAMES")
+        raw = checkpoint.read_json(source.folder / "config.json")
+        model_type, remote = raw.get("model_type") or None, bool(raw.get("auto_map"))
+        if model_type not in types and not (remote and options.trust_remote_code):
+            if remote:
+                raise ModelError(f"{source.name} ({model_type}) {RUNS_CODE}", TRUST)
+            what = f"this transformers does not know the model type {model_type!r}"
+            raise ModelError(what, "pip install -U transformers")
+        try:
+            with options.permits.held():
+                config = AutoConfig.from_pretrained(source.folder, **options.permits.given)
+        except Exception as error:  # any family's config class, with any content
+            raise unread(f"the config of {source.name}", error, "check its values") from error
+        config.transformers_weights = None  # a list of weights of its own, which nobody has judged
+        if source.snapshot:
+            config.name_or_path = source.name  # what transformers would have written, had it looked the name up itself
+        if source.adapter and (kind := adapters.trained_class(source.adapter.folder, config)):
+            config.architectures = [kind]
     # What the family is read without, since its default gives no matrix.
     changes = family(config.model_type).config_changes
     replaced = {name: getattr(config, name) for name, value in changes.items() if getattr(config, name) != value}
     for name, value in changes.items():
         setattr(config, name, value)
     return config, replaced
-
-
-def _config_of_folder(source: Source, options: LoadOptions) -> Any:
-    from transformers import AutoConfig
-
-    # A type that this transformers does not know needs code of its own, which has to be allowed.
-    types = needed("transformers.models.auto.configuration_auto", "CONFIG_MAPPING_NAMES")
-    raw = checkpoint.read_json(source.folder / "config.json")
-    model_type, remote = raw.get("model_type") or None, bool(raw.get("auto_map"))
-    if model_type not in types and not (remote and options.trust_remote_code):
-        if remote:
-            raise ModelError(f"{source.name} ({model_type}) {RUNS_CODE}", TRUST)
-        raise ModelError(
-            f"this transformers does not know the model type {model_type!r}", "pip install -U transformers"
-        )
-    try:
-        with options.permits.held():
-            config = AutoConfig.from_pretrained(source.folder, **options.permits.given)
-    except Exception as error:  # any family's config class, with any content
-        raise unread(f"the config of {source.name}", error, "check its values") from error
-    config.transformers_weights = None  # a list of weights of its own, which nobody has judged
-    if source.snapshot:
-        config.name_or_path = source.name  # what transformers would have written, had it looked the name up itself
-    if source.adapter and (kind := adapters.trained_class(source.adapter.folder, config)):
-        config.architectures = [kind]
-    return config
 
 
 def _geometry(config: Any, source: Source, task: str) -> Geometry:
@@ -525,11 +510,9 @@ def _not_loaded(error: Exception, source: Source, config: Any, files: Sequence[P
     return unread(source.name, error, hint, "loaded")
 
 
-def _arithmetic(model: PreTrainedModel, config: Any, name: str) -> Arithmetic | None:
+def _arithmetic(model: PreTrainedModel, config: Any, name: str) -> quantised.Arithmetic | None:
     """How the model computes where it is or was quantised, with a warning where tokens are not computed apart."""
-    from attnscope.model.quantised import arithmetic_of
-
-    arithmetic = arithmetic_of(model, config)
+    arithmetic = quantised.arithmetic_of(model, config)
     if arithmetic is not None and arithmetic.together:
         logger.warning("%s rounds the tokens of a pass together: earlier rows change with later tokens", name)
     return arithmetic

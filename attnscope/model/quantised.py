@@ -20,7 +20,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from inspect import ismethod
 from math import prod
 from typing import Any
 
@@ -68,7 +67,7 @@ def rounding_layers(model: Any) -> Iterator[Any]:
     for module in model.modules():
         weight = getattr(module, "weight", None)
         linear = isinstance(module, torch.nn.Linear) and isinstance(weight, torch.Tensor)
-        if ismethod(weight) or (linear and (not is_plain(weight) or _rounds(module))):  # torch.ao's are methods
+        if inspect.ismethod(weight) or (linear and (not is_plain(weight) or _rounds(module))):  # torch.ao's are methods
             yield module
 
 

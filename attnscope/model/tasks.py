@@ -12,8 +12,8 @@ import inspect
 import json
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cache
-from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 from attnscope.errors import ModelError, UsageError
@@ -170,7 +170,7 @@ def _takes_pixels(kind: Any, config: Any) -> bool:
     """Whether a class is given a picture, or its patches: towers of language models do not name their main input."""
     if getattr(kind, "main_input_name", "") == "pixel_values":
         return True
-    first = next(iter([*signature(kind.forward).parameters][1:]), "")
+    first = next(iter([*inspect.signature(kind.forward).parameters][1:]), "")
     return first in ("hidden_states", "pixel_values") and hasattr(config, "patch_size")
 
 
@@ -327,7 +327,9 @@ def _unreadable(kind: Any, config: Any, task: str) -> str:
         return f"{kind.__name__} is given {main} first, and no text alone"
     if kind.forward.__name__ == "_forward_unimplemented":  # PyTorch's own: several models run one after another
         return f"{kind.__name__} has no forward pass of its own"
-    if task == SEQ2SEQ and "decoder_input_ids" not in signature(kind.forward).parameters:  # FastSpeech2's reads frames
+    if (
+        task == SEQ2SEQ and "decoder_input_ids" not in inspect.signature(kind.forward).parameters
+    ):  # FastSpeech2's reads frames
         return f"the decoder of {kind.__name__} reads no tokens"
     return ""
 
@@ -362,25 +364,20 @@ def attending_layers(config: Any, part: Any, stack: str) -> frozenset[int] | Non
     """
     key = stack, config.to_json_string()
     if key not in _last_answer:
+        import torch
+        from transformers import AutoModel
+
         _last_answer.clear()  # one model is read at a time, and asks again for every pass
-        answers = (_attending(built, stack) for built in (part, config))
-        _last_answer[key] = next((layers for layers in answers if layers is not None), None)
+        permits, layers = TrustPolicy(), None
+        for of in (part, config):
+            with suppress(Exception):  # any family's constructor, with any config
+                with permits.held(), torch.device("meta"):
+                    model = AutoModel.from_config(copy.deepcopy(of), trust_remote_code=permits.code)
+                modules = (model.get_decoder() if stack == DECODER else model.get_encoder()).named_modules()
+                layers = frozenset(layer_of(module, path) for path, module in modules if asks_interface(module))
+                break
+        _last_answer[key] = layers
     return _last_answer[key]
 
 
 _last_answer: dict[tuple[str, str], frozenset[int] | None] = {}
-
-
-def _attending(config: Any, stack: str) -> frozenset[int] | None:
-    """The layers that attend in the model of a config; None where it cannot be built."""
-    import torch
-    from transformers import AutoModel
-
-    permits = TrustPolicy()
-    try:
-        with permits.held(), torch.device("meta"):
-            model = AutoModel.from_config(copy.deepcopy(config), trust_remote_code=permits.code)
-        part = model.get_decoder() if stack == DECODER else model.get_encoder()
-    except Exception:  # any family's constructor, with any config
-        return None
-    return frozenset(layer_of(module, path) for path, module in part.named_modules() if asks_interface(module))
