@@ -284,7 +284,7 @@ def _read_bytes(run: Sequence[Piece], source: str) -> list[Entry]:
     """What each token of a run says; `source` is the part of the text that the run covers."""
     # Each character of the joined bytes, with the places of the tokens that hold a part of it.
     datas, chars = [piece.data for piece in run], list[tuple[str, list[int]]]()
-    data, owner = b"".join(datas), [place for place, part in enumerate(datas) for _ in part]
+    data, holders = b"".join(datas), [place for place, part in enumerate(datas) for _ in part]
     at = 0
     while at < len(data):
         size = 1 + sum(data[at] >= lead for lead in (0xC0, 0xE0, 0xF0))
@@ -292,7 +292,7 @@ def _read_bytes(run: Sequence[Piece], source: str) -> list[Entry]:
             char = data[at : at + size].decode()
         except UnicodeDecodeError:
             size, char = 1, f"<0x{data[at]:02X}>"
-        chars.append((char, list(dict.fromkeys(owner[at : at + size]))))
+        chars.append((char, list(dict.fromkeys(holders[at : at + size]))))
         at += size
     exact, plain = [""] * len(datas), [""] * len(datas)
     added = bool(chars) and chars[0][0] == " " and len(source) == len(chars) - 1

@@ -8,16 +8,7 @@ from itertools import groupby, pairwise
 from typing import Any, Literal, NamedTuple
 
 from attnscope.errors import InputError, UsageError
-from attnscope.inputs.chat import (
-    Bounds,
-    Message,
-    by_template,
-    in_form,
-    pictures_of,
-    read_messages,
-    token_turns,
-    turn_bounds,
-)
+from attnscope.inputs.chat import Bounds, by_template, in_form, pictures_of, read_messages, token_turns, turn_bounds
 from attnscope.inputs.labels import Characters, in_order, locate_tokens, over_marks, pieces_of, read_pieces
 from attnscope.inputs.spans import sentence_ranges, word_ranges
 from attnscope.utils.isolation import IsolatedCall, Where
@@ -287,7 +278,7 @@ def from_chat(
             "this model's tokenizer has no chat template", "leave out {chat}, or use an instruct or chat model"
         ) from error
 
-    def render(messages: Sequence[Message]) -> str | None:
+    def render(messages: Sequence[dict[str, Any]]) -> str | None:
         try:
             return by_template(tokenizer, messages)
         except (InputError, MemoryError):  # of a part of a chat a template may refuse what it takes in the whole

@@ -37,7 +37,6 @@ WIDE_STOPS = tuple("。！？｡")
 CLOSERS = "\"'”’»)]}」』）】》"
 TAIL = 16  # characters of a word or sentence that the rules look back on
 UNIT = re.compile(r"\s*(\w+|[^\w\s])")
-Unit = re.Match[str]
 CharacterRange = tuple[int, int]  # characters [start, stop)
 Group = tuple[int, int]  # tokens [start, stop)
 Align = Literal["position", "text"]
@@ -104,14 +103,9 @@ def ends_between(text: str, at: int) -> bool:
 
 def _closed(starts: list[int], texts: Sequence[str], special: Sequence[bool]) -> list[tuple[int, int]]:
     """Ranges from their starts; white space that nothing follows goes to the range before it."""
-    left: list[int] = []
-    stop = len(texts)
-    for start in reversed(starts):
-        blank = not special[start] and not "".join(texts[start:stop]).strip()
-        stop = start
-        if not (blank and start > 0 and not special[start - 1]):
-            left.append(start)
-    left.reverse()
+    ranges = pairwise([*starts, len(texts)])
+    apart = {start for start, stop in ranges if special[start] or "".join(texts[start:stop]).strip()}
+    left = [start for start in starts if start in apart or start == 0 or special[start - 1]]
     return list(pairwise([*left, len(texts)]))
 
 
@@ -274,24 +268,21 @@ def _connected(pairs: Sequence[tuple[int, int]], count_a: int, count_b: int) -> 
 def _same(a: str, b: str) -> Iterator[tuple[CharacterRange, CharacterRange]]:
     """Runs of characters of both texts that belong together."""
     units_a, units_b = list(UNIT.finditer(a)), list(UNIT.finditer(b))
-    for alike, unit_a, unit_b in _pairs(units_a, units_b):
+    words_a, words_b = [unit[1] for unit in units_a], [unit[1] for unit in units_b]
+    # What both begin with is paired without the matcher, which is quadratic.
+    first = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(words_a, words_b, strict=False)))
+    pairs = [(True, *pair) for pair in zip(units_a[:first], units_b[:first], strict=True)]
+    matcher = SequenceMatcher(None, words_a[first:], words_b[first:], autojunk=False)
+    for operation, a0, a1, b0, b1 in matcher.get_opcodes():
+        if a1 - a0 == b1 - b0:
+            both = zip(units_a[first + a0 : first + a1], units_b[first + b0 : first + b1], strict=True)
+            pairs += [(operation == "equal", *pair) for pair in both]
+    for alike, unit_a, unit_b in pairs:
         if not alike:
             yield unit_a.span(), unit_b.span()
             continue
         for back in range(min(len(unit_a[0]), len(unit_b[0]))):  # from the end: blanks before a word may be fewer
             yield (unit_a.end() - back - 1, unit_a.end() - back), (unit_b.end() - back - 1, unit_b.end() - back)
-
-
-def _pairs(a: list[Unit], b: list[Unit]) -> Iterator[tuple[bool, Unit, Unit]]:
-    """Units that belong together, and whether they are the same."""
-    words_a, words_b = [unit[1] for unit in a], [unit[1] for unit in b]
-    first = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(words_a, words_b, strict=False)))
-    # What both begin with is paired without the matcher, which is quadratic.
-    yield from ((True, unit_a, unit_b) for unit_a, unit_b in zip(a[:first], b[:first], strict=True))
-    a, b, matcher = a[first:], b[first:], SequenceMatcher(None, words_a[first:], words_b[first:], autojunk=False)
-    for operation, a0, a1, b0, b1 in matcher.get_opcodes():
-        if a1 - a0 == b1 - b0:
-            yield from ((operation == "equal", *pair) for pair in zip(a[a0:a1], b[b0:b1], strict=True))
 
 
 def _owners(plain: Sequence[str]) -> list[list[int]]:
@@ -300,7 +291,6 @@ def _owners(plain: Sequence[str]) -> list[list[int]]:
     owners: list[list[int]] = [[] for _ in range(stops[-1] if stops else 0)]
     for token, stop in enumerate(stops):
         start = stop - len(plain[token])
-        for place in range(min(start, stop - 1), stop):
-            if place >= 0:
-                owners[place].append(token)
+        for place in range(max(0, min(start, stop - 1)), stop):
+            owners[place].append(token)
     return owners

@@ -305,8 +305,7 @@ def settle_rotary(model: nn.Module) -> None:
     import torch
 
     for module in model.modules():
-        names = [name for name in vars(module) if name.endswith("max_seq_len_cached")]
-        for name in names:
+        for name in [name for name in vars(module) if name.endswith("max_seq_len_cached")]:
             prefix = name.removesuffix("max_seq_len_cached")
             original = getattr(module, f"{prefix}original_inv_freq", None)
             if original is not None:
