@@ -51,8 +51,8 @@ def fetch(name: str, revision: str | None = None, offline: bool = False, code: b
     Example:
         fetch("gpt2").folder  # ~/.cache/huggingface/hub/models--gpt2/snapshots/607a30d7...
     """
-    from huggingface_hub import constants
-    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub import HfApi, constants
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
     from huggingface_hub.utils import validate_repo_id
 
     # Both become part of a path: names that can be none of the Hub's are refused before that.
@@ -70,10 +70,17 @@ def fetch(name: str, revision: str | None = None, offline: bool = False, code: b
     if offline or constants.HF_HUB_OFFLINE:
         return _cached(name, revision, "the run is offline")
     try:
-        info = _ask(name, revision)
-    except UnreachableError as error:
-        snapshot = _cached(name, revision, error.message)
-        logger.warning("%s; using the cached copy, commit %s", error.message, snapshot.commit[:12])
+        info = within(DEADLINE_SECONDS, lambda: HfApi().model_info(name, revision=revision, timeout=ANSWER_SECONDS))
+    except Exception as error:  # no connection, no name, no proxy, no certificate, no JSON: each library has its own
+        if isinstance(error, HfHubHTTPError):
+            refusal = _refusal(name, revision, error)
+        else:
+            what = str(error).strip().partition("\n")[0] or type(error).__name__
+            refusal = UnreachableError(f"the Hugging Face Hub ({constants.ENDPOINT}) cannot be reached: {what}")
+        if not isinstance(refusal, UnreachableError):
+            raise refusal from None
+        snapshot = _cached(name, revision, refusal.message)
+        logger.warning("%s; using the cached copy, commit %s", refusal.message, snapshot.commit[:12])
         return snapshot
     patterns = [*SMALL_FILES, "*.py"] if code else [*SMALL_FILES]
     # By its own name, not by the commit: the cache then remembers which commit the branch was, for a run offline.
@@ -95,20 +102,6 @@ def fetch_weights(snapshot: Snapshot, names: list[str]) -> None:
 
 class UnreachableError(ModelError):
     """The Hub did not answer."""
-
-
-def _ask(name: str, revision: str | None) -> Any:
-    """The Hub's description of a revision."""
-    from huggingface_hub import HfApi, constants
-    from huggingface_hub.errors import HfHubHTTPError
-
-    try:
-        return within(DEADLINE_SECONDS, lambda: HfApi().model_info(name, revision=revision, timeout=ANSWER_SECONDS))
-    except HfHubHTTPError as error:
-        raise _refusal(name, revision, error) from None
-    except Exception as error:  # no connection, no name, no proxy, no certificate, no JSON: each library has its own
-        what = str(error).strip().partition("\n")[0] or type(error).__name__
-        raise UnreachableError(f"the Hugging Face Hub ({constants.ENDPOINT}) cannot be reached: {what}") from None
 
 
 def _refusal(name: str, revision: str | None, error: Any) -> ModelError:
@@ -156,7 +149,7 @@ def _download(name: str, revision: str, patterns: list[str]) -> Path:
         return Path(snapshot_download(name, revision=revision, allow_patterns=patterns, ignore_patterns="*/*"))
     except HfHubHTTPError as error:
         raise _refusal(name, revision, error) from None
-    except Exception as error:  # as in `_ask`
+    except Exception as error:  # as in `fetch`
         what = str(error).strip().partition("\n")[0] or type(error).__name__
         raise ModelError(f"{name} could not be downloaded: {what}", "run the command again; it resumes") from None
 
