@@ -210,9 +210,10 @@ def set_labels(config: Any, kind: Any, folder: Path) -> None:
 def attach(model: PreTrainedModel, folder: Path, merged: bool) -> PreTrainedModel:
     """The model with an adapter: in its weights where merged, else in layers of its own; or tokens before a text.
 
-    Raises ModelError for an adapter that is neither a change of weights nor such tokens, or not of this model.
+    Every weight of the adapter found its place, and no place was left. Raises ModelError for an adapter that is neither
+    a change of weights nor such tokens, or not of this model.
     """
-    from peft import PeftConfig
+    from peft import PeftConfig, PeftModel
     from peft.utils.save_and_load import load_peft_weights
 
     with PERMITS.held():
@@ -226,11 +227,49 @@ def attach(model: PreTrainedModel, folder: Path, merged: bool) -> PreTrainedMode
         # One that was trained with more tokens than its base has brings embeddings for them.
         embeddings = model.get_input_embeddings()
         ending = next(f".{name}.weight" for name, module in model.named_modules() if module is embeddings)
-        shapes = _shapes(folder / SAFETENSORS).items()
-        rows = next((shape[0] for key, shape in shapes if key.endswith(ending)), None)
+        shapes = _shapes(folder / SAFETENSORS)
+        rows = next((shape[0] for key, shape in shapes.items() if key.endswith(ending)), None)
         if rows not in (None, embeddings.num_embeddings):
             model.resize_token_embeddings(rows, mean_resizing=False)
-        adapted = _with_weights(model, config, folder)
+
+        # A LoRA of a larger rank than any of its weights PEFT would draw in a size which the config makes up.
+        config.inference_mode = True
+        sizes = [size for shape in shapes.values() for size in shape]
+        ranks = [config.r, *config.rank_pattern.values()] if config.peft_type.value == "LORA" and sizes else []
+        wrong = next((rank for rank in ranks if not 0 < rank <= max(sizes)), None)
+        if wrong is not None:
+            raise ModelError(f"the adapter in {folder} has no weights of rank {wrong}", "download it again")
+
+        # A part of the base may have been taken out of it when the weights were first drawn, which PEFT repeats: from
+        # the base alone, in bounded time, it can repeat some ways only.
+        drawn = str(getattr(config, "init_lora_weights", "")).lower()
+        begins_from_base = drawn.startswith(CHANGES_BASE)
+        if begins_from_base and not FROM_BASE.fullmatch(drawn):
+            raise ModelError(
+                f"the adapter in {folder} changes its base by {drawn!r} before its weights are read",
+                "save it as a plain LoRA of that base",
+            )
+
+        # Weights that are read anyway are drawn nowhere before, in sizes that the config alone would say.
+        how: dict[str, Any] = {"low_cpu_mem_usage": not begins_from_base}
+        adapted = PeftModel(model, config, **how)
+        mapping = getattr(model, "_checkpoint_conversion_mapping", {})
+        try:
+            report = adapted.load_adapter(str(folder), "default", key_mapping=mapping, **how, **PERMITS.given)
+            # Embeddings that were resized and trained PEFT writes twice, and reads by their plain name.
+            unexpected = report.unexpected_keys
+            weights = load_peft_weights(str(folder), device="cpu", **PERMITS.given) if unexpected else {}
+            twice = {key: weights.get(key.replace(SAVED, ".")) for key in unexpected if SAVED in key and key in weights}
+            copies = {key for key, plain in twice.items() if plain is not None and plain.equal(weights[key])}
+            misfits = sorted([*report.missing_keys, *(key for key in unexpected if key not in copies)])
+        except KeyError as error:  # a module that was trained as a whole, and is not in the file
+            misfits = [str(error.args[0])]
+        if misfits:
+            raise ModelError(
+                f"the adapter in {folder} does not fit its base: {len(misfits)} of its weights are "
+                f"missing or unexpected (first: {misfits[0]})",
+                "name the model that it was trained on: {base=FOLDER}",
+            )
     if not merged:
         return adapted.get_base_model()
     try:
@@ -318,53 +357,6 @@ def _check_kind(config: Any, what: str) -> None:
             f"{what} ({config.peft_type.value}) is more than a change of weights",
             "merge it where that can be done, or choose a plain LoRA",
         )
-
-
-def _with_weights(model: PreTrainedModel, config: Any, folder: Path) -> Any:
-    """A PeftModel around the model; every weight of the adapter found its place, and no place was left."""
-    from peft import PeftModel
-    from peft.utils.save_and_load import load_peft_weights
-
-    # A LoRA of a larger rank than any of its weights is one that PEFT would draw in a size which the config makes up.
-    config.inference_mode = True
-    sizes = [size for shape in _shapes(folder / SAFETENSORS).values() for size in shape]
-    ranks = [config.r, *config.rank_pattern.values()] if config.peft_type.value == "LORA" and sizes else []
-    wrong = next((rank for rank in ranks if not 0 < rank <= max(sizes)), None)
-    if wrong is not None:
-        raise ModelError(f"the adapter in {folder} has no weights of rank {wrong}", "download it again")
-
-    # A part of the base may have been taken out of it when the weights were first drawn, which PEFT repeats: from the
-    # base alone, in bounded time, it can repeat some ways only.
-    drawn = str(getattr(config, "init_lora_weights", "")).lower()
-    begins_from_base = drawn.startswith(CHANGES_BASE)
-    if begins_from_base and not FROM_BASE.fullmatch(drawn):
-        raise ModelError(
-            f"the adapter in {folder} changes its base by {drawn!r} before its weights are read",
-            "save it as a plain LoRA of that base",
-        )
-
-    # Weights that are read anyway are drawn nowhere before, in sizes that the config alone would say.
-    how: dict[str, Any] = {"low_cpu_mem_usage": not begins_from_base}
-    adapted = PeftModel(model, config, **how)
-    mapping = getattr(model, "_checkpoint_conversion_mapping", {})
-
-    try:
-        report = adapted.load_adapter(str(folder), "default", key_mapping=mapping, **how, **PERMITS.given)
-        # Of embeddings that were resized and trained PEFT writes the weights twice, and reads them by their plain name.
-        unexpected = report.unexpected_keys
-        weights = load_peft_weights(str(folder), device="cpu", **PERMITS.given) if unexpected else {}
-        twice = {key: weights.get(key.replace(SAVED, ".")) for key in unexpected if SAVED in key and key in weights}
-        copies = {key for key, plain in twice.items() if plain is not None and plain.equal(weights[key])}
-        misfits = sorted([*report.missing_keys, *(key for key in unexpected if key not in copies)])
-    except KeyError as error:  # a module that was trained as a whole, and is not in the file
-        misfits = [str(error.args[0])]
-    if misfits:
-        raise ModelError(
-            f"the adapter in {folder} does not fit its base: {len(misfits)} of its weights are "
-            f"missing or unexpected (first: {misfits[0]})",
-            "name the model that it was trained on: {base=FOLDER}",
-        )
-    return adapted
 
 
 def _shapes(weights: Path) -> dict[str, list[int]]:
