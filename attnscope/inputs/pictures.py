@@ -354,23 +354,20 @@ def _tower(loaded: LoadedModel, inputs: Mapping[str, Any], sight: Sight, prompt:
                 count = weight.shape[-2] if weight.ndim > 1 else 1
                 before += [mark] if count == 1 else [f"{mark[:-1]}{at}]" for at in range(count)]
         grid = pixels.shape[-2] // side, pixels.shape[-1] // side
-        for picture, box in _parts(sight, prompt, pixels.shape[:-3].numel()):
+        # The picture, and the part of it, of each of the tiles that the tower is given.
+        parts = list(enumerate(sight.boxes))
+        if sight.tiled:
+            runs: list[list[Patch]] = []  # a tile's patches are tokens side by side
+            for at, patch in prompt.medium.patches.items():
+                if at - 1 not in prompt.medium.patches:
+                    runs.append([])
+                runs[-1].append(patch)
+            runs = runs if len(runs) == pixels.shape[:-3].numel() else []
+            edges = [list(zip(*(patch.box or WHOLE for patch in run), strict=True)) for run in runs]
+            boxes = ((min(left), min(top), max(right), max(bottom)) for left, top, right, bottom in edges)
+            parts = [(run[0].picture, box) for run, box in zip(runs, boxes, strict=True)]
+        for picture, box in parts:
             yield _of_patches(cells(picture, grid, box), before)
-
-
-def _parts(sight: Sight, prompt: Prompt, count: int) -> Iterator[tuple[int, Box]]:
-    """The picture, and the part of it, of each of the tiles that a tower is given."""
-    if not sight.tiled:
-        yield from enumerate(sight.boxes)
-        return
-    runs: list[list[Patch]] = []  # a tile's patches are tokens side by side
-    for at, patch in prompt.medium.patches.items():
-        if at - 1 not in prompt.medium.patches:
-            runs.append([])
-        runs[-1].append(patch)
-    for run in runs if len(runs) == count else []:
-        edges = list(zip(*(patch.box or WHOLE for patch in run), strict=True))
-        yield run[0].picture, (min(edges[0]), min(edges[1]), max(edges[2]), max(edges[3]))
 
 
 def _of_patches(

@@ -66,7 +66,20 @@ def patches_of(names: Sequence[str], image: Sequence[bool], sight: Sight) -> dic
     runs = [range(start, stop) for start, stop in zip(edges[::2], edges[1::2], strict=True)]
     tiles = [TILE.fullmatch(names[run.start - 1]) if run.start else None for run in runs]
     if any(tiles):
-        return dict(_of_tiles(runs, [(int(tile[1]) - 1, int(tile[2]) - 1) if tile else None for tile in tiles], sight))
+        # Tiles count the rows and columns of their whole picture, which follows them and is called `small`.
+        counted = [(int(tile[1]) - 1, int(tile[2]) - 1) if tile else None for tile in tiles]
+        ends, labels = [at + 1 for at, tile in enumerate(counted) if tile is None], dict[int, Labelled]()
+        for picture, (start, stop) in enumerate(pairwise([0, *ends])):
+            tiles_here = [tile for tile in counted[start:stop] if tile]
+            rows, columns = (max((tile[side] for tile in tiles_here), default=0) + 1 for side in (0, 1))
+            for run, tile in zip(runs[start:stop], counted[start:stop], strict=True):
+                side, box, name = isqrt(len(run)), sight.boxes[picture], picture_name(picture)
+                if tile:
+                    first, box = (tile[0] * side, tile[1] * side), part(box, (rows, columns), *tile)
+                else:
+                    first, name = (0, 0), name + " small" * bool(tiles_here)
+                labels |= zip(run, cells(picture, (side, side), box, name=name, first=first), strict=True)
+        return labels
     every = [at for run in runs for at in run]
     grids = None if sight.tiled else _of_rows(runs, names, sight) or _of_runs(runs, sight)
     if grids is None:
@@ -145,23 +158,6 @@ def _of_rows(runs: Sequence[range], names: Sequence[str], sight: Sight) -> list[
     if len(runs) == len(sight.boxes) or len(pictures) != len(sight.boxes):
         return None
     return [((len(rows), len(rows[0])), [at for row in rows for at in row]) for rows in pictures]
-
-
-def _of_tiles(runs: Sequence[range], tiles: Sequence[Grid | None], sight: Sight) -> Iterator[tuple[int, Labelled]]:
-    """Tiles count the rows and columns of their whole picture, which follows them and is called `small`."""
-    ends = [at + 1 for at, tile in enumerate(tiles) if tile is None]
-    for picture, (start, stop) in enumerate(pairwise([0, *ends])):
-        tiles_here = [tile for tile in tiles[start:stop] if tile]
-        rows, columns = (max((tile[side] for tile in tiles_here), default=0) + 1 for side in (0, 1))
-        for run, tile in zip(runs[start:stop], tiles[start:stop], strict=True):
-            side, box, name = isqrt(len(run)), sight.boxes[picture], picture_name(picture)
-            if tile:
-                first = (tile[0] * side, tile[1] * side)
-                labelled = cells(picture, (side, side), part(box, (rows, columns), *tile), first=first)
-            else:
-                name += " small" * bool(tiles_here)
-                labelled = cells(picture, (side, side), box, name=name)
-            yield from zip(run, labelled, strict=True)
 
 
 def processor_of(loaded: LoadedModel) -> Any:
