@@ -131,8 +131,8 @@ def test_a_model_whose_files_changed_while_it_was_loaded_is_not_kept(tmp_path, m
         rewrite(folder / "config.json", b'"bos_token_id": 0', b'"bos_token_id": 2')
         return loaded
 
-    monkeypatch.setattr(loading, "load", changing)
+    monkeypatch.setattr(kept, "load", changing)
     models, options = kept.KeptModels(), LoadOptions(str(folder))
     assert models.load(options).model.config.bos_token_id == 0
-    monkeypatch.setattr(loading, "load", load)
+    monkeypatch.setattr(kept, "load", load)
     assert models.load(options).model.config.bos_token_id == 2

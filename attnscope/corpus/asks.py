@@ -44,19 +44,15 @@ def check_fields(job: Job, loaded: LoadedModel) -> None:
     """
     # Whatever the corpus holds: what each of its texts would fail with is said once, before any is read.
     if loaded.geometry.task == VISION_ONLY:
-        raise ModelError(
-            f"batch reads texts, and {loaded.name} reads pictures alone",
-            "read one picture at a time, with attnscope heads",
-        )
+        message = f"batch reads texts, and {loaded.name} reads pictures alone"
+        raise ModelError(message, "read one picture at a time, with attnscope heads")
     if job.answered:
         otherwise = "name the field of each target with {target_field=NAME}"
         check_has_answer(loaded.geometry.task, otherwise, loaded.geometry.both_ways)
         loaded.check_logits("an answer")
     if reads_sound(loaded.model) and job.audio_field is None:
-        raise ModelError(
-            f"{loaded.name} reads sound, and this corpus has texts",
-            "name the field of each record that holds a sound's file with {audio_field=NAME}",
-        )
+        message = f"{loaded.name} reads sound, and this corpus has texts"
+        raise ModelError(message, "name the field of each record that holds a sound's file with {audio_field=NAME}")
     # What makes inputs of sounds and pictures is loaded here, so that a checkpoint without it is refused now.
     if job.audio_field is not None:
         if not reads_sound(loaded.model):
@@ -65,9 +61,8 @@ def check_fields(job: Job, loaded: LoadedModel) -> None:
     if job.picture_field is not None:
         processor_of(loaded)
         if job.output.weights:
-            raise UsageError(
-                "lower triangles are of text alone: tokens of a picture may see ahead", "leave out {matrices}"
-            )
+            message = "lower triangles are of text alone: tokens of a picture may see ahead"
+            raise UsageError(message, "leave out {matrices}")
 
 
 def ask_for(job: Job, item: Item) -> CaptureSpec:
@@ -78,7 +73,15 @@ def ask_for(job: Job, item: Item) -> CaptureSpec:
     if item.problem is not None:
         raise InputError(item.problem)
     # Each field that the job names is read of the record; what it does not name is as the job says, or is not there.
-    text = item.text if job.audio_field is None else _sound(item, job.audio_field)
+    text: str | Sound = item.text
+    if job.audio_field is not None:
+        files = _files(item, job.audio_field)
+        if len(files) > 1:
+            raise InputError(f"field {job.audio_field!r} names {len(files)} files, and one sound is read")
+        try:
+            text = read_sound(files[0])
+        except UsageError as error:  # a file that needs the extra: others of the corpus may not
+            raise InputError(error.message) from error
     picture = None if job.picture_field is None else _files(item, job.picture_field)
     target = None if job.target_field is None else _said(item, job.target_field)
     answer = job.answer if job.answer_field is None else _said(item, job.answer_field)
@@ -145,16 +148,6 @@ def _said(item: Item, field: str) -> str:
     if not isinstance(value, str):
         raise InputError(f"field {field!r}: expected text, got {type(value).__name__}")
     return value
-
-
-def _sound(item: Item, field: str) -> Sound:
-    files = _files(item, field)
-    if len(files) > 1:
-        raise InputError(f"field {field!r} names {len(files)} files, and one sound is read")
-    try:
-        return read_sound(files[0])
-    except UsageError as error:  # a file that needs the extra: others of the corpus may not
-        raise InputError(error.message) from error
 
 
 def _files(item: Item, field: str) -> list[str]:

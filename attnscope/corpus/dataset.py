@@ -210,10 +210,8 @@ class Dataset:
         """Raise UsageError where there is nothing to rank."""
         spans = self.output.spans
         if pair is not None and not spans:
-            raise UsageError(
-                f"{self.folder} has no spans, and those are what a query and a key name here",
-                "leave out {query} and {key}, or give spans to attnscope batch",
-            )
+            message = f"{self.folder} has no spans, and those are what a query and a key name here"
+            raise UsageError(message, "leave out {query} and {key}, or give spans to attnscope batch")
         if pair is not None and not set(pair) <= set(spans):
             raise UsageError(f"{self.folder} has these spans: {', '.join(spans)}", "name two of them")
         if pair is None and "heads" not in self.output.tables:

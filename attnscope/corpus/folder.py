@@ -224,10 +224,8 @@ def check_options(folder: Path, options: Mapping[str, Any], about: Mapping[str, 
     if before is None:
         save_json({"schema": SCHEMA, "options": plain, **about}, folder / OPTIONS)
     elif changed := changes(before, plain):
-        raise UsageError(
-            f"{folder} was started with other options: {'; '.join(changed)}",
-            f"give the same options to resume, or {ANOTHER}",
-        )
+        message = f"{folder} was started with other options: {'; '.join(changed)}"
+        raise UsageError(message, f"give the same options to resume, or {ANOTHER}")
 
 
 def begun_sources(folder: Path, sources: Sequence[str]) -> tuple[str, ...]:
@@ -270,10 +268,8 @@ def check_ours(folder: Path) -> None:
     refuse_links(path for path in paths if path.name in (LOCK, JOURNAL, FAILURES) or path.is_dir())
     foreign = [path for path in paths if not path.name.startswith(".") and path.name != "lost+found"]
     if _options(folder / OPTIONS) is None and foreign:
-        raise UsageError(
-            f"{folder} holds {foreign[0].name}, which is not part of a dataset of attnscope batch",
-            "name a new or an empty folder with {out}",
-        )
+        message = f"{folder} holds {foreign[0].name}, which is not part of a dataset of attnscope batch"
+        raise UsageError(message, "name a new or an empty folder with {out}")
 
 
 def is_dataset(folder: Path) -> bool:

@@ -150,7 +150,7 @@ def _texts(pairs: Sequence[tuple[Item, Observation]], output: DatasetOutput) -> 
     ]
     columns, schema = dict[str, pa.Array](), schema_of("texts", output)
     for field in schema:  # texts or whole numbers
-        values = [row.get(field.name) for row in rows]
+        values: list[Any] = [row.get(field.name) for row in rows]
         is_text = field.type == pa.string()
         columns[field.name] = words(values) if is_text else integers(values, field.type.to_pandas_dtype())
     return _table(columns, schema)
@@ -480,6 +480,5 @@ def _pool_in_words() -> Iterator[None]:
     try:
         yield
     except BrokenProcessPool as error:
-        raise AttnscopeError(
-            "a process that draws pictures was killed", "free memory on this machine; the same command resumes the run"
-        ) from error
+        message = "a process that draws pictures was killed"
+        raise AttnscopeError(message, "free memory on this machine; the same command resumes the run") from error

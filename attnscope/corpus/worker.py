@@ -186,7 +186,9 @@ class Worker:
         if self.of_two and not named:
             check_generates(self.loaded, "give the targets with {target_field=NAME}")
             say_ignored(self.loaded)
-        if job.picture_field is not None and not _of_tokens(job):
+        # Where the texts' own tokens are asked about, a vision tower has none of them.
+        asks_tokens = job.request.asks or job.request.spans or job.query_field or job.key_field
+        if job.picture_field is not None and not asks_tokens:
             self.loaded = replace(self.loaded, geometry=with_tower(self.loaded.geometry, self.loaded.model.config))
         self.output = replace(job.output, targets=self.of_two)
         if job.output.weights:
@@ -196,10 +198,8 @@ class Worker:
         geometry = self.loaded.geometry
         positions = geometry.max_positions
         if job.max_tokens is not None and positions is not None and job.max_tokens > positions:
-            raise UsageError(
-                f"texts of {job.max_tokens} tokens are too long: the model reads at most {positions}",
-                f"give {{max_tokens={positions}}} or less",
-            )
+            message = f"texts of {job.max_tokens} tokens are too long: the model reads at most {positions}"
+            raise UsageError(message, f"give {{max_tokens={positions}}} or less")
         self.request = job.request
         heads = geometry.heads_of_stacks
         if job.select is not None:
@@ -356,11 +356,6 @@ class Worker:
         request = self.request if quick and self._quick else None
         choice = choose(loaded, longest, name, batch=texts, request=request)
         return choice if name == self.job.engine else choice._replace(for_speed=True)
-
-
-def _of_tokens(job: Job) -> bool:
-    """Whether the texts' own tokens are asked about, of which a vision tower has none."""
-    return job.request.asks or bool(job.request.spans or job.query_field or job.key_field)
 
 
 def _broken(observation: Observation) -> str:

@@ -218,7 +218,16 @@ async def answer(
     with TemporaryDirectory(prefix="attnscope-page-") as place:
         folder = Path(place)
         try:
-            process = await _begun(question.arguments(held, folder), where)
+            process = await asyncio.create_subprocess_exec(
+                *COMMAND,
+                *question.arguments(held, folder),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.DEVNULL,
+                stderr=asyncio.subprocess.PIPE,
+                cwd=where,
+                env=os.environ | SAID,
+                limit=MOST_LINE,
+            )
         except (AttnscopeError, OSError) as error:
             yield _line(failed=str(error))
             return
@@ -255,19 +264,6 @@ async def answer(
         data = page.read_bytes()
         yield _line(page=len(data), code=code)
         yield data
-
-
-async def _begun(words: Sequence[str], where: str | None) -> asyncio.subprocess.Process:
-    return await asyncio.create_subprocess_exec(
-        *COMMAND,
-        *words,
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.PIPE,
-        cwd=where,
-        env=os.environ | SAID,
-        limit=MOST_LINE,
-    )
 
 
 async def _next(process: asyncio.subprocess.Process) -> str:

@@ -29,6 +29,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
+from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -82,11 +83,8 @@ def files(*folders: Path | None) -> Files:
 
     Raises UsageError for a folder of more than MOST_FILES: whether one of them changes takes too long to see.
     """
-    states: Files = {}
-    for folder in folders:
-        if folder is not None:
-            states |= _tree(Path(os.path.realpath(folder)))
-    return states
+    trees = [_tree(Path(os.path.realpath(folder))) for folder in folders if folder is not None]
+    return {path: state for tree in trees for path, state in tree.items()}
 
 
 class Contents:
@@ -145,10 +143,8 @@ def _tree(folder: Path, ending: str = "") -> Files:
     for place, below, names in os.walk(folder, followlinks=True):
         count += len(names)
         if count > MOST_FILES:
-            raise UsageError(
-                f"{folder} has more than {MOST_FILES:,} files, which cannot be watched for changes",
-                "put the files of the model in a folder of their own",
-            )
+            message = f"{folder} has more than {MOST_FILES:,} files, which cannot be watched for changes"
+            raise UsageError(message, "put the files of the model in a folder of their own")
         for link in [name for name in below if os.path.islink(os.path.join(place, name))]:
             target = os.path.realpath(os.path.join(place, link))
             if target in entered:
@@ -224,11 +220,8 @@ def receive(link: socket.socket, most: int = ANSWER_BYTES, seconds: float | None
         sizes = document["sizes"]
         if not all(isinstance(size, int) and size >= 0 for size in sizes) or sum(sizes) != len(blobs):
             raise WireError("the sizes are not those of the bytes")
-        parts, at = [], 0
-        for size in sizes:
-            parts.append(blobs[at : at + size])
-            at += size
-        return Frame(document["said"], parts, last)
+        stream = BytesIO(blobs)
+        return Frame(document["said"], [stream.read(size) for size in sizes], last)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise WireError("expected a frame, got another thing") from error
 
@@ -328,9 +321,8 @@ def address() -> Path:
     place = folder()
     status = os.lstat(place)  # not through a link, which another user may have put there
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:
-        raise UsageError(
-            f"expected {place} to be a folder of yours alone", "remove it, or set XDG_RUNTIME_DIR to another folder"
-        )
+        message = f"expected {place} to be a folder of yours alone"
+        raise UsageError(message, "remove it, or set XDG_RUNTIME_DIR to another folder")
     if len(os.fsencode(place / SOCKET)) > LONGEST:
         raise UsageError(f"the path of the socket is too long: {place / SOCKET}", SHORTER)
     return place / SOCKET

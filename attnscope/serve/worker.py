@@ -219,7 +219,9 @@ def answer_question(link: Link, models: dict[str, LoadedModel], frame: Frame) ->
     prompt = unpacked(question["prompt"], frame.blobs)
     if prompt is not None:
         ask = replace(ask, text=prompt)
-        check_ids(loaded, prompt.ids)
+        size = loaded.embeddings
+        if not all(type(token) is int and token >= 0 and (size is None or token < size) for token in prompt.ids):
+            raise InputError("these are no token ids of this model", "give others")
     with cancellable(loaded.model, link.check):
         return "answer", *packed(purpose.answer(loaded, ask, link, link.prepared))
 
@@ -238,13 +240,6 @@ def cancellable(model: nn.Module, check: Callable[[], object]) -> Iterator[None]
     finally:
         for handle in handles:
             handle.remove()
-
-
-def check_ids(loaded: LoadedModel, ids: tuple[int, ...]) -> None:
-    """Raise InputError for ids that the model does not know."""
-    size = loaded.embeddings
-    if not all(type(token) is int and token >= 0 and (size is None or token < size) for token in ids):
-        raise InputError("these are no token ids of this model", "give others")
 
 
 def kind_of(error: AttnscopeError) -> str:
@@ -267,8 +262,6 @@ class KeptModels:
 
     def load(self, options: LoadOptions) -> LoadedModel:
         """A model, loaded where it is not there; raises as `attnscope.model.loading.load` does."""
-        from attnscope.model.loading import load
-
         if options.trust_remote_code or options.allow_pickle:
             return load(options)
         entry = self._kept.pop(options, None)

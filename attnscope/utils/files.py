@@ -171,9 +171,8 @@ def refuse_links(paths: Iterable[Path]) -> None:
     """Raise UsageError where a link is in the place of a file or a folder of ours: it would be written through."""
     for path in paths:
         if path.is_symlink():
-            raise UsageError(
-                f"{path} is a link, expected a file or folder of this run", "remove it, or name another folder"
-            )
+            message = f"{path} is a link, expected a file or folder of this run"
+            raise UsageError(message, "remove it, or name another folder")
 
 
 @contextmanager
@@ -215,9 +214,8 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> Path:
         with whole_path(path) as temp:
             write(temp)
     except OSError as error:
-        raise UsageError(
-            f"cannot write {path}: {error.strerror or error}", "name a folder that can be written"
-        ) from error
+        message = f"cannot write {path}: {error.strerror or error}"
+        raise UsageError(message, "name a folder that can be written") from error
     return path
 
 
@@ -291,10 +289,8 @@ def read_text(text: str | None, file: str | None, unasked: bool = False) -> str:
         raise UsageError("expected one text", "give {text=TEXT}, {file=FILE}, or - for standard input")
     if piped:
         data, source = piped, "standard input"
-    elif "-" in (text, file):
-        data, source = _read("-")
-    elif file is not None:
-        data, source = _read(file)
+    elif file is not None or text == "-":
+        data, source = _read("-" if file is None else file)
     else:
         data, source = os.fsencode(text or ""), "--text"  # bytes that aren't UTF-8 arrive as escapes
     result = decode_utf8(data, source)
@@ -313,9 +309,8 @@ def read_ids(file: str) -> list[int]:
     """
     if IDS_THEMSELVES.fullmatch(file) and not os.path.exists(file):
         numbers = ", ".join(re.findall("[0-9]+", file))
-        raise InputError(
-            f"expected a file of token ids, got {file!r}", f"pipe the ids: echo '[{numbers}]' | attnscope ... {{ids=-}}"
-        )
+        message = f"expected a file of token ids, got {file!r}"
+        raise InputError(message, f"pipe the ids: echo '[{numbers}]' | attnscope ... {{ids=-}}")
     data, source = _read(file)
     text = decode_utf8(data, source, IDS).strip()
     inside = re.fullmatch(r"\[(.*)\]", text, re.DOTALL)

@@ -158,12 +158,11 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any], shorten: Callable
     >>> changes({"top": 5, "query": None}, {"top": 6, "query": "last"})
     ["query was not given, now 'last'", 'top was 5, now 6']
     """
-    lines = []
-    for name in sorted({*before, *now}):
-        old, new = before.get(name), now.get(name)
-        if old != new:
-            lines.append(_change(name if PLAIN.fullmatch(name) else shorten(name), old, new, shorten))
-    return lines
+    return [
+        _change(name if PLAIN.fullmatch(name) else shorten(name), before.get(name), now.get(name), shorten)
+        for name in sorted({*before, *now})
+        if before.get(name) != now.get(name)
+    ]
 
 
 @contextmanager
@@ -194,10 +193,8 @@ def locked(folder: Path) -> Iterator[None]:
                 stream.seek(0)
                 holder = stream.read(HOLDER_LETTERS).strip()
                 if time.monotonic() > until or not _has_ended(holder):
-                    raise UsageError(
-                        f"another run is writing to {folder}: {holder or 'it does not say which'}",
-                        "wait for it, or name another folder with {out}",
-                    ) from error
+                    message = f"another run is writing to {folder}: {holder or 'it does not say which'}"
+                    raise UsageError(message, "wait for it, or name another folder with {out}") from error
                 time.sleep(LEFT_SECONDS / 100)
         stream.truncate(0)
         stream.write(f"process {os.getpid()} on {socket.gethostname()}, since {time.strftime('%Y-%m-%d %H:%M:%S')}")

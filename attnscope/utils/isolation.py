@@ -156,15 +156,12 @@ class IsolatedCall(Generic[T]):
             ended = -os.waitstatus_to_exitcode(os.waitpid(self._child, 0)[1])
         if ended == signal.SIGALRM:
             return self._too_long()
-        return ModelError(
-            f"the model's tokenizer or chat template ended its process (signal {ended})", "choose another model"
-        )
+        message = f"the model's tokenizer or chat template ended its process (signal {ended})"
+        return ModelError(message, "choose another model")
 
     def _too_long(self) -> ModelError:
-        return ModelError(
-            f"the model's tokenizer or chat template took more than {self.seconds} seconds for {self.work}",
-            f"{self.otherwise}, or set {VARIABLE}",
-        )
+        message = f"the model's tokenizer or chat template took more than {self.seconds} seconds for {self.work}"
+        return ModelError(message, f"{self.otherwise}, or set {VARIABLE}")
 
 
 def forked(serve: Callable[[Connection], object]) -> tuple[Connection, int]:
@@ -187,7 +184,15 @@ def forked(serve: Callable[[Connection], object]) -> tuple[Connection, int]:
 
 def _serve(pipe: Connection, function: Callable[..., Any], seconds: int) -> None:
     """In the fork: answer until the pipe is closed."""
-    _bound_memory()
+    import resource
+
+    # A template of one line that asks for gigabytes is to fail, and not the machine.
+    with suppress(OSError, ValueError):  # /proc is not mounted
+        with open("/proc/self/statm", "rb") as stream:
+            used = int(stream.read().split()[0]) * resource.getpagesize()
+        soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+        bounds = [used + ROOM_BYTES, *(bound for bound in (soft, hard) if bound != resource.RLIM_INFINITY)]
+        resource.setrlimit(resource.RLIMIT_AS, (min(bounds), hard))
     while True:
         arguments = pipe.recv()
         signal.alarm(seconds)
@@ -216,18 +221,6 @@ def _keep_alone(pipe: Connection) -> None:
 
     with suppress(AttributeError, OSError):  # another C library
         ctypes.CDLL(None).prctl(DEATH_OF_PARENT, signal.SIGKILL)
-
-
-def _bound_memory() -> None:
-    """Let a template of one line that asks for gigabytes fail, and not the machine."""
-    import resource
-
-    with suppress(OSError, ValueError):  # /proc is not mounted
-        with open("/proc/self/statm", "rb") as stream:
-            used = int(stream.read().split()[0]) * resource.getpagesize()
-        soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-        bounds = [used + ROOM_BYTES, *(bound for bound in (soft, hard) if bound != resource.RLIM_INFINITY)]
-        resource.setrlimit(resource.RLIMIT_AS, (min(bounds), hard))
 
 
 def answer_of(function: Callable[..., T], arguments: tuple[Any, ...]) -> Answer[T]:

@@ -310,16 +310,18 @@ def _struct(data: bytes, at: int, ours: bool = False, depth: int = 0) -> tuple[d
     fields, number = dict[int, Any](), 0
     while head := data[at]:
         at, kind, step = at + 1, head & 15, head >> 4
-        if step:
-            number += step
-        else:
-            number, at = _zigzag(data, at)
+        number, at = (number + step, at) if step else _zigzag(data, at)
         if number in fields or (depth > DEEPEST and not ours):
             raise ValueError("a page with a damaged header")
         if kind in (TRUE, FALSE):
             fields[number] = None
         elif kind == LIST and ours:
-            fields[number], at = _list(data, at)
+            count, inner, values = data[at] >> 4, data[at] & 15, list[Any]()
+            count, at = varint(data, at + 1) if count == 15 else (count, at + 1)
+            for _ in range(count):
+                value, at = _value(data, at, inner, True, 0)
+                values.append(value)
+            fields[number] = values
         else:
             fields[number], at = _value(data, at, kind, ours, depth)
     return fields, at + 1
@@ -338,17 +340,6 @@ def _value(data: bytes, at: int, kind: int, ours: bool, depth: int) -> tuple[Any
     if kind in (TRUE, FALSE, BYTE):  # a truth takes a byte in a list alone
         return None, at + 1
     raise ValueError("a page with a damaged header")
-
-
-def _list(data: bytes, at: int) -> tuple[list[Any], int]:
-    """The values of a list of ours, and where it ends."""
-    count, kind = data[at] >> 4, data[at] & 15
-    count, at = varint(data, at + 1) if count == 15 else (count, at + 1)
-    values = []
-    for _ in range(count):
-        value, at = _value(data, at, kind, True, 0)
-        values.append(value)
-    return values, at
 
 
 def _zigzag(data: bytes, at: int) -> tuple[int, int]:

@@ -1,5 +1,6 @@
 """Who may ask the live page, how much, and what a question may name. What a browser does with it: tests/viewer."""
 
+import asyncio
 import base64
 import contextlib
 import http.client
@@ -356,13 +357,13 @@ def test_a_question_has_an_end(field):
 @pytest.fixture
 def begun(monkeypatch):
     """The commands that were begun."""
-    found, original = [], asking._begun
+    found, original = [], asyncio.create_subprocess_exec
 
-    async def noted(*given):
-        found.append(await original(*given))
+    async def noted(*words, **options):
+        found.append(await original(*words, **options))
         return found[-1]
 
-    monkeypatch.setattr(asking, "_begun", noted)
+    monkeypatch.setattr(asking.asyncio, "create_subprocess_exec", noted)
     return found
 
 

@@ -386,7 +386,7 @@ def test_a_worker_that_is_killed_is_started_again(tmp_path):
 def test_a_worker_that_is_killed_amid_an_answer_is_no_error(tmp_path, monkeypatch):
     alone = call("heads", SENTENCE)
     with serving(tmp_path / "run") as server:
-        heard = client._Answer._heard
+        heard = client._Answer._pass_on
 
         def killed(answer, kind, frame):
             heard(answer, kind, frame)
