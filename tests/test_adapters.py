@@ -29,6 +29,7 @@ from attnscope.errors import AttnscopeError, ModelError, UsageError
 from attnscope.hooks.projections import output_projections, projection
 from attnscope.model import adapters
 from attnscope.model import sources as hub
+from attnscope.model.checkpoint import ADAPTER_CONFIG
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.loading import DEMO_FOLDER, identify, load, wrap
 from attnscope.model.options import LoadOptions
@@ -278,7 +279,7 @@ def test_what_a_run_is_of_knows_both(tmp_path: Path) -> None:
     base = saved(tmp_path / "base", vocab_size=2000)
     adapter = an_adapter(tmp_path / "adapter", base)
     before, options = identify(LoadOptions(model=str(adapter)))
-    path = adapter / adapters.CONFIG
+    path = adapter / ADAPTER_CONFIG
     path.write_text(json.dumps(json.loads(path.read_text()) | {"lora_alpha": 9}))
     changed, _ = identify(options)
     saved(base, vocab_size=2000, tie_word_embeddings=True)
@@ -325,7 +326,7 @@ def nameless(folder: Path) -> None:
 
 
 def edit(folder: Path, **changes: object) -> None:
-    path = folder / adapters.CONFIG
+    path = folder / ADAPTER_CONFIG
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from attnscope.errors import ModelError, UsageError
 from attnscope.model import checkpoint
-from attnscope.model.checkpoint import read_json
-from attnscope.model.geometry import empty_model, empty_of, geometry_of
+from attnscope.model.checkpoint import ADAPTER_CONFIG
+from attnscope.model.geometry import empty_of, geometry_of
 from attnscope.model.options import TrustPolicy
 from attnscope.model.selection import CAUSAL_LM, NAMES
 from attnscope.model.tasks import classes_of, task_of
@@ -69,16 +69,6 @@ def check_patterns(config: Any, names: Iterable[str], path: Path) -> None:
             ) from error
 
 
-def check_quantised(config: Any, path: Path) -> None:
-    """The same of what a model's config says of quantised weights, of the whole and of its parts.
-
-    config: as transformers read it. path: its file.
-    """
-    raw = read_json(path)
-    parts = [part.get("quantization_config") for part in (raw, *raw.values()) if isinstance(part, dict)]
-    check_patterns(parts, (name for name, _ in empty_model(config).named_modules()), path)
-
-
 def _match(patterns: Iterable[str], names: Iterable[str]) -> None:
     for pattern in patterns:
         for form in FORMS:
@@ -88,7 +78,6 @@ def _match(patterns: Iterable[str], names: Iterable[str]) -> None:
                     compiled.match(name)
 
 
-CONFIG = "adapter_config.json"
 SAFETENSORS, PICKLE = "adapter_model.safetensors", "adapter_model.bin"
 BY_TOKEN = ("XLORA", "POLY")  # other weights for each token or task
 VIRTUAL = ("PROMPT_TUNING", "P_TUNING")  # embeddings before the text, and nothing else
@@ -119,15 +108,6 @@ SAVED = ".modules_to_save."
 PERMITS = TrustPolicy()  # nothing: all its files are there, and it brings no code
 
 
-def is_adapter(folder: Path) -> bool:
-    """Whether a folder holds an adapter.
-
-    >>> is_adapter(DEMO_FOLDER)
-    False
-    """
-    return (folder / CONFIG).is_file()
-
-
 def base_of(folder: Path, there: frozenset[str], chosen: str | None) -> str:
     """The folder or the Hub id of the model that an adapter changes: as asked for, or as its config says.
 
@@ -141,9 +121,9 @@ def base_of(folder: Path, there: frozenset[str], chosen: str | None) -> str:
     if there.intersection((*checkpoint.SAFETENSORS, *checkpoint.PICKLES)):
         raise ModelError(
             f"{folder} holds a whole model and an adapter, and either could be meant",
-            f"leave one of them there: without {CONFIG} it is a model",
+            f"leave one of them there: without {ADAPTER_CONFIG} it is a model",
         )
-    base = chosen or checkpoint.read_json(folder / CONFIG).get("base_model_name_or_path")
+    base = chosen or checkpoint.read_json(folder / ADAPTER_CONFIG).get("base_model_name_or_path")
     if not isinstance(base, str) or not base.strip():
         raise ModelError(f"{folder} holds an adapter and does not say of which model", "name it: {base=FOLDER}")
 
@@ -181,7 +161,7 @@ def trained_class(folder: Path, config: Any) -> str | None:
     """
     import transformers
 
-    content = checkpoint.read_json(folder / CONFIG)
+    content = checkpoint.read_json(folder / ADAPTER_CONFIG)
     mapping = TRAINED_ON.get(str(content.get("task_type")))
     if mapping is not None:
         kinds = classes_of(getattr(transformers, mapping), config)
@@ -222,7 +202,8 @@ def attach(model: PreTrainedModel, folder: Path, merged: bool) -> PreTrainedMode
             learnt = load_peft_weights(str(folder), device="cpu", **PERMITS.given).get(PROMPT)
             return _with_tokens(model, config, learnt, f"the adapter in {folder}")
         _check_kind(config, f"the adapter in {folder}")
-        check_patterns(checkpoint.read_json(folder / CONFIG), dict(model.named_modules()), folder / CONFIG)
+        path = folder / ADAPTER_CONFIG
+        check_patterns(checkpoint.read_json(path), dict(model.named_modules()), path)
 
         # One that was trained with more tokens than its base has brings embeddings for them.
         embeddings = model.get_input_embeddings()

@@ -33,11 +33,12 @@ COUNT = re.compile(
 )
 DOCUMENTS = ("*.json", "*.jinja", "additional_chat_templates/*.jinja")  # that transformers reads whole
 VOCABULARY_FILES = ("tokenizer.json", "*.model", "vocab*", "merges.txt", "tekken.json", "*.tiktoken", "dict.txt")
+ADAPTER_CONFIG = "adapter_config.json"
 SAFETENSORS = ("model.safetensors", "model.safetensors.index.json")
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 # Files besides those of the vocabulary that decide what a model computes and how it reads a text.
 DECIDING = (
-    *("config.json", "adapter_config.json", "*.index.json", "*.py"),
+    *("config.json", ADAPTER_CONFIG, "*.index.json", "*.py"),
     *("tokenizer*", "special_tokens*", "added_tokens*", "chat_template*"),
 )
 TYPES = re.compile("float|uint|int")  # as torch writes what safetensors has in a letter
@@ -82,16 +83,32 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
+def is_adapter(folder: Path) -> bool:
+    """Whether a folder holds an adapter.
+
+    >>> is_adapter(DEMO_FOLDER)
+    False
+    """
+    return (folder / ADAPTER_CONFIG).is_file()
+
+
+def quantization_of(path: Path) -> list[Any]:
+    """What a config.json says of quantised weights, of the whole model and of its parts; empty where nothing."""
+    raw = read_json(path)
+    stated = (part.get("quantization_config") for part in (raw, *raw.values()) if isinstance(part, dict))
+    return [content for content in stated if content]
+
+
 def check_config(folder: Path) -> dict[str, Any]:
     """The config.json of a model folder, of a type that may have attention."""
     path = folder / "config.json"
     if not path.is_file():
         # sentence-transformers has the model in `0_Transformer`, a trainer in its `checkpoint-500`, PEFT several
-        # adapters. The name of an adapter's config is `adapters.CONFIG`.
+        # adapters.
         inside: list[str] = []
         with suppress(OSError):
             below = sorted(part for part in folder.iterdir() if part.is_dir())[:BELOW]
-            names = ("config.json", "adapter_config.json")
+            names = ("config.json", ADAPTER_CONFIG)
             inside = [part.name for part in below if any((part / name).is_file() for name in names)]
         otherwise = "pass a folder written by save_pretrained, or a Hugging Face Hub id"
         raise ModelError(

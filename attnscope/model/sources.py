@@ -212,11 +212,11 @@ class Source:
 def find_source(options: LoadOptions) -> Source:
     """Where a model comes from, with a config that may be one of attention."""
     source = _find(options)
-    if not source.gguf and adapters.is_adapter(source.folder):
+    if not source.gguf and checkpoint.is_adapter(source.folder):
         # The model is the adapter's base, which has a name, and perhaps a revision, of its own.
         base = adapters.base_of(source.folder, source.files, options.base)
         whole = _find(replace(options, model=base, revision=None))
-        if not whole.gguf and adapters.is_adapter(whole.folder):
+        if not whole.gguf and checkpoint.is_adapter(whole.folder):
             hint = "name a whole model: {base=FOLDER}"
             raise ModelError(f"the base of {source.name}, {base}, is an adapter too", hint)
         source = replace(whole, name=source.name, adapter=source)
@@ -288,7 +288,7 @@ def _find(options: LoadOptions) -> Source:
             raise UsageError(f"{options.model} is a folder and has no revisions", "leave out {revision}")
         return Source(options.model, path)
     if is_file and path.suffix == ".gguf":
-        if adapters.is_adapter(path.parent):  # transformers would apply it unasked
+        if checkpoint.is_adapter(path.parent):  # transformers would apply it unasked
             raise ModelError(
                 f"{path} lies in the folder of an adapter, which would change it",
                 "move the GGUF file to a folder of its own",
