@@ -223,6 +223,7 @@ def progress(title: str, total: int | None, quiet: bool, unit: str = "") -> Iter
         count(0)
         yield count
         return
+    # Without a terminal nothing is shown, but a signal is still heard at each step.
     if quiet or not sys.stderr.isatty():
         yield lambda steps: signals.again()
         return
@@ -237,6 +238,7 @@ def progress(title: str, total: int | None, quiet: bool, unit: str = "") -> Iter
             left = task.time_remaining
             return Text(f"{clock(task.elapsed or 0.0)} so far" if left is None else f"{clock(left)} left")
 
+    # A stage of unknown length has no count, since a total of 0 would read as done.
     columns: list[Any] = [TextColumn("{task.description}", markup=False), BarColumn(None)]
     columns += [TextColumn(f"{{task.completed:,.0f}}/{{task.total:,.0f}} {unit}".rstrip())] if total else []
     with Bars(*columns, Clock(), console=console(sys.stderr), transient=True) as bar:

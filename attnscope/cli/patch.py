@@ -111,7 +111,7 @@ def patch(paired: Paired, patches: Patches, beside: BesideOthers, table: PatchTa
     restored is what the same heads of TEXT give back to the answer of the corrupted text. Both are shares of the gap
     between the two texts, where there is one.
     """
-    output.wanted_format(table.format)
+    output.wanted_format(table.format)  # what it refuses is refused before the work
     text = read_one(paired, table)
 
     from attnscope.studies.patching import AskedPair
@@ -128,6 +128,7 @@ def patch(paired: Paired, patches: Patches, beside: BesideOthers, table: PatchTa
     make = partial(AskedPair.of, shared=shared)
     asked = questions(paired, text, AskedPair.FIELDS, make, beside.sequences, stdin="jsonl")
 
+    # All that a text makes wrong is said by now: a model takes seconds to load, and torch with it.
     from attnscope.api.knockout import chosen_heads
     from attnscope.studies.patching import PatchPlan, PatchStudy
 

@@ -375,6 +375,7 @@ def redraw_study(folder: Path, into: Path, style: Style = Style()) -> Redrawn | 
     from attnscope.studies.comparison import load_comparison
     from attnscope.studies.head_distances import load_texts
 
+    # Heads are counted before they are drawn: a damaged table may name a million.
     if kind == atlas.NAME:
         scan = atlas.load_atlas(folder)
         name = _name(scan.facts)
@@ -399,12 +400,14 @@ def redraw_study(folder: Path, into: Path, style: Style = Style()) -> Redrawn | 
         ablation = effects.load_ablation(folder)
         heads = sorted({head for heads in ablation.effects for head in heads})
         _check(folder, heads)
+        # Costs are of the table alone, since the runs that they are the mean of are not kept.
         with damaged(f"{folder} holds no whole ablation", effects.AGAIN):
             costs = pictures.costs_of(columns_of(folder / effects.TABLE, effects.STORED, lists="heads"))
             if not all(isfinite(cost.value) for cost in costs):
                 raise ValueError("an effect is no number")
         note = "heads in no set, and scores of an atlas, are not drawn: they are not in the tables; ablate again"
         return Redrawn(pictures.save_ablation(ablation, into, heads, style=style, costs=costs), (note,))
+    # Of a comparison the weights of both sides are not kept, so that its maps cannot be drawn.
     comparison, of_texts = load_comparison(folder)
     _check(folder, comparison.heads)
     about = About(line=visible(of_texts), command=style.about.command)

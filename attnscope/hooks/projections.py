@@ -231,6 +231,7 @@ def _given_parts(
         factor_HV[call.module] = drawn.to(output_BTHV)
         return output_BTHV * factor_HV[call.module]
 
+    # A part that is given as many numbers as the heads give may be the output projection: which one shows the factor.
     def watch(attention: nn.Module) -> Any:
         def before(module: nn.Module, args: tuple[Any, ...]) -> None:
             heads, x = calls.get(attention), args[0] if args else None
@@ -239,6 +240,7 @@ def _given_parts(
 
         return before
 
+    # What a module gives again is what it gave at first: the layers after it see the same in every pass.
     def after(attention: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         return gave.setdefault(attention, output) if attention in calls else None
 

@@ -574,10 +574,12 @@ def test_a_page_of_cuts_is_the_same(server, tmp_path):
 
 def test_lines_are_run_in_order_with_one_model(tmp_path, monkeypatch):
     from attnscope.model import loading
+    from attnscope.serve import worker
 
     loaded = []
     load = loading.load
-    monkeypatch.setattr(loading, "load", lambda options: loaded.append(options) or load(options))
+    for module in (loading, worker):
+        monkeypatch.setattr(module, "load", lambda options: loaded.append(options) or load(options))
     lines = f"""
         # a comment
         heads {SENTENCE!r} --quiet

@@ -126,7 +126,7 @@ def test_another_run_is_not_mixed_in(demo, studied):
 
 def test_other_weights_of_the_same_name_are_not_mixed_in(demo, studied, monkeypatch):
     *_, folder = studied
-    monkeypatch.setattr("attnscope.studies.parts.weights_sha256", lambda *folders: {"model.safetensors": "0"})
+    monkeypatch.setattr("attnscope.studies.study.weights_sha256", lambda *folders: {"model.safetensors": "0"})
     with pytest.raises(UsageError, match=": other weights;"):
         attnscope.ablate(demo, named(SETS), sequences=4, random=3, out=folder)
 

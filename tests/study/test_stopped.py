@@ -55,7 +55,7 @@ def scanning(demo, monkeypatch) -> Study:
     return lambda folder: ScanStudy(demo, type(planned)(few, planned.seed, planned.facts)).run(folder)
 
 
-PASSES = {"ablating": (Passes, "run"), "scanning": (findings, "_pass")}
+PASSES = {"ablating": (Passes, "run"), "scanning": (findings, "_read")}
 
 
 class Stopping:
