@@ -12,11 +12,14 @@ EXAMPLES = ('attnscope sentences --text "The bank. The river."',)
 @with_options(ModelText, Printing)
 def sentences(text: ModelText, printing: Printing) -> int:
     """The sentences of a text, one a row."""
-    from attnscope.cli.single import prepared, read_text
+    from attnscope.cli.single import load_model, read_text
+    from attnscope.observe.request import CaptureSpec
+    from attnscope.observe.run import prepare
     from attnscope.utils.tables import as_table
 
     format = output.wanted_format(printing.format)
-    spans = prepared(text, printing, read_text(text, printing)).prompt.sentences
+    ask = CaptureSpec(read_text(text, printing))
+    spans = prepare(load_model(text, printing), ask).prompt.sentences
     columns = {"first": [span.start for span in spans], "sentence": [span.name for span in spans]}
     output.emit(as_table(columns), format, lambda: "\n".join(columns["sentence"]))
     return 0
