@@ -214,7 +214,7 @@ class UniformAttention(AttentionOperator):
     def _equal_labels(self, question: ask.EqualLabels) -> Tensor:
         first_Q, past_Q = self._runs
         past_Q = past_Q.minimum(self.visible.position_Q - question.gap + 1).maximum(first_Q)
-        K = self.keys + 1  # positions 0 to K, so that the end of a run is told from the next label's start
+        K = self.keys + 1  # positions 0 to K, so that the end of a run differs from the next label's start
         sorted_BK = (question.key_label_BK * K + torch.arange(self.keys, device=self.device)).sort().values
         label_BQ = question.query_label_BQ * K
         count_BQ = torch.searchsorted(sorted_BK, label_BQ + past_Q) - torch.searchsorted(sorted_BK, label_BQ + first_Q)

@@ -168,7 +168,7 @@ def _second(
         )
         if not done.returncode:
             return load_file(folder / alone.OUTPUT)
-    # What it died of is its last line; a process that was killed, or lacked memory, is told apart.
+    # The last line is the reason why it failed. A process that was killed, or lacked memory, has an error of its own.
     last_line = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
     killed = done.returncode == -getattr(signal, "SIGKILL", 0)  # which Windows lacks
     if killed or "MemoryError" in last_line or is_out_of_memory(RuntimeError(last_line)):

@@ -49,7 +49,7 @@ def measure_budgets(
     }
     asked = questions(answered, text, AskedCache.FIELDS, partial(AskedCache.of, shared=shared), compared.sequences)
 
-    # All that a text makes wrong is said by now: a model takes seconds to load, and torch with it.
+    # Errors of a text are raised before this line: a model takes seconds to load, and torch with it.
     from attnscope.api.knockout import chosen_heads
     from attnscope.studies.budgets import BudgetPlan, BudgetStudy
 

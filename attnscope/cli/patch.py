@@ -128,7 +128,7 @@ def patch(paired: Paired, patches: Patches, beside: BesideOthers, table: PatchTa
     make = partial(AskedPair.of, shared=shared)
     asked = questions(paired, text, AskedPair.FIELDS, make, beside.sequences, stdin="jsonl")
 
-    # All that a text makes wrong is said by now: a model takes seconds to load, and torch with it.
+    # Errors of a text are raised before this line: a model takes seconds to load, and torch with it.
     from attnscope.api.knockout import chosen_heads
     from attnscope.studies.patching import PatchPlan, PatchStudy
 

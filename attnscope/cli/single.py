@@ -205,7 +205,7 @@ def report_checks(seen: Observation, quiet: bool) -> int:
     return 1 if broken or unchecked else 0
 
 
-FEW = 4  # heads that are drawn where nobody names them
+FEW = 4  # heads that are drawn where none are named
 
 
 @option_group

@@ -532,7 +532,7 @@ def signed_maps(pair: Pair, stack: str | None = None, prefix: str = "") -> list[
     sides = list(zip(axes, drawn.cells, strict=True))
     labels = [tuple(_label(axis, unit) for unit in cells.starts) for axis, cells in sides]
     starts = [tuple(axis.units.members[0][unit][0] for unit in cells.starts) for axis, cells in sides]
-    # One size of cells is said of both axes, the larger: the other has as many units or fewer.
+    # Both axes are labelled with the larger size of cells: the other axis has as many units or fewer.
     size = max(cells.size for cells in drawn.cells)
     return [
         Maps(

@@ -123,7 +123,7 @@ class Panels:
     def titled(self, title: str, note: str, below: float, legend: Sequence[tuple[str, str]] = ()) -> Figure:
         """The figure with everything in its place; below: pixels for what is below a panel."""
         (wide, high), edge = self.size, self.EDGE
-        plan = layout.Frame(
+        plan = layout.PanelPlan(
             left=edge + self.before,
             top=self.TITLE_ROOM,
             size=self.size,
@@ -363,7 +363,7 @@ def sets_figure(costs: Sequence[SetCost], style: Style, texts: tuple[str, str, s
     layout.in_print(figure, style)
     edge = 2 if style.in_print else 18
     left = edge + layout.extent(ax.get_yticklabels())[0] + gap
-    plan = layout.Frame(
+    plan = layout.PanelPlan(
         left=left,
         top=gap,
         size=(max(60, room - (left if style.inches else 0)), 26 * len(costs)),

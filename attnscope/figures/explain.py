@@ -214,7 +214,7 @@ def _place(
     across = max(side + GAP + BAR_PX + round(bar_words), round(widest) + 2 * GAP, least)
     # Only the lower panels have labels below, only the left ones at the side.
     marks = layout.axis_room(panels[2][0].get_xticklabels(), NAME_SIZE, 2 * GAP)[1]
-    plan = layout.Frame(
+    plan = layout.PanelPlan(
         left=round(EDGE + layout.axis_room(panels[0][0].get_yticklabels(), NAME_SIZE, GAP)[0]),
         top=GAP + TITLE_ROOM - 8,
         size=(side, side),

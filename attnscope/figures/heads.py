@@ -187,7 +187,7 @@ class HeadFigure:
         left_ax = self.strip.ax if self.strip else self.ax
         edge, gap, bar = (PRINT_EDGE, PRINT_GAP, PRINT_BAR_PX) if self.style.in_print else (EDGE, GAP, BAR_PX)
         left = round(edge + layout.axis_room(left_ax.get_yticklabels(), layout.NAME_SIZE, gap)[0])
-        plan = layout.Frame(
+        plan = layout.PanelPlan(
             left=left + sum(strip),
             top=0,
             size=size,

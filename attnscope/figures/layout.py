@@ -157,7 +157,7 @@ def outside(ax: Axes) -> float:
 
 
 @dataclass(frozen=True)
-class Frame:
+class PanelPlan:
     """Panels of one size, each with its colour bar at its right; all in pixels.
 
     left, top: of the first panel, from the figure's upper left corner. size: width and height of a panel. right, below:
@@ -289,7 +289,7 @@ def _broken(line: str, letters: float) -> list[str]:
     return [part.replace(TIED, " ") for part in textwrap.wrap(" ".join(phrases), width)]
 
 
-def frame(figure: Figure, panels: Sequence[tuple[Axes, Axes]], plan: Frame, words: Words, left: float) -> Frame:
+def frame(figure: Figure, panels: Sequence[tuple[Axes, Axes]], plan: PanelPlan, words: Words, left: float) -> PanelPlan:
     """Size the figure to its panels (map, colour bar), and put them and the words in place.
 
     plan.top: of the first panel below the words. left: of the words. Returns the places of the panels.
@@ -310,7 +310,7 @@ def frame(figure: Figure, panels: Sequence[tuple[Axes, Axes]], plan: Frame, word
     return plan
 
 
-def place_panel(figure: Figure, panel: tuple[Axes, Axes], plan: Frame, index: int) -> None:
+def place_panel(figure: Figure, panel: tuple[Axes, Axes], plan: PanelPlan, index: int) -> None:
     """Put a map and its colour bar where the plan has one."""
     (x, y), (wide, high), (gap, bar_wide, bar_high) = plan.corner(index), plan.size, plan.bar
     place(figure, panel[0], (x, y, wide, high))

@@ -142,7 +142,7 @@ class Sheet:
     def place(self, panels: Sequence[Panel], words: tuple[str, str]) -> None:
         """Title, notes and foot, and everything in its place."""
         (layers, _), (wide, high) = panels[0].values_LH.shape, self.size
-        plan = layout.Frame(
+        plan = layout.PanelPlan(
             left=EDGE + NAME_ROOM,
             top=TITLE_ROOM,
             size=(wide, high),

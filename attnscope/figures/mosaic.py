@@ -264,7 +264,7 @@ def place_mosaic(
     beneath = layout.line_px(HEAD_SIZE) / 2 if words.style.in_print else 0  # of the lowest number beside the bar
     gap = (space if words.style.in_print else BAR_GAP) + beyond + (labels + 4 if both else 0)
     bar_words = layout.axis_room(bar.ax.get_yticklabels(), float(bar.ax.yaxis.label.get_fontsize()), space)[0]
-    plan = layout.Frame(
+    plan = layout.PanelPlan(
         left=round(edge + layout.axis_room(ax.get_yticklabels(), layout.NAME_SIZE, space)[0]),
         top=round(numbers) if numbered_above else round(layout.line_px(HEAD_SIZE)) + 4,
         size=size,

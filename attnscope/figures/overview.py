@@ -134,7 +134,7 @@ def _overview_figure(layers: Sequence[Maps], style: Style, subtitle: str, room: 
         Boxes(ax, np.concatenate([sides for _, sides in framed]), colours)
     roles = [(role, colour) for role, colour in ROLE_COLOURS.items() if role in {role for role, _ in framed}]
     _number_ticks(ax, mosaic, layers, numbers, cell, style)
-    # What was made of the maps is said above them, what signs mean below.
+    # The note above the maps says how they were made, the note below what signs mean.
     notes = (
         subtitle,
         bin_note(drawn[0]),

@@ -100,7 +100,7 @@ def patches_figure(sheet: PatchSheet, style: Style, room: float = SHEET_PX) -> F
         else:
             bar_ax.set_axis_off()
     layout.in_print(figure, style)
-    plan = layout.Frame(
+    plan = layout.PanelPlan(
         left=EDGE,
         top=TITLE_ROOM,
         size=size,
@@ -276,7 +276,7 @@ def pairs_figure(pairs: Pairs, style: Style, words: tuple[str, str, str], room: 
     layout.in_print(figure, style)
     # Between names and map is the strip of colours, above the map the tree.
     left, below = (layout.extent(axis.get_ticklabels()) for axis in (ax.yaxis, ax.xaxis))
-    frame = layout.Frame(
+    frame = layout.PanelPlan(
         left=PAIRS_EDGE + left[0] + STRIP_PX + 2 * STRIP_GAP,
         top=TREE_PX + 2 * STRIP_GAP,
         size=(side, side),

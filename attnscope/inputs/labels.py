@@ -165,7 +165,7 @@ def pieces_of(tokenizer: Any, ids: Sequence[int], text: str, offsets: Sequence[t
             pieces.append(Piece(name, piece_bytes(name, style), span))
             continue
         covered = text[span[0] : span[1]] if span else ""
-        # An unknown token stands for a piece of the text; only its name written out is the special token itself.
+        # An unknown token represents a piece of the text; only its name written out is the special token itself.
         unknown = token == unknown_id and covered != "" and covered.strip() != name
         is_special = token in special and not unknown and not BYTE_TOKEN.fullmatch(name)
         literal = unknown or (style in ("byte", "latin1") and token in added)
