@@ -445,18 +445,13 @@ def _converted(one: Any, convert: Callable[[Any, Any], Any], ctx: Any, value: An
     """The value of a parameter, as Typer converts it where it has to be; an error of Typer's has it as `value`."""
     if value is None:
         return () if one.multiple or one.nargs == -1 else None
-    if _is_as_meant(one, value):
+    # What the command takes already is not converted: its default, or a text that nothing parses.
+    meant = getattr(one, "type_descriptor", None)  # of Typer from 0.26 on
+    plain = meant and meant.annotation is str and isinstance(value, str) and not meant.parameter_info.parser
+    if plain or (type(value) is type(one.default) and value == one.default):
         return value
     try:
         return convert(ctx, value)
     except typer.BadParameter as error:
         error.value = value  # type: ignore[attr-defined]
         raise
-
-
-def _is_as_meant(one: Any, value: Any) -> bool:
-    """Whether a value is what the command takes already: its default, or a text that nothing parses."""
-    if type(value) is type(one.default) and value == one.default:
-        return True
-    meant = getattr(one, "type_descriptor", None)  # of Typer from 0.26 on
-    return bool(meant and meant.annotation is str and isinstance(value, str) and not meant.parameter_info.parser)
