@@ -143,10 +143,14 @@ class Module:
     def functions(self) -> Iterator[Definition]:
         return (node for node in ast.walk(self.tree) if isinstance(node, Definition))
 
+    @cached_property
+    def other_lines(self) -> set[int]:
+        """Those of docstrings, blank ones, and those of comments alone."""
+        return self.docstring_lines | self.blank_lines | {line for line, alone in self.comments.items() if alone}
+
     def code_lines(self, function: Definition) -> int:
-        own_lines = {line for line, alone in self.comments.items() if alone}
-        lines = set(range(function.lineno, (function.end_lineno or 0) + 1))
-        return len(lines - self.docstring_lines - self.blank_lines - own_lines)
+        lines = range(function.lineno, (function.end_lineno or 0) + 1)
+        return sum(line not in self.other_lines for line in lines)
 
     def comments_in(self, function: Definition) -> int:
         return sum(function.lineno <= line <= (function.end_lineno or 0) for line in self.comments)

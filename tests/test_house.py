@@ -106,6 +106,7 @@ def test_a_walk_counts_calls_that_cross_files(tmp_path: Path, monkeypatch: pytes
     assert house.walk(tmp_path, "a") == {"files": ["a.py", "b.py"], "calls": 6, "crossings": 1, "functions": 4}
 
 
+@pytest.mark.e2e  # it parses the whole package, which takes seconds
 def test_long_functions_of_the_package_have_reasons_and_docstrings_are_plain() -> None:
     modules = house.modules_of(ROOT)
     assert [*map(str, house.uncommented(modules))] == []
