@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -25,14 +26,12 @@ from attnscope.model.loaded import check_loaded
 from attnscope.model.options import LoadOptions
 from attnscope.model.selection import select as selected
 from attnscope.observe.atlas import atlas_of
-from attnscope.studies.budgets import (
-    BELOW,
-    AskedCache,
-    BudgetPlan,
-    BudgetStudy,
-)
+from attnscope.studies.ablation_search import CONTROLS
+from attnscope.studies.budgets import BELOW, AskedCache, BudgetPlan, BudgetStudy
 from attnscope.studies.knockout import KnockoutStudy
 from attnscope.studies.patching import AskedPair, PatchPlan, PatchStudy
+from attnscope.studies.study import Record
+from attnscope.utils.schema import takes_fields
 
 if TYPE_CHECKING:
     from attnscope.attention.rows import CutHow
@@ -42,75 +41,92 @@ if TYPE_CHECKING:
     from attnscope.studies.budgets import BudgetCosts
     from attnscope.studies.knockout_records import KnockoutResult
     from attnscope.studies.patching import PatchedPairs
+    from attnscope.studies.study import Study
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswerOptions:
+    """What `knockout` and `patch` ask of every text: its answer, the heads, and the folder of the study."""
+
+    answer: str | Sequence[int] | None = None
+    foil: str | Sequence[int] | None = None
+    select: str | None = None
+    define: Mapping[str, str] | None = None
+    chat: bool = False
+    atlas: HeadNames | Path | str | None = None
+    out: Path | str | None = None
+    force: bool = False
+
+    def shared(self) -> dict[str, Any]:
+        """What a record of a text may leave out."""
+        return {"answer": self.answer, "foil": self.foil, "define": self.define or {}, "chat": self.chat}
+
+    def run(self, study: Study[Record]) -> Record:
+        """Run the study, in its folder where one was named."""
+        return study.run(None if self.out is None else Path(self.out), force=self.force)
+
+
+@dataclass(frozen=True)
+class CutCall(AnswerOptions):
+    """What `attnscope.knockout` is called with for a knockout of named keys."""
+
+    model: LoadedModel
+    text: Texts
+    query: str | int = "last"
+    key: str | int | None = None
+    _: KW_ONLY
+    over: str = "none"
+    how: CutHow = "mask"
+    random: int = DRAWS
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class BudgetCall(AnswerOptions):
+    """What `attnscope.knockout` is called with for the budget of a cache."""
+
+    model: LoadedModel
+    text: Texts
+    _: KW_ONLY
+    keep: str
+    at: str | int | None = None
+    generate: int | None = None
+    over: str = "none"
+    below: float = BELOW
+
+
+@dataclass(frozen=True)
+class KnockoutCall(CutCall, BudgetCall):
+    """Either; a budget where `keep` is given."""
+
+    keep: str | None = field(default=None, kw_only=True)  # type: ignore[assignment]  # the second call needs it
+
+
+@dataclass(frozen=True)
+class PatchCall(AnswerOptions):
+    """What `attnscope.patch` is called with."""
+
+    model: LoadedModel
+    text: Texts
+    corrupted: str | Sequence[int] | None = None
+    _: KW_ONLY
+    at: str | int | None = None
+    what: PatchTarget = "output"
+    over: Over = "none"
+    method: Method = "measure"
+    random: int = CONTROLS
+    seed: int = 0
 
 
 @overload
-def knockout(
-    model: LoadedModel,
-    text: Texts,
-    query: str | int = "last",
-    key: str | int | None = None,
-    *,
-    answer: str | Sequence[int] | None = None,
-    foil: str | Sequence[int] | None = None,
-    over: str = "none",
-    select: str | None = None,
-    how: CutHow = "mask",
-    random: int = DRAWS,
-    seed: int = 0,
-    define: Mapping[str, str] | None = None,
-    chat: bool = False,
-    atlas: HeadNames | Path | str | None = None,
-    out: Path | str | None = None,
-    force: bool = False,
-) -> KnockoutResult: ...
-
-
+@takes_fields(CutCall)
+def knockout(call: CutCall) -> KnockoutResult: ...
 @overload
-def knockout(
-    model: LoadedModel,
-    text: Texts,
-    *,
-    keep: str,
-    at: str | int | None = None,
-    answer: str | Sequence[int] | None = None,
-    generate: int | None = None,
-    foil: str | Sequence[int] | None = None,
-    over: str = "none",
-    select: str | None = None,
-    below: float = BELOW,
-    define: Mapping[str, str] | None = None,
-    chat: bool = False,
-    atlas: HeadNames | Path | str | None = None,
-    out: Path | str | None = None,
-    force: bool = False,
-) -> BudgetCosts: ...
-
-
+@takes_fields(BudgetCall)
+def knockout(call: BudgetCall) -> BudgetCosts: ...
 @hints_of(LoadOptions)
-def knockout(
-    model: LoadedModel,
-    text: Texts,
-    query: str | int = "last",
-    key: str | int | None = None,
-    *,
-    keep: str | None = None,
-    at: str | int | None = None,
-    answer: str | Sequence[int] | None = None,
-    generate: int | None = None,
-    foil: str | Sequence[int] | None = None,
-    over: str = "none",
-    select: str | None = None,
-    how: CutHow = "mask",
-    random: int = DRAWS,
-    seed: int = 0,
-    below: float = BELOW,
-    define: Mapping[str, str] | None = None,
-    chat: bool = False,
-    atlas: HeadNames | Path | str | None = None,
-    out: Path | str | None = None,
-    force: bool = False,
-) -> KnockoutResult | BudgetCosts:
+@takes_fields(KnockoutCall)
+def knockout(call: KnockoutCall) -> KnockoutResult | BudgetCosts:
     """What an answer loses where heads may not look from the queries at the keys (Geva et al. 2023, arXiv 2304.14767).
 
     text: one text, or token ids; or records of {"text", "query", "key", "answer", "foil"}, each of which may leave out
@@ -133,23 +149,24 @@ def knockout(
         >>> attnscope.knockout(model, "the bank of the river, the bank of the", key="river", over="heads").table()
         >>> attnscope.knockout(model, text, keep="stream:4+32,h2o:36", over="heads").bearable(0.01)
     """
+    model, select, over = call.model, call.select, call.over
     check_loaded(model)
-    folder = None if out is None else Path(out)
-    shared: dict[str, Any] = {"answer": answer, "foil": foil, "define": define or {}, "chat": chat}
-    spelled = None if key is None else str(key)
+    shared, key = call.shared(), None if call.key is None else str(call.key)
     # A cache chooses its keys itself, so that queries and keys have no meaning with a budget.
-    if keep is not None:
-        check_budgets(keep, over, query=None if query == "last" else str(query), key=spelled, how=how)
-        caches = AskedCache.of(text, {**shared, "at": at, "generate": generate})
-        check_below(below)
-        plan = BudgetPlan(keep, over, chosen_heads(model, select, atlas), select or BudgetPlan.name, below)
-        return BudgetStudy.of(model, caches, plan).run(folder, force=force)
+    if call.keep is not None:
+        query = None if call.query == "last" else str(call.query)
+        check_budgets(call.keep, over, query=query, key=key, how=call.how)
+        caches = AskedCache.of(call.text, {**shared, "at": call.at, "generate": call.generate})
+        check_below(call.below)
+        heads = chosen_heads(model, select, call.atlas)
+        budgets = BudgetPlan(call.keep, over, heads, select or BudgetPlan.name, call.below)
+        return call.run(BudgetStudy.of(model, caches, budgets))
+    check_no_budget(call.at, call.generate)
     # A record may leave out what all texts share.
-    check_no_budget(at, generate)
-    shared |= {"query": str(query), "key": spelled}
-    asked = asked_of(text, shared, each_key=over == "keys")
-    cuts = CutPlan(over, chosen_heads(model, select, atlas), select or CutPlan.name, how, random, seed)
-    return KnockoutStudy.of(model, asked, cuts).run(folder, force=force)
+    asked = asked_of(call.text, {**shared, "query": str(call.query), "key": key}, each_key=over == "keys")
+    heads = chosen_heads(model, select, call.atlas)
+    plan = CutPlan(over, heads, select or CutPlan.name, call.how, call.random, call.seed)
+    return call.run(KnockoutStudy.of(model, asked, plan))
 
 
 def chosen_heads(model: LoadedModel, select: str | None, atlas: HeadNames | Path | str | None) -> Selection | None:
@@ -161,26 +178,8 @@ def chosen_heads(model: LoadedModel, select: str | None, atlas: HeadNames | Path
 
 
 @hints_of(LoadOptions)
-def patch(
-    model: LoadedModel,
-    text: Texts,
-    corrupted: str | Sequence[int] | None = None,
-    *,
-    at: str | int | None = None,
-    answer: str | Sequence[int] | None = None,
-    foil: str | Sequence[int] | None = None,
-    what: PatchTarget = "output",
-    over: Over = "none",
-    select: str | None = None,
-    method: Method = "measure",
-    random: int = 100,
-    seed: int = 0,
-    define: Mapping[str, str] | None = None,
-    chat: bool = False,
-    atlas: HeadNames | Path | str | None = None,
-    out: Path | str | None = None,
-    force: bool = False,
-) -> PatchedPairs:
+@takes_fields(PatchCall)
+def patch(call: PatchCall) -> PatchedPairs:
     """What an answer loses where heads are as in the corrupted text (Wang et al. 2022, arXiv 2211.00593).
 
     text, corrupted: two texts, or token ids of both; or records of {"text", "corrupted", "at", "answer", "foil"}, each
@@ -196,6 +195,7 @@ def patch(
 
         >>> attnscope.patch(model, "the bank of the river, the", "the bank of the field, the", over="heads").table()
     """
+    model, what, over, method = call.model, call.what, call.over, call.method
     check_loaded(model)
     # A wrong word is refused here: a type is of no help to a program that is not checked.
     for name, value, known in (("what", what, WHAT), ("over", over, OVER), ("method", method, METHODS)):
@@ -204,7 +204,8 @@ def patch(
                 f"{name}: expected one of {', '.join(known)}, got {str(value)[:20]!r}", f"use {known[0]!r}"
             )
     # A record may leave out what all pairs share.
-    shared = {"corrupted": corrupted, "at": None if at is None else str(at), "answer": answer, "foil": foil}
-    asked = AskedPair.of(text, {**shared, "define": define or {}, "chat": chat})
-    plan = PatchPlan(what, over, chosen_heads(model, select, atlas), select or PatchPlan.name, method, random, seed)
-    return PatchStudy.of(model, asked, plan).run(None if out is None else Path(out), force=force)
+    at = None if call.at is None else str(call.at)
+    asked = AskedPair.of(call.text, {**call.shared(), "corrupted": call.corrupted, "at": at})
+    heads, name = chosen_heads(model, call.select, call.atlas), call.select or PatchPlan.name
+    plan = PatchPlan(what, over, heads, name, method, call.random, call.seed)
+    return call.run(PatchStudy.of(model, asked, plan))
