@@ -31,17 +31,18 @@ from attnscope.errors import InputError, UsageError
 from attnscope.hooks.engines import UNCHECKED
 from attnscope.hooks.generation import check_causal, continuation, say_ignored
 from attnscope.inputs.answers import check_answer, check_room
-from attnscope.inputs.prompt import Prompt
 from attnscope.inputs.tokens import find
-from attnscope.interventions.base import LOSS, AnswerLoss, LogitDifference, Measure
+from attnscope.interventions.base import Measure
 from attnscope.interventions.cache import CacheBudget, HeadBudget, KeptShares
 from attnscope.interventions.passes import Advance, Passes
 from attnscope.interventions.spec import AskedText, Task, check_below, written_budgets
 from attnscope.model.selection import written_heads
 from attnscope.studies.ablation_search import head_set, heads_by_layer, portions
-from attnscope.studies.knockout import CaseReader, read_cases, text_of_ids
+from attnscope.studies.intervals import FEWEST
+from attnscope.studies.knockout import CaseReader, read_cases, task_of, text_of_ids
+from attnscope.studies.knockout_records import AnsweredText
 from attnscope.studies.parts import Parts, StudyRecord
-from attnscope.studies.statistics import FEWEST, effect_columns, largest_of
+from attnscope.studies.statistics import effect_columns, largest_of
 from attnscope.studies.study import Cost, SetEffects, SetStudy, cost_of_passes, effects_by_set
 from attnscope.utils.display import number_of, shortened
 from attnscope.utils.tables import as_table, integers, numbers, words
@@ -67,25 +68,14 @@ class AskedCache(AskedText):
 
 
 @dataclass(frozen=True)
-class CacheCase:
-    """A text as it is read. prompt: the text alone. end: the tokens of the prompt. start: the first row that counts.
-    answer: its ids, empty for none; answer_text: as text. foil: an id; foil_text: as text."""
+class CacheCase(AnsweredText):
+    """A text whose prompt is kept in a cache. end: the tokens of the prompt. start: the first row that counts."""
 
-    prompt: Prompt
     end: int
     start: int
-    answer: tuple[int, ...] = ()
-    answer_text: str = ""
-    foil: int | None = None
-    foil_text: str = ""
-
-    @property
-    def ids(self) -> tuple[int, ...]:
-        return self.prompt.ids + self.answer
 
     @property
     def rows(self) -> tuple[int, ...]:
-        """The rows whose next tokens are measured."""
         return tuple(range(self.start, self.stop))
 
     @property
@@ -103,7 +93,7 @@ def budget_cases(loaded: LoadedModel, questions: Sequence[AskedCache], keep: str
     check_causal(loaded, "a budget of a cache")
     loaded.check_logits("a budget of a cache")
     once = [name for name, one in written_budgets(keep).items() if one.once]
-    if any(one.generate for one in questions):
+    if any(question.generate for question in questions):
         say_ignored(loaded)
 
     def case_of(question: AskedCache, read: CaseReader) -> CacheCase:
@@ -126,7 +116,7 @@ def budget_cases(loaded: LoadedModel, questions: Sequence[AskedCache], keep: str
                 "a foil is compared with an answer, and there is none", "give {answer}, or leave out {foil}"
             )
         foil, foil_text = read.foil(question, prompt, answer)
-        case = CacheCase(prompt, end, start, answer, text_of_ids(loaded, answer), foil, foil_text)
+        case = CacheCase(prompt, answer, text_of_ids(loaded, answer), foil, foil_text, end, start)
         if not case.rows:
             why = f"no token follows token {start}" if start else "the text is one token, and no token follows it"
             raise InputError(why, "give a longer text")
@@ -296,24 +286,7 @@ class BudgetStudy(SetStudy[BudgetCosts]):
 
     @property
     def task(self) -> tuple[Task, Measure]:
-        """The passes' task, and what it is measured by: nats per token of a text, nats of an answer, or logits with a
-        foil.
-
-        Raises InputError where some have an answer or a foil and others none.
-        """
-        cases = self.cases
-        for what, given in (
-            ("an answer", [bool(one.answer) for one in cases]),
-            ("a foil", [one.foil is not None for one in cases]),
-        ):
-            if any(given) and not all(given):
-                raise InputError(f"some texts have {what} and others have none", "give each one, or none")
-        name, ids = "answers" if cases[0].answer else "texts", tuple(one.ids for one in cases)
-        task = Task(name, ids, tuple(one.rows for one in cases))
-        foils = [one.foil for one in cases if one.foil is not None]
-        if foils:
-            return task, LogitDifference([one.answer[0] for one in cases], foils, [one.start for one in cases])
-        return task, AnswerLoss() if cases[0].answer else LOSS
+        return task_of(self.cases)
 
     @cached_property
     def intervention(self) -> CacheBudget:
@@ -353,17 +326,7 @@ class BudgetStudy(SetStudy[BudgetCosts]):
 
     @property
     def facts(self) -> dict[str, Any]:
-        texts = [
-            {
-                "sha256": case.prompt.sha256,
-                "tokens": len(case.prompt),
-                "end": case.end,
-                "rows": [case.start, case.stop],
-                "answer": list(case.answer),
-                "foil": case.foil,
-            }
-            for case in self.cases
-        ]
+        texts = [case.facts(end=case.end, rows=[case.start, case.stop]) for case in self.cases]
         how = {"keep": self.plan.kinds, "over": self.plan.over}
         # The first set is of all heads that any other has.
         return self.task_facts | how | self.heads_facts(self.sets[:1]) | {"texts": texts}

@@ -23,7 +23,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -41,7 +41,7 @@ from attnscope.inputs.answers import check_answer, check_room
 from attnscope.inputs.labels import visible_blanks
 from attnscope.inputs.prompt import Prompt, from_ids, place, reading
 from attnscope.inputs.tokens import find
-from attnscope.interventions.base import AnswerLoss, LogitDifference, Measure
+from attnscope.interventions.base import LOSS, AnswerLoss, LogitDifference, Measure
 from attnscope.interventions.knockout import Knockout
 from attnscope.interventions.passes import AGREES, Advance
 from attnscope.interventions.spec import DRAWS, AskedText, Cut, CutPlan, HeadSet, Selection, Task
@@ -51,6 +51,7 @@ from attnscope.model.selection import everything, pairs
 from attnscope.studies.ablation_search import head_set, heads_by_layer, portions
 from attnscope.studies.knockout_records import (
     KINDS,
+    AnsweredText,
     AskedCut,
     Case,
     Draw,
@@ -170,7 +171,7 @@ def case_of(question: AskedText, reader: CaseReader) -> Case:
             f"no query sees the key {question.key}: its first token is {keys[0]}, and the last query {max(queries)}",
             "name keys that come before a query",
         )
-    return Case(prompt, queries, keys, ids, text_of_ids(loaded, ids), foil, foil_text, own=answer is None)
+    return Case(prompt, ids, text_of_ids(loaded, ids), foil, foil_text, queries, keys, own=answer is None)
 
 
 def text_of_ids(loaded: LoadedModel, ids: Sequence[int]) -> str:
@@ -178,24 +179,20 @@ def text_of_ids(loaded: LoadedModel, ids: Sequence[int]) -> str:
     return visible_blanks("".join(from_ids(loaded.tokenizer, ids).plain)) if ids else ""
 
 
-def task_of(cases: Sequence[Case]) -> tuple[Task, Measure]:
-    """The passes' task, and what the answer is measured by: nats, or against a foil logits.
+def task_of(cases: Sequence[AnsweredText], facts: Mapping[str, Any] | None = None) -> tuple[Task, Measure]:
+    """The passes' task, and what it is measured by: nats per token of a text, nats of an answer, or logits with a foil.
 
-    Raises InputError where some have a foil and others none.
+    facts: what else the task was made of. Raises InputError where some have an answer or a foil and others none.
     """
-    task = Task(
-        "answers",
-        tuple(one.ids for one in cases),
-        tuple(one.rows for one in cases),
-        {"keys": [list(one.keys) for one in cases]} if len(cases) == 1 else {},
-    )
-    foils = [one.foil for one in cases if one.foil is not None]
-    if not foils:
-        return task, AnswerLoss()
-    if len(foils) < len(cases):
-        raise InputError("some texts have a foil and others have none", "give each one, or none")
-    last = [len(one.prompt) - 1 for one in cases]
-    return task, LogitDifference([one.answer[0] for one in cases], foils, last)
+    answers, foils = [case.answer for case in cases], [case.foil for case in cases if case.foil is not None]
+    for what, count in (("an answer", sum(map(bool, answers))), ("a foil", len(foils))):
+        if 0 < count < len(cases):
+            raise InputError(f"some texts have {what} and others have none", "give each one, or none")
+    ids, rows = tuple(case.ids for case in cases), tuple(case.rows for case in cases)
+    task = Task("answers" if answers[0] else "texts", ids, rows, facts or {})
+    if foils:  # the answer begins behind the first row
+        return task, LogitDifference([answer[0] for answer in answers], foils, [row[0] for row in rows])
+    return task, AnswerLoss() if answers[0] else LOSS
 
 
 def cuts_over(over: str, selection: Selection, geometry: Geometry, cases: Sequence[Case], name: str) -> list[AskedCut]:
@@ -445,7 +442,8 @@ class KnockoutStudy(SetStudy[KnockoutResult]):
 
     @property
     def task(self) -> tuple[Task, Measure]:
-        return task_of(self.cases)
+        alone = len(self.cases) == 1
+        return task_of(self.cases, {"keys": [list(case.keys) for case in self.cases]} if alone else None)
 
     @property
     def intervention(self) -> Knockout:
@@ -464,17 +462,7 @@ class KnockoutStudy(SetStudy[KnockoutResult]):
     @property
     def facts(self) -> dict[str, Any]:
         plan = self.plan
-        texts = [
-            {
-                "sha256": case.prompt.sha256,
-                "tokens": len(case.prompt),
-                "queries": list(case.queries),
-                "keys": list(case.keys),
-                "answer": list(case.answer),
-                "foil": case.foil,
-            }
-            for case in self.cases
-        ]
+        texts = [case.facts(queries=list(case.queries), keys=list(case.keys)) for case in self.cases]
         how = {"how": plan.how, "over": plan.over, **self.heads_facts(self.sets)}
         return self.task_facts | how | {"random": plan.random, "seed": plan.seed, "texts": texts}
 

@@ -9,6 +9,7 @@ Shapes: S text, N cut, D draw, P head of a layer, K key, T token.
 from __future__ import annotations
 
 import re
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -33,22 +34,39 @@ TextLayer = tuple[int, int]  # text of the task, layer
 
 
 @dataclass(frozen=True)
-class Case:
-    """A text as it is read. prompt: the text alone. queries, keys: positions. answer: its ids; answer_text: as
-    text. foil: an id; foil_text: as text. own: whether the answer is the model's own next token."""
+class AnsweredText:
+    """A text as it is read. prompt: the text alone. answer: its ids, empty for none; answer_text: as text. foil: an id;
+    foil_text: as text."""
 
     prompt: Prompt
-    queries: tuple[int, ...]
-    keys: tuple[int, ...]
     answer: tuple[int, ...]
     answer_text: str
-    foil: int | None = None
-    foil_text: str = ""
-    own: bool = False
+    foil: int | None
+    foil_text: str
 
     @property
     def ids(self) -> tuple[int, ...]:
         return self.prompt.ids + self.answer
+
+    @property
+    @abstractmethod
+    def rows(self) -> tuple[int, ...]:
+        """The rows whose next tokens are measured."""
+
+    def facts(self, **own: Any) -> dict[str, Any]:
+        """What tells it from another; own: what its study asks of it."""
+        prompt = self.prompt
+        return {"sha256": prompt.sha256, "tokens": len(prompt), **own, "answer": list(self.answer), "foil": self.foil}
+
+
+@dataclass(frozen=True)
+class Case(AnsweredText):
+    """A text whose queries are cut from keys. queries, keys: positions. own: whether the answer is the model's own next
+    token."""
+
+    queries: tuple[int, ...]
+    keys: tuple[int, ...]
+    own: bool = False
 
     @property
     def rows(self) -> tuple[int, ...]:

@@ -30,11 +30,11 @@ from attnscope.interventions.patching import Patch, Patching, estimated
 from attnscope.interventions.spec import SHARED, AskedText, Method, Over, PatchTarget, Selection, Task
 from attnscope.model.selection import DECODER
 from attnscope.studies.ablation_search import CONTROLS, controls_of, head_set, portions, tried_of, whole_groups
+from attnscope.studies.intervals import FEWEST
 from attnscope.studies.knockout import COPY, CaseReader, case_of, read_cases, task_of
 from attnscope.studies.knockout_records import Case, key_name
 from attnscope.studies.parts import Parts, StudyRecord
 from attnscope.studies.statistics import (
-    FEWEST,
     beside_random,
     effect_columns,
     largest_first,
@@ -379,7 +379,7 @@ class PatchStudy(SetStudy[PatchedPairs]):
     @property
     def task(self) -> tuple[Task, Measure]:
         task, measure = task_of([case for pair in self.pairs for case in (pair.clean, pair.corrupted)])
-        return replace(task, name="pairs", facts={}, together=2), measure
+        return replace(task, name="pairs", together=2), measure
 
     @property
     def intervention(self) -> Patching:
@@ -406,17 +406,13 @@ class PatchStudy(SetStudy[PatchedPairs]):
     def facts(self) -> dict[str, Any]:
         plan = self.plan
         pairs = [
-            {
-                "sha256": pair.clean.prompt.sha256,
-                "tokens": len(pair.clean.prompt),
-                "corrupted_sha256": pair.corrupted.prompt.sha256,
-                "corrupted_tokens": len(pair.corrupted.prompt),
-                "at": list(pair.at),
-                "partners": list(pair.partners),
-                "without_partner": pair.without,
-                "answer": list(pair.clean.answer),
-                "foil": pair.clean.foil,
-            }
+            pair.clean.facts(
+                corrupted_sha256=pair.corrupted.prompt.sha256,
+                corrupted_tokens=len(pair.corrupted.prompt),
+                at=list(pair.at),
+                partners=list(pair.partners),
+                without_partner=pair.without,
+            )
             for pair in self.pairs
         ]
         how = {"what": plan.what, "over": plan.over, "method": plan.method}
