@@ -153,7 +153,7 @@ def report(comparison: Comparison, quiet: bool) -> int:
     """Say what belongs to the table and what did not hold; the exit code that follows."""
     from attnscope.inputs.spans import WORDS
     from attnscope.inputs.tokens import TokenMatch, described
-    from attnscope.studies.statistics import FEWEST
+    from attnscope.studies.intervals import FEWEST
 
     # How many tokens each text has on both sides, how they are paired, and which moved or have no partner.
     for text in comparison.pair.texts if comparison.pair else ():

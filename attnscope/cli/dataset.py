@@ -234,7 +234,7 @@ def open_ends(found: CorpusHeads, shown: np.ndarray, sort: str) -> list[str]:
     """A line where intervals of the metric that sorts lack an end, though there are texts enough."""
     import numpy as np
 
-    from attnscope.studies.statistics import FEWEST
+    from attnscope.studies.intervals import FEWEST
 
     name = _sorting(found, sort)
     enough, ends = found.texts[name][shown] >= FEWEST, (found.scores[name].low, found.scores[name].high)
@@ -254,7 +254,7 @@ def dataset_legend(dataset: Dataset, columns: Sequence[Column]) -> list[str]:
     """What the columns are, what has no interval, and where all of them are."""
     from attnscope.cli.head_tables import MASS_WORDS, column_words
     from attnscope.metrics.metrics import MASS
-    from attnscope.studies.statistics import FEWEST
+    from attnscope.studies.intervals import FEWEST
 
     names = {column.key for column in columns}
     lines = [

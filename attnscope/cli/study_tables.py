@@ -18,7 +18,8 @@ from attnscope.cli.output import rounding_notes
 from attnscope.interventions.spec import SHARED
 from attnscope.metrics.metrics import METRICS
 from attnscope.model.selection import written_heads
-from attnscope.studies.statistics import FEWEST, fewest_for_p, largest_first
+from attnscope.studies.intervals import FEWEST, fewest_for_p
+from attnscope.studies.statistics import largest_first
 from attnscope.utils import display as cells
 from attnscope.utils.display import Column, Row, Sheet, number_of
 

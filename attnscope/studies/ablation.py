@@ -46,9 +46,10 @@ from attnscope.model.selection import everything, pairs
 from attnscope.observe.atlas import columns_of
 from attnscope.observe.logit_path import Way, way_to_logits
 from attnscope.studies.ablation_search import CONTROLS, DrawnFrom, controls_of, parts, whole_groups
+from attnscope.studies.intervals import FEWEST
 from attnscope.studies.parts import Parts, StudyRecord
 from attnscope.studies.probes import SEQUENCES, begins, drafts, natural_prompts, token_pool
-from attnscope.studies.statistics import FEWEST, beside_random, effect_columns
+from attnscope.studies.statistics import beside_random, effect_columns
 from attnscope.studies.study import HALF, Cost, Study, cost_of_passes, effects_of, learning_cost, task_facts
 from attnscope.utils.files import check_schema, check_types, damaged, parsed_line, read_json, read_text
 from attnscope.utils.tables import as_table, integers, numbers, words

@@ -36,6 +36,7 @@ from attnscope.observe.choice import choose
 from attnscope.observe.collector import collect_layer
 from attnscope.observe.request import LayerKey
 from attnscope.studies.copying import RECALLED, CalledLayer, Copying, complete, copying_of, recalled, unable
+from attnscope.studies.intervals import SHARE
 from attnscope.studies.parts import Column, Columns, Parts, StudyRecord, of_heads
 from attnscope.studies.probes import (
     FROM_UNIFORM,
@@ -51,7 +52,7 @@ from attnscope.studies.probes import (
     token_pool,
     trials,
 )
-from attnscope.studies.statistics import SHARE, Effects, largest_first, paired
+from attnscope.studies.statistics import Effects, largest_first, paired
 from attnscope.studies.study import Cost, Study
 from attnscope.utils.display import head_name
 from attnscope.utils.files import save_json

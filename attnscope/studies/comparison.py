@@ -38,7 +38,8 @@ from attnscope.metrics.texts import MAP_SIDE, Cells
 from attnscope.model.selection import DECODER, ENCODER, NAMES, SOFTMAX, STACKS, TEXT_TASKS, prefix, sides
 from attnscope.observe.collect import texts_of
 from attnscope.observe.request import LayerKey, TextInputs
-from attnscope.studies.statistics import FEWEST, SHARE, Effects, Range, largest_first, paired
+from attnscope.studies.intervals import FEWEST, SHARE, Range
+from attnscope.studies.statistics import Effects, largest_first, paired
 from attnscope.utils.display import head_name
 from attnscope.utils.files import check_schema, check_types, damaged, jsonable, read_json, read_small, refuse_links
 from attnscope.utils.folders import OVER, check, document, refuse_other_kind

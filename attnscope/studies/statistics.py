@@ -34,9 +34,7 @@ from attnscope.studies.intervals import (
     FEWEST,
     FLIPS,
     LEVEL,
-    SHARE,
     Range,
-    fewest_for_p,
     intervals,
     open_ends,
     standard_error,
@@ -377,22 +375,3 @@ def _apart(
             end_N = (middle_N + side * np.sqrt(middle_N**2 + least_N * square_N * rest_N)) / least_N
         ends.append(np.where(open_N | ~(least_N > 0), np.nan, end_N))
     return ends
-
-
-__all__ = [
-    "FEWEST",
-    "SHARE",
-    "Effects",
-    "Means",
-    "Range",
-    "Ratios",
-    "beside_random",
-    "effect_columns",
-    "fewest_for_p",
-    "largest_first",
-    "largest_of",
-    "means",
-    "paired",
-    "rank_correlation",
-    "ratios",
-]

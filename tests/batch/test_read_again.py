@@ -23,7 +23,8 @@ from attnscope.corpus.tables import write_summary
 from attnscope.errors import InputError, UsageError
 from attnscope.metrics.metrics import METRICS
 from attnscope.model import loading
-from attnscope.studies.statistics import SHARE, means
+from attnscope.studies.intervals import SHARE
+from attnscope.studies.statistics import means
 from helpers.command_line import HANGS, call, on_terminal
 from helpers.corpora import batch, jsonl, some_texts
 

@@ -21,7 +21,8 @@ from attnscope.errors import InputError, UsageError
 from attnscope.metrics.metrics import METRICS
 from attnscope.model.loaded import LoadedModel
 from attnscope.observe.request import Request
-from attnscope.studies.statistics import SHARE, means
+from attnscope.studies.intervals import SHARE
+from attnscope.studies.statistics import means
 from attnscope.utils.folders import locked
 from helpers.command_line import Result, call
 from helpers.corpora import jsonl, some_texts

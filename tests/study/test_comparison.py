@@ -37,7 +37,7 @@ from attnscope.studies.comparison import (
     metrics_table,
     tokens_table,
 )
-from attnscope.studies.statistics import FEWEST
+from attnscope.studies.intervals import FEWEST
 from helpers.command_line import call
 from helpers.compared import differences
 from helpers.families import tiny_model

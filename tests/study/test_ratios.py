@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from attnscope.studies.statistics import FEWEST, means, ratios
+from attnscope.studies.intervals import FEWEST
+from attnscope.studies.statistics import means, ratios
 
 
 def correlated(correlation, away, pairs, runs, seed=0):

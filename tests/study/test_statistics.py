@@ -12,7 +12,8 @@ from attnscope.cli.study_tables import interval_notes
 from attnscope.inputs.prompt import from_text
 from attnscope.observe.collect import observe
 from attnscope.observe.request import Request
-from attnscope.studies.statistics import FEWEST, SHARE, beside_random, effect_columns, fewest_for_p, means, paired
+from attnscope.studies.intervals import FEWEST, SHARE, fewest_for_p
+from attnscope.studies.statistics import beside_random, effect_columns, means, paired
 
 
 def draws(count, heads, seed=0, shift=0.0):
