@@ -61,16 +61,6 @@ def place_of(seen: Observation, name: str) -> tuple[LayerKey, int]:
     return key, number
 
 
-def matrix_of(seen: Observation, name: str) -> torch.Tensor:
-    """The weights of one head, (Q, K) fp32. Raises UsageError where they were not kept."""
-    key, number = place_of(seen, name)
-    of_stack = seen.of(key.stack)
-    kept = list(of_stack.weight_heads.get(key, ()))
-    if number not in kept:
-        raise UsageError(f"the matrix of {name} was not kept", "ask for its layer, or for Request(weights=True)")
-    return of_stack.weights[key][kept.index(number)]
-
-
 def heads_html(seen: Observation) -> str:
     """The first heads in the order of the terminal: head, role, metrics, the strongest relation and its weight."""
     # So many that the first are read without scrolling; the note says how many more there are.
@@ -102,10 +92,7 @@ def heads_html(seen: Observation) -> str:
             row += [f"{query} → {key}", cells.number(strongest.weight)]
         rows.append(row)
     more = len(seen.kept_heads()) - len(heads)
-    note = f"<p>{more} more heads in table()</p>" if more else ""
-    head_row = "".join(f"<th>{html.escape(title)}</th>" for title in titles)
-    body = "".join(f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
-    return f"<table><tr>{head_row}</tr>{body}</table>{note}"
+    return cells.html_table(titles, rows) + (f"<p>{more} more heads in table()</p>" if more else "")
 
 
 def _token(prompt: Prompt, position: int) -> str:
@@ -148,30 +135,6 @@ class ColouredText:
         note = f"{self.title}; darkest: {largest:.2f}, token 0: {self.weight_T[0]:.2f}"
         text = "".join(spans)
         return f'<div><p><small>{html.escape(note)}</small></p><p style="white-space: pre-wrap">{text}</p></div>'
-
-
-def coloured_text(seen: Observation, query: str | int | None, head: str | None) -> ColouredText:
-    """The text that keys are of, by the mean weight that it gets from some queries.
-
-    query: which, those of the capture or the last without it. head: of one head, else the mean of all that were kept.
-    Raises UsageError where no matrices were kept, and for what names no token or head.
-    """
-    match = seen.chosen.query if query is None else None
-    if match is None:
-        match = choose(seen.queries, "last" if query is None else str(query), None, {}, ()).query
-    assert match is not None
-    rows = list(match.positions)
-    if head is not None:
-        matrices, whose = [matrix_of(seen, head)[None]], head
-    else:
-        matrices = [weights for weights in seen.of(seen.stack).weights.values() if len(weights)]
-        if not matrices:
-            raise UsageError("no matrices were kept of this capture", "ask for Request(weights=True)")
-        whose = f"mean of {sum(map(len, matrices))} heads"
-    per_head = [weights[:, rows].mean(1) for weights in matrices]  # (H, K) each
-    weight_T = np.concatenate([means.double().numpy() for means in per_head]).mean(0)
-    title = f"{whose}, query {match.expression}: {described(seen.queries, match)}"
-    return ColouredText(seen.keys, weight_T, title, tuple(rows) if seen.queries is seen.keys else ())
 
 
 NAMES = (  # that TAB offers
@@ -222,7 +185,12 @@ class Capture(Observation):
 
     def matrix(self, name: str) -> torch.Tensor:
         """The weights of one head by its name, (Q, K) fp32 on the CPU. Raises UsageError where they were not kept."""
-        return matrix_of(self, name)
+        key, number = place_of(self, name)
+        of_stack = self.of(key.stack)
+        heads = list(of_stack.weight_heads.get(key, ()))
+        if number not in heads:
+            raise UsageError(f"the matrix of {name} was not kept", "ask for its layer, or for Request(weights=True)")
+        return of_stack.weights[key][heads.index(number)]
 
     def text(self, query: str | int | None = None, head: str | None = None) -> ColouredText:
         """The text, coloured by the weight that its tokens get: for a notebook, `.table()` has the numbers.
@@ -233,7 +201,22 @@ class Capture(Observation):
 
             >>> seen.text(query="last", head="L2H1")
         """
-        return coloured_text(self, query, head)
+        match = self.chosen.query if query is None else None
+        if match is None:
+            match = choose(self.queries, "last" if query is None else str(query), None, {}, ()).query
+        assert match is not None
+        rows = list(match.positions)
+        if head is not None:
+            matrices, whose = [self.matrix(head)[None]], head
+        else:
+            matrices = [weights for weights in self.of(self.stack).weights.values() if len(weights)]
+            if not matrices:
+                raise UsageError("no matrices were kept of this capture", "ask for Request(weights=True)")
+            whose = f"mean of {sum(map(len, matrices))} heads"
+        per_head = [weights[:, rows].mean(1) for weights in matrices]  # (H, K) each
+        weight_T = np.concatenate([means.double().numpy() for means in per_head]).mean(0)
+        title = f"{whose}, query {match.expression}: {described(self.queries, match)}"
+        return ColouredText(self.keys, weight_T, title, tuple(rows) if self.queries is self.keys else ())
 
     def heatmap(self, layer: int | str, head: int | None = None, **style: Unpack[StyleFields]) -> Picture:
         """One head's map as a picture, for a notebook or `.save(path)`; style: the fields of `figures.Style`.
