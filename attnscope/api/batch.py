@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import pyarrow as pa
 
-from attnscope.api.records import Record, picture_of
+from attnscope.api.records import DrawnRecord, picture_of
 from attnscope.corpus.dataset import read_dataset
 from attnscope.corpus.folder import TABLES, DatasetFormat, DatasetOutput, Failure, Job
 from attnscope.corpus.records import Corpus
@@ -245,7 +245,7 @@ def batch(call: BatchCall) -> Batch:
 
 
 @dataclass(frozen=True, repr=False)
-class Batch(Record):
+class Batch(DrawnRecord):
     """A dataset: folder, what this call did, and the items that gave no rows."""
 
     folder: Path
@@ -289,11 +289,13 @@ class Batch(Record):
         depths = self.dataset.depths(self.heads, places, [name])
         drawn = [one for of_stack in depths.values() for one in of_stack]
         line, title = f"{self.dataset.model}, {self.dataset.texts:,} texts", style.headed(f"{name} over the layers")
-        style = replace(style, about=About(line=line), title=title, image="png")
-        return picture_of(f"{name} over the layers", lambda folder: save_depth(folder / "depth.png", drawn, style))
+        style = replace(style, about=About(line=line), title=title)
+        return picture_of(
+            f"{name} over the layers", style, lambda to, style: save_depth(to / "depth.png", drawn, style)
+        )
 
-    def _picture(self) -> Picture | None:
-        return self.figure() if "heads" in self.dataset.output.tables else None
+    def _below(self) -> str:
+        return super()._below() if "heads" in self.dataset.output.tables else ""
 
     def export(self, folder: str | Path) -> Path:
         """Copy the dataset into a new folder, which `attnscope heads` reads; its path.

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from attnscope.api.records import Record, picture_of
+from attnscope.api.records import DrawnRecord, picture_of
 from attnscope.errors import InputError, UsageError, hints_of
 from attnscope.export.study_figures import panels, save_comparison
 from attnscope.figures import Style, save_metrics
@@ -192,7 +192,7 @@ def readings(
 
 
 @dataclass(frozen=True, repr=False)
-class Compared(Record):
+class Compared(DrawnRecord):
     """Two sides, head by head; places: of the heads that are listed, the largest divergence first.
 
     asked: what tells this comparison from another.
@@ -231,13 +231,12 @@ class Compared(Record):
     def figure(self, stack: str | None = None, style: Style = Style()) -> Picture:
         """The divergence and every metric's difference as layers x heads maps; stack: the first without it."""
         layers, drawn = panels(self.found, stack)
-        title, style = f"Differences in {len(layers)} layers", replace(style, image="png")
-        return picture_of(
-            title, lambda to: save_metrics(to / "differences.png", drawn, style, layer_labels=layers, title=title)
-        )
+        title = f"Differences in {len(layers)} layers"
 
-    def _picture(self) -> Picture:
-        return self.figure()
+        def draw(folder: Path, style: Style) -> Path:
+            return save_metrics(folder / "differences.png", drawn, style, layer_labels=layers, title=title)
+
+        return picture_of(title, style, draw)
 
     def export(self, folder: str | Path, *, force: bool = False, style: Style = Style()) -> list[Path]:
         """Write tables, signed maps and compare.json; the paths.

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attnscope.api.records import Record
 from attnscope.certificate.check import ATOL, TEXT, certificate, check_parity, in_words, parity_table
 from attnscope.errors import UsageError, hints_of
 from attnscope.model.options import LoadOptions
@@ -15,6 +14,7 @@ from attnscope.observe.request import CaptureSpec
 from attnscope.observe.run import prepare
 from attnscope.utils.files import save_json
 from attnscope.utils.schema import takes_fields
+from attnscope.utils.tables import TableRecord
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -97,7 +97,7 @@ def checked(run: Run, asked: ParityOptions) -> Parity:
 
 
 @dataclass(frozen=True, repr=False)
-class Parity(Record):
+class Parity(TableRecord):
     """What every layer of one run differs by from the oracle; see `ParityReport`."""
 
     report: ParityReport

@@ -33,22 +33,22 @@ if TYPE_CHECKING:
 PASSED = "tokens x layers"
 
 
-class Record(TableRecord):
-    """What a call found: a line, a table, in most cases a figure."""
+class DrawnRecord(TableRecord):
+    """What a call found: a line, a table and a figure, which a notebook shows below the table."""
 
-    def _picture(self) -> Picture | None:
-        """What a notebook shows below the table."""
-        return None
+    @abstractmethod
+    def figure(self) -> Picture | None:
+        """The figure; None of what has none."""
 
     def _below(self) -> str:
-        picture = self._picture()
+        picture = self.figure()
         return picture._repr_html_() if picture else ""
 
 
-def picture_of(title: str, draw: Callable[[Path], Path]) -> Picture:
+def picture_of(title: str, style: Style, draw: Callable[[Path, Style], Path]) -> Picture:
     """A picture in memory, of what writes a PNG into a folder and returns its path."""
     with tempfile.TemporaryDirectory(prefix="attnscope-") as folder:
-        return Picture(draw(Path(folder)).read_bytes(), title)
+        return Picture(draw(Path(folder), replace(style, image="png")).read_bytes(), title)
 
 
 AnyStudy = TypeVar("AnyStudy", bound="Study[Any]")
@@ -56,7 +56,7 @@ Found = TypeVar("Found", bound="StudyRecord")
 
 
 @dataclass(frozen=True, repr=False)
-class StudyResult(Record, Generic[AnyStudy, Found]):
+class StudyResult(DrawnRecord, Generic[AnyStudy, Found]):
     """A study that was run, and what it found: with a line, a table, a figure and files."""
 
     study: AnyStudy
@@ -86,10 +86,7 @@ class StudyResult(Record, Generic[AnyStudy, Found]):
 
     def figure(self, style: Style = Style()) -> Picture:
         """The first of the pictures that a folder gets."""
-        return picture_of(self.title, lambda folder: self.draw(folder, replace(style, image="png"))[0])
-
-    def _picture(self) -> Picture | None:
-        return self.figure()
+        return picture_of(self.title, style, lambda folder, style: self.draw(folder, style)[0])
 
     def save(self, folder: Path) -> None:
         """Write tables and facts into a folder that is this study's already."""
@@ -139,7 +136,7 @@ def draw_scaling(explanation: Explanation, place: Path, style: Style = Style()) 
 
 
 @dataclass(frozen=True, repr=False)
-class Explained(Record):
+class Explained(DrawnRecord):
     """The steps from hidden states to the output projection, of one head and token; see `Explanation`."""
 
     explanation: Explanation
@@ -173,12 +170,9 @@ class Explained(Record):
 
     def figure(self, style: Style = Style()) -> Picture:
         """What the division by the square root of d_k does to this head's scores and weights."""
-        title = f"scaling of {self.explanation.head}"
-        style = replace(style, image="png")
-        return picture_of(title, lambda folder: draw_scaling(self.explanation, folder / "scaling.png", style))
-
-    def _picture(self) -> Picture:
-        return self.figure()
+        explanation = self.explanation
+        title = f"scaling of {explanation.head}"
+        return picture_of(title, style, lambda into, style: draw_scaling(explanation, into / "scaling.png", style))
 
     def export(self, folder: str | Path, *, style: Style = Style()) -> list[Path]:
         """Write the steps as explain-L2H3.jsonl and their figure as explain-L2H3.png; the paths."""

@@ -6,14 +6,14 @@ What `attnscope.why` returns: a logit with what wrote it, as a line, a table, a 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pyarrow as pa
 
-from attnscope.api.records import Record, picture_of
+from attnscope.api.records import DrawnRecord, picture_of
 from attnscope.errors import UsageError
 from attnscope.figures import About, Style
 from attnscope.inputs.labels import visible_blanks
@@ -88,7 +88,7 @@ BARS = 16  # of the picture
 
 
 @dataclass(frozen=True, repr=False)
-class Why(Record):
+class Why(DrawnRecord):
     """A logit and what wrote it; see `LogitParts`. texts: what each stack reads, as `Component.stack` names it."""
 
     parts: LogitParts
@@ -215,11 +215,7 @@ class Why(Record):
 
     def figure(self, style: Style = Style()) -> Picture:
         """The largest contrasts as bars."""
-        style = replace(style, image="png")
-        return picture_of(self._title, lambda folder: self.draw(folder, style))
-
-    def _picture(self) -> Picture:
-        return self.figure()
+        return picture_of(self._title, style, self.draw)
 
     @property
     def _title(self) -> str:
