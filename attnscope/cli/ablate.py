@@ -15,10 +15,10 @@ from typer import Option
 
 from attnscope.cli import output
 from attnscope.cli.config import with_options
-from attnscope.cli.figure_options import MOST_SEQUENCES, MOST_SETS, Look, Sequences
+from attnscope.cli.figure_options import MOST_SEQUENCES, MOST_SETS, Look, Sequences, StudyTable
 from attnscope.cli.groups import FIRST, command_line, fill, option_group
 from attnscope.cli.heads import GROUPS
-from attnscope.cli.options import Config, Exporting, Format, Heads, Seed
+from attnscope.cli.options import Heads, Seed, writing_to
 from attnscope.cli.output import Top
 from attnscope.cli.scan import Studied
 from attnscope.cli.study import show_cost
@@ -109,11 +109,7 @@ class On(Sequences, Seed, Top):
         return [item.text for item in texts_in(self.texts, self.sequences)]
 
 
-@option_group
-class Measured(Config, Format, Exporting):
-    """A table to stdout, table and facts to --out."""
-
-    out: Annotated[Path | None, "Write table and facts here; a stopped run resumes.", "DIR"] = None
+Measured = writing_to(StudyTable, "Write table and facts here; a stopped run resumes.")
 
 
 @option_group
@@ -155,7 +151,7 @@ class VariantOptions:
 PRUNED = "each step is chosen and measured on the same sequences: on average its loss is too low"
 
 
-def print_answer(record: Any, on: On, measured: Measured) -> int:
+def print_answer(record: Any, on: On, measured: StudyTable) -> int:
     """The table on stdout, of sets a number of sets and not of rows; on stderr what a reader has to know."""
     format = output.wanted_format(measured.format)
     kind, table = record.stem, record.table()
@@ -194,7 +190,7 @@ EXAMPLES = (
 
 
 @with_options(Studied, Taken, On, VariantOptions, Measured, Look, file=GROUPS)
-def ablate(studied: Studied, taken: Taken, on: On, otherwise: VariantOptions, measured: Measured, look: Look) -> int:
+def ablate(studied: Studied, taken: Taken, on: On, otherwise: VariantOptions, measured: StudyTable, look: Look) -> int:
     """What is lost without some heads, alone and together.
 
     A head's output is replaced before the output projection while the model predicts, and the loss compared with that

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from typer import Option
-
 from attnscope.cli import output
-from attnscope.cli.completion import models
 from attnscope.cli.config import with_options
 from attnscope.cli.figure_options import Look, ManyTexts
 from attnscope.cli.groups import FIRST, UNRECORDED, command_line, fill, option_group, recorded
 from attnscope.cli.heads import GROUPS
 from attnscope.cli.load_options import Memory
-from attnscope.cli.options import ModelTexts, OtherSide, Results, Selected
+from attnscope.cli.options import ModelTexts, OtherSide, Results, Selected, writing_to
 from attnscope.cli.output import Top
 from attnscope.cli.study_tables import open_line
 from attnscope.errors import UsageError
@@ -38,9 +34,7 @@ class Sides(ModelTexts, OtherSide, ManyTexts):
     """One side, and what is compared with it."""
 
     compare_text: Annotated[str | None, "The other text.", FIRST, UNRECORDED] = None
-    compare_model: Annotated[
-        str | None, "The other model, on the same texts.", "NAME", Option(autocompletion=models), FIRST
-    ] = None
+    compare_model: Annotated[str | None, "The other model, on the same texts.", FIRST] = None
     texts: Annotated[str | None, "For two models: a file of texts, a folder or a glob; - reads stdin.", "FILE"] = None
 
     def __post_init__(self) -> None:
@@ -62,20 +56,14 @@ class Sides(ModelTexts, OtherSide, ManyTexts):
 class Room(Memory):
     """Who computes the attention, and how much is kept of the first side."""
 
-    memory: Annotated[str | None, "What may be kept of the first side, e.g. 4GB (default: what is free).", "SIZE"] = (
-        None
-    )
+    memory: Annotated[str | None, "What may be kept of the first side, e.g. 4GB (default: what is free)."] = None
 
 
-@option_group
-class Differences(Results):
-    """A table to stdout, the same and its pictures to --out."""
-
-    out: Annotated[Path | None, "Write tables, signed maps and compare.json here."] = None
+Differences = writing_to(Results, "Write tables, signed maps and compare.json here.")
 
 
 @with_options(Sides, Room, Selected, Top, Differences, Look, file=GROUPS)
-def compare(asked: Sides, room: Room, selected: Selected, top: Top, printing: Differences, look: Look) -> int:
+def compare(asked: Sides, room: Room, selected: Selected, top: Top, printing: Results, look: Look) -> int:
     """Two texts, or two models on the same texts, head by head.
 
     Tokens are aligned by position, or by characters (--align). Per head: the Jensen-Shannon divergence in bits over the
@@ -134,7 +122,7 @@ def compare(asked: Sides, room: Room, selected: Selected, top: Top, printing: Di
     return report(comparison, printing.quiet)
 
 
-def texts_of(asked: Sides, printing: Differences) -> list[SidesOfText]:
+def texts_of(asked: Sides, printing: Results) -> list[SidesOfText]:
     """The texts of both sides. Raises UsageError or InputError for what cannot be read."""
     from attnscope.api.compare import SidesOfText
     from attnscope.cli.single import read_given

@@ -172,12 +172,12 @@ def build(group: type[T], values: dict[str, Any]) -> T:
 
 
 def fill(target: type[T], source: Any, /, **more: Any) -> T:
-    """A library dataclass from the fields of the same name of a group; what is None there keeps its default.
+    """A library dataclass from the fields of the same name of a group; what was not given keeps its default.
 
     >>> fill(LoadOptions, loading)
     """
     shared = {field.name for field in fields(target)} & set(parameters(type(source)))  # type: ignore[arg-type]
-    return target(**{name: value for name in shared if (value := getattr(source, name)) is not None} | more)
+    return target(**{name: value for name in shared if (value := getattr(source, name)) not in (None, ())} | more)
 
 
 def recorded(*groups: Any) -> dict[str, Any]:
@@ -240,7 +240,7 @@ def _parameter(name: str, hint: Any, panel: str | None, inherited: Parameter | N
     for key, text in zip(("help", "metavar"), texts, strict=False):
         setattr(info, key, text)
     extra = tuple(one for one in said if isinstance(one, Mark)) or (inherited.extra if inherited else ())
-    if Mark.FIRST in extra and not (own and own[0].rich_help_panel):
+    if Mark.FIRST in said and not (own and own[0].rich_help_panel):
         info.rich_help_panel = None
     return Parameter(name, plain, info, extra)
 

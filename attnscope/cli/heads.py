@@ -15,7 +15,7 @@ from attnscope.cli.completion import metrics as metric_names
 from attnscope.cli.config import with_options
 from attnscope.cli.figure_options import FIGURES, Drawing, kinds_of_file
 from attnscope.cli.groups import SETTING, build, command_line, of_run, option_group
-from attnscope.cli.options import Entries, Question, Relations, Results, TextRun
+from attnscope.cli.options import Entries, Question, Relations, Results, TextRun, writing_to
 from attnscope.cli.output import Top
 from attnscope.cli.single import FEW, Show, draw, export_text, observe_text, report_checks, stream
 from attnscope.errors import UsageError
@@ -127,16 +127,8 @@ class Ranking(Top):
         return f"-{sort.removeprefix('-')}" if self.ascending else sort
 
 
-@option_group
-class RankedHeads(Results):
-    """A table to stdout; tables, figures and a manifest to --out."""
-
-    files = (*PICTURES, *TABLES)
-    out: Annotated[
-        Path | None, "Write tables and figures here; or the table, or one picture, to this file.", "DIR|FILE"
-    ] = None
-
-
+OUT = "Write tables and figures here; or the table, or one picture, to this file."
+RankedHeads = writing_to(Results, OUT, *PICTURES, *TABLES)
 GROUPS = (TextRun, MeasuredEntries, Question, Ranking, RankedHeads, Relations, Drawing, Show)
 
 
@@ -164,7 +156,7 @@ def heads(
     entries: MeasuredEntries,
     question: Question,
     ranking: Ranking,
-    printing: RankedHeads,
+    printing: Results,
     relations: Relations,
     drawing: Drawing,
     showing: Show,

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
-from typing import Annotated
 
 from attnscope.cli import output
 from attnscope.cli.config import with_options
-from attnscope.cli.groups import of_run, option_group
+from attnscope.cli.groups import of_run
 from attnscope.cli.heads import GROUPS
-from attnscope.cli.options import Heads, Results, TextRun
+from attnscope.cli.options import Heads, Results, TextRun, writing_to
 from attnscope.cli.output import Top
 from attnscope.cli.relations import relations_sheet
 from attnscope.cli.single import export_text, observe_text, report_checks
@@ -24,12 +22,7 @@ EXAMPLES = (
 )
 
 
-@option_group
-class Listing(Results):
-    """A table to stdout, the same to --out."""
-
-    files = TABLES
-    out: Annotated[Path | None, "Write keys.csv and manifest.json here, or the table to this file.", "DIR|FILE"] = None
+Listing = writing_to(Results, "Write keys.csv and manifest.json here, or the table to this file.", *TABLES)
 
 
 LEGEND = (
@@ -39,7 +32,7 @@ LEGEND = (
 
 
 @with_options(TextRun, Heads, Top, Listing, file=GROUPS)
-def keys(asked: TextRun, chosen: Heads, top: Top, printing: Listing) -> int:
+def keys(asked: TextRun, chosen: Heads, top: Top, printing: Results) -> int:
     """What every token receives as a key, and from which heads most.
 
     The mean mass over queries and heads, all heads or those of --select. A head is listed at its top key if the mean

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -152,5 +151,5 @@ def cut_asked(
 
     asks = edges.asks()
     keep = Request(query=asks["query"] or "last", key=asks["key"], define=asks["define"])
-    ask = replace(answered.ask(text or "", edges, keep), answer=answered.answer)
-    return ask, KnockoutQuestion(answered.foil, edges.over, edges.how, compared.random, compared.seed)
+    question = KnockoutQuestion(answered.foil, edges.over, edges.how, compared.random, compared.seed)
+    return answered.ask(text or "", edges, keep), question

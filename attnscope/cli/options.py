@@ -13,12 +13,12 @@ import os
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar, cast
 
 from typer import Argument, Option
 
 from attnscope.cli.completion import models
-from attnscope.cli.groups import FIRST, HELD, SETTING, UNRECORDED, option_group
+from attnscope.cli.groups import FIRST, HELD, SETTING, UNRECORDED, fill, option_group
 from attnscope.cli.load_options import MOST_TOKENS, Checkpoint, EngineChoice, Loading
 from attnscope.cli.output import check_out, count_of, count_or_all
 from attnscope.errors import UsageError
@@ -27,7 +27,7 @@ from attnscope.utils.folders import TABLES, suffix_of
 
 if TYPE_CHECKING:
     from attnscope.model.options import LoadOptions
-    from attnscope.observe.request import CaptureOptions, CaptureSpec, Request, Text, TokenFields, View
+    from attnscope.observe.request import CaptureSpec, Request, Text, TokenFields, View
 
 # The sections of --help in their order; a group without a panel is of the first.
 PANELS = (
@@ -105,16 +105,11 @@ class MayAsk(Checkpoint):
 class ModelText(OneText, Loading):
     """One text and the model that reads it."""
 
-    @property
-    def how(self) -> CaptureOptions:
-        """How the text is read."""
-        return {"chat": self.chat, "truncate": self.truncate}
-
     def ask(self, text: Text, selected: Selected, keep: Request) -> CaptureSpec:
         """What is asked of the text."""
         from attnscope.observe.request import CaptureSpec
 
-        return replace(CaptureSpec(text, keep, **self.how), select=selected.select, atlas=selected.atlas)
+        return fill(CaptureSpec, self, text=text, keep=keep, select=selected.select, atlas=selected.atlas)
 
 
 @option_group
@@ -136,10 +131,6 @@ class PairedText(Pair, GlobalTokens, ModelText):
     """One text or a pair of them, and the model that reads it."""
 
     panel = "Text"
-
-    @property
-    def how(self) -> CaptureOptions:
-        return {**super().how, "pair": self.pair, "global_tokens": self.global_tokens}
 
 
 @option_group
@@ -167,10 +158,6 @@ class ModelTexts(PairedText):
     @property
     def _places(self) -> dict[str, str | None]:
         return super()._places | {"--audio": self.audio}
-
-    @property
-    def how(self) -> CaptureOptions:
-        return {**super().how, "target": self.target, "picture": self.picture or None}
 
     def load_options(self) -> LoadOptions:
         options = super().load_options()
@@ -227,11 +214,6 @@ class TextRun(EngineChoice, Answer, MayAsk, ModelTexts):
                 "a run is repeated with its own tokens, and no answer after them",
                 "leave out --generate or --answer, or add --text",
             )
-
-    @property
-    def how(self) -> CaptureOptions:
-        answer: CaptureOptions = {"generate": self.generate, "answer": self.answer, "verify": self.verify}
-        return {**super().how, **answer, "engine": self.engine, "memory": self.memory, "listen": self.listen}  # type: ignore[typeddict-item]  # its parser knows the words
 
     @property
     def answered(self) -> bool:
@@ -453,6 +435,19 @@ class Writing(Noise):
     def draws(self) -> bool:
         """Whether pictures are written."""
         return self.out is not None and self._suffix not in TABLES
+
+
+W = TypeVar("W", bound=Writing)
+
+
+def writing_to(group: type[W], help: str, *files: str) -> type[W]:
+    """A group whose --out has this help; files: suffixes that it may name in a folder's place.
+
+    >>> writing_to(Results, "Write keys.csv here, or the table to this file.", ".csv")
+    """
+    out = Annotated[Path | None, help, "DIR|FILE" if files else "DIR"]
+    fields = {"__annotations__": {"out": out}, "out": None, "files": files}
+    return option_group(cast("type[W]", type(group.__name__, (group,), fields)))
 
 
 @option_group

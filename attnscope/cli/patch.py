@@ -9,15 +9,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from typer import Option
-
 from attnscope.cli import output
 from attnscope.cli.config import with_options
-from attnscope.cli.figure_options import MOST_SEQUENCES, MOST_SETS, Look, StudyTable
+from attnscope.cli.figure_options import Look, StudyTable
 from attnscope.cli.groups import FIRST, UNRECORDED, command_line, option_group
 from attnscope.cli.heads import GROUPS
 from attnscope.cli.knockout_options import Answered, Compared
-from attnscope.cli.options import Named, Selected
+from attnscope.cli.options import Named, Selected, writing_to
 from attnscope.cli.study import Printed, load_studied, questions, read_one, run_study
 from attnscope.cli.study_tables import patch_notes, patch_sheet
 from attnscope.interventions.spec import Method, Over, PatchTarget
@@ -71,28 +69,13 @@ class BesideOthers(Compared):
     """What is compared with it, and how many pairs are read."""
 
     panel = "Corpus"
-    random: Annotated[
-        int, "Sets of as many other heads to compare with, of --over none.", Option(min=0, max=MOST_SETS)
-    ] = 100
-    seed: Annotated[int, "Seed of the sets.", Option(rich_help_panel=panel)] = 0
-    dry_run: Annotated[bool, Option(rich_help_panel=panel)] = False
-    sequences: Annotated[
-        int, "Pairs at most; intervals need 32.", Option(min=1, max=MOST_SEQUENCES, rich_help_panel=panel)
-    ] = 64
+    random: Annotated[int, "Sets of as many other heads to compare with, of --over none."] = 100
+    seed: Annotated[int, "Seed of the sets."] = 0
+    sequences: Annotated[int, "Pairs at most; intervals need 32."] = 64
 
 
-@option_group
-class PatchTable(StudyTable):
-    """A table to stdout, table, facts and a figure to --out."""
-
-    files = (*PICTURES, *TABLES)
-    out: Annotated[
-        Path | None,
-        "Write table, facts and a figure here; a stopped run resumes. Or one of them to a file.",
-        "DIR|FILE",
-    ] = None
-
-
+OUT = "Write table, facts and a figure here; a stopped run resumes. Or one of them to a file."
+PatchTable = writing_to(StudyTable, OUT, *PICTURES, *TABLES)
 RIVER = '"the bank of the river, the bank of the" --corrupted "the bank of the field, the bank of the"'
 EXAMPLES = (
     f'attnscope patch {RIVER} --answer " river" --foil " field" --over heads',
@@ -103,7 +86,7 @@ EXAMPLES = (
 
 
 @with_options(Paired, Patches, BesideOthers, PatchTable, Look, file=GROUPS)
-def patch(paired: Paired, patches: Patches, beside: BesideOthers, table: PatchTable, look: Look) -> int:
+def patch(paired: Paired, patches: Patches, beside: BesideOthers, table: StudyTable, look: Look) -> int:
     """What an answer loses where heads are as in another text.
 
     At the tokens --at, chosen heads of TEXT are given the output, pattern, keys or values that they have in the

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typer import Option
@@ -13,7 +12,7 @@ from attnscope.cli import output
 from attnscope.cli.config import with_options
 from attnscope.cli.groups import FIRST, HELD, of_run, option_group
 from attnscope.cli.heads import GROUPS
-from attnscope.cli.options import Heads, Question, Relations, Results, TextRun
+from attnscope.cli.options import Heads, Question, Relations, Results, TextRun, writing_to
 from attnscope.cli.output import Top
 from attnscope.cli.single import export_text, observe_text, report_checks
 from attnscope.utils import display as cells
@@ -52,14 +51,7 @@ class Related(Heads):
         return replace(super().view(), weights=self.weights, foil=self.foil)
 
 
-@option_group
-class Listing(Results):
-    """A table to stdout, the same to --out."""
-
-    files = TABLES
-    out: Annotated[
-        Path | None, "Write relations.csv and manifest.json here, or the table to this file.", "DIR|FILE"
-    ] = None
+Listing = writing_to(Results, "Write relations.csv and manifest.json here, or the table to this file.", *TABLES)
 
 
 @option_group
@@ -92,7 +84,7 @@ class Ranked(Relations):
 
 
 @with_options(TextRun, Related, Question, Top, Listing, Ranked, file=GROUPS)
-def relations(asked: TextRun, entries: Related, question: Question, top: Top, printing: Listing, listed: Ranked) -> int:
+def relations(asked: TextRun, entries: Related, question: Question, top: Top, printing: Results, listed: Ranked) -> int:
     """Which token looks at which: the strongest keys of every query.
 
     Of every head, or of those of --select; of every token, or of those of --query and --key. On a terminal, and with

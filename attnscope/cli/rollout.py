@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from attnscope.cli import output
@@ -11,7 +10,7 @@ from attnscope.cli.config import with_options
 from attnscope.cli.figure_options import Map
 from attnscope.cli.groups import FIRST, command_line, of_run, option_group
 from attnscope.cli.heads import GROUPS
-from attnscope.cli.options import Relations, Results, Selected, TextRun
+from attnscope.cli.options import Relations, Results, Selected, TextRun, writing_to
 from attnscope.cli.output import Top
 from attnscope.cli.relations import relations_sheet
 from attnscope.cli.single import export_text, observe_text, report_checks
@@ -38,18 +37,12 @@ class Units(Relations):
     ] = None  # type: ignore[assignment]
 
 
-@option_group
-class Rolled(Results):
-    """A table to stdout, the same and its heatmap to --out."""
-
-    files = (*PICTURES, *TABLES)
-    out: Annotated[
-        Path | None, "Write rollout.csv, its heatmap and manifest.json here; or one of both to this file.", "DIR|FILE"
-    ] = None
+OUT = "Write rollout.csv, its heatmap and manifest.json here; or one of both to this file."
+Rolled = writing_to(Results, OUT, *PICTURES, *TABLES)
 
 
 @with_options(TextRun, Top, Rolled, Units, Map, file=GROUPS)
-def rollout(asked: TextRun, top: Top, printing: Rolled, units: Units, drawing: Map) -> int:
+def rollout(asked: TextRun, top: Top, printing: Results, units: Units, drawing: Map) -> int:
     """Attention rolled out: which tokens each token is attributed to.
 
     How much of each token's state after the last layer is attributed to each input token: the product over all layers

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from attnscope.cli import output
 from attnscope.cli.config import with_options
-from attnscope.cli.figure_options import Look, Sequences
+from attnscope.cli.figure_options import Look, Sequences, StudyTable
 from attnscope.cli.groups import FIRST, command_line, fill, option_group
 from attnscope.cli.heads import GROUPS
 from attnscope.cli.info import Named
 from attnscope.cli.load_options import Loading
-from attnscope.cli.options import Config, Exporting, Format, Seed
+from attnscope.cli.options import Seed, writing_to
 from attnscope.cli.output import Top
 from attnscope.cli.study import show_cost
 from attnscope.cli.study_tables import contrasts, effects_at, left_out, scanned_sheet
@@ -98,15 +98,11 @@ class Probing(Sequences, Seed, Top):
     ] = None
 
 
-@option_group
-class Kept(Config, Format, Exporting):
-    """A table to stdout, the atlas to --out."""
-
-    out: Annotated[Path | None, "Write table, picture and roles here; a stopped scan resumes."] = None
+Kept = writing_to(StudyTable, "Write table, picture and roles here; a stopped scan resumes.")
 
 
 @with_options(Scanned, Probing, Kept, Look, file=GROUPS)
-def scan(scanned: Scanned, probing: Probing, kept: Kept, look: Look) -> int:
+def scan(scanned: Scanned, probing: Probing, kept: StudyTable, look: Look) -> int:
     """What each head does on probes, against a null, with intervals.
 
     Sequences of the model's own tokens isolate one behaviour each: repetition, the place of a key, the sink. Every
@@ -146,7 +142,9 @@ def scan(scanned: Scanned, probing: Probing, kept: Kept, look: Look) -> int:
     return 0
 
 
-def scan_one(options: LoadOptions, files: dict[str, Any], probing: Probing, kept: Kept, style: Style) -> Scan | None:
+def scan_one(
+    options: LoadOptions, files: dict[str, Any], probing: Probing, kept: StudyTable, style: Style
+) -> Scan | None:
     """Load one model and scan it; None where its cost is all that was asked for.
 
     files: what was read of them, the token ids of --pool and the texts of --texts.
@@ -173,7 +171,7 @@ def scan_one(options: LoadOptions, files: dict[str, Any], probing: Probing, kept
         return run_scan(study, asked, output.TerminalProgress(kept.quiet), style)
 
 
-def scan_each(scanned: Scanned, files: dict[str, Any], probing: Probing, kept: Kept, style: Style) -> int:
+def scan_each(scanned: Scanned, files: dict[str, Any], probing: Probing, kept: StudyTable, style: Style) -> int:
     """One scan per revision, each model gone before the next is loaded; then all of them side by side."""
     from attnscope.export.study_figures import TABLE, folder_of, save_checkpoints, stacked
     from attnscope.utils.folders import refuse_other_kind

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Option
 
 from attnscope.cli import output
-from attnscope.cli.completion import models
 from attnscope.cli.config import with_options
 from attnscope.cli.groups import FIRST, fill, option_group
 from attnscope.cli.load_options import Loading
@@ -50,13 +49,7 @@ class Served(Loading):
     """Which models, and how they are loaded."""
 
     panel = "Model"
-    model: Annotated[
-        list[str] | None,
-        "A model to hold; may be repeated (default: demo).",
-        "NAME",
-        Option(autocompletion=models),
-        FIRST,
-    ] = None  # type: ignore[assignment]
+    model: Annotated[list[str] | None, "A model to hold; may be repeated (default: demo).", FIRST] = None  # type: ignore[assignment]
 
 
 @option_group

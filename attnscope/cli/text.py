@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
@@ -12,7 +11,7 @@ from attnscope.cli.config import with_options
 from attnscope.cli.figure_options import Scale
 from attnscope.cli.groups import FIRST, fill, of_run, option_group
 from attnscope.cli.heads import GROUPS
-from attnscope.cli.options import Heads, Question, Results, TextRun
+from attnscope.cli.options import Heads, Question, Results, TextRun, writing_to
 from attnscope.cli.single import export_text, observe_text, report_checks
 from attnscope.errors import UsageError
 from attnscope.utils.folders import TABLES
@@ -28,14 +27,7 @@ EXAMPLES = (
 )
 
 
-@option_group
-class ColouredText(Results):
-    """The text to a terminal, its numbers to a pipe and to --out."""
-
-    files = TABLES
-    out: Annotated[Path | None, "Write text.csv and manifest.json here, or the numbers to this file.", "DIR|FILE"] = (
-        None
-    )
+ColouredText = writing_to(Results, "Write text.csv and manifest.json here, or the numbers to this file.", *TABLES)
 
 
 @option_group
@@ -61,9 +53,7 @@ class Colours(Scale):
 
 
 @with_options(TextRun, Heads, Question, Mean, ColouredText, Colours, file=GROUPS)
-def text(
-    asked: TextRun, chosen: Heads, question: Question, mean: Mean, printing: ColouredText, colours: Colours
-) -> int:
+def text(asked: TextRun, chosen: Heads, question: Question, mean: Mean, printing: Results, colours: Colours) -> int:
     """The text itself, coloured by where chosen tokens look.
 
     By the weight that each token gets from the --query tokens, on average over them (default: all tokens); with

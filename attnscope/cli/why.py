@@ -15,7 +15,7 @@ from attnscope.cli.config import with_options
 from attnscope.cli.figure_options import Look, StudyTable
 from attnscope.cli.groups import FIRST, command_line, fill, option_group
 from attnscope.cli.heads import GROUPS
-from attnscope.cli.options import Generated, MayAsk, ModelTexts, OneHead, Question
+from attnscope.cli.options import Generated, MayAsk, ModelTexts, OneHead, Question, writing_to
 from attnscope.cli.output import Top
 from attnscope.cli.study import Printed, print_study
 from attnscope.cli.study_tables import logit_sheet, why_notes
@@ -64,16 +64,8 @@ class Logit(OneHead, Question):
         return options
 
 
-@option_group
-class WhyTable(StudyTable):
-    """A table to stdout, table, facts and a figure to --out."""
-
-    files = (*PICTURES, *TABLES)
-    out: Annotated[
-        Path | None, "Write table, facts and a figure here; or table or figure to this file.", "DIR|FILE"
-    ] = None
-
-
+OUT = "Write table, facts and a figure here; or table or figure to this file."
+WhyTable = writing_to(StudyTable, OUT, *PICTURES, *TABLES)
 RIVER = '"the bank of the river, the bank of the" --head L3H0 --key river'
 EXAMPLES = (
     f"attnscope why {RIVER}",
@@ -84,7 +76,7 @@ EXAMPLES = (
 
 
 @with_options(LogitText, Logit, Top, WhyTable, Look, file=GROUPS)
-def why(asked: LogitText, logit: Logit, top: Top, table: WhyTable, look: Look) -> int:
+def why(asked: LogitText, logit: Logit, top: Top, table: StudyTable, look: Look) -> int:
     """Why a head looks where it looks: its logit, by what wrote it.
 
     The logit of --key in the row of --query is taken apart by what wrote the key's residual: embedding, earlier heads,
