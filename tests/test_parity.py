@@ -40,7 +40,7 @@ from attnscope.reference.layouts import layout_of
 from attnscope.utils.files import save_json
 from helpers.compiling import compiling  # noqa: F401
 from helpers.families import tiny_config
-from helpers.parity_models import as_loaded, ids_for, in_half, roused_model
+from helpers.parity_models import as_loaded, ids_for, in_half, roused_model, within
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 BROKEN = 2  # the layer that is corrupted
@@ -170,7 +170,7 @@ def test_a_scale_off_by_one_percent_hides_in_the_rounding_of_bfloat16() -> None:
 @pytest.mark.parametrize("dtype", DTYPES[1:])
 def test_rounding_is_reported_beside_the_implementation(dtype: torch.dtype) -> None:
     for layer in parity_of(model_in(dtype)).layers:
-        assert layer.implementation.within(1e-5)
+        assert within(layer.implementation, 1e-5)
         assert 1e-4 < layer.rounding.weights < 0.05
         assert 1e-4 < layer.rounding.output_relative < 0.05
     for layer in parity_of(model_in(torch.float32)).layers:
@@ -433,7 +433,7 @@ def test_the_table_has_a_row_a_call() -> None:
 def test_nan_is_never_within_tolerance() -> None:
     layer = parity_of(model_in(torch.float32)).layers[0]
     wrong = replace(layer.implementation, weights=float("nan"))
-    assert not wrong.within(1e30)
+    assert not within(wrong, 1e30)
 
 
 def test_the_command_on_the_demo_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

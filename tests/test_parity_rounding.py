@@ -17,7 +17,7 @@ import torch
 from attnscope.certificate import verdicts as allowed
 from attnscope.certificate.check import ParityReport, certificate, check_parity, in_words, parity_table, verify
 from helpers.command_line import call
-from helpers.parity_models import as_loaded, attend_otherwise, ids_for, in_half, roused_model
+from helpers.parity_models import as_loaded, attend_otherwise, ids_for, in_half, roused_model, within
 
 HALF = [torch.bfloat16, torch.float16]
 BROKEN = 2
@@ -85,7 +85,7 @@ def test_a_fault_of_half_precision_alone_fails(fault: str, dtype: torch.dtype, m
     attend_otherwise(monkeypatch, IN_HALF_ONLY[fault], BROKEN)
     report = parity_of(model_in(dtype))
     assert report.failures[0].layer == BROKEN
-    assert report.layers[BROKEN].implementation.within(1e-5)
+    assert within(report.layers[BROKEN].implementation, 1e-5)
     assert len(report.failures) == (2 if fault == "NaN" else 1)  # the next layer is given NaN
     name = str(dtype).removeprefix("torch.")
     assert in_words(report.failures[0], report).startswith(f"layer {BROKEN}: as run in {name}, weights differ")

@@ -133,7 +133,7 @@ class Comparison:
         if exact is not None and expected is not None:
             own = from_call(original)
             if level == "full" and run.output_BTE is not None:
-                own = replace(expected, model_output=run.output_BTE)
+                own = replace(expected, model_output_BTE=run.output_BTE)
         implementation, as_run, rounding = self._differences(run, exact, unjudged, number, expected, own)
         # Without the oracle: whether rows sum to 1, and whether a call over one text looks where config and class say.
         row_sum_error, turned = None, ""

@@ -10,8 +10,9 @@ width in, R rank, A axis.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -28,7 +29,7 @@ from attnscope.reference.attention import apply_mask, attention_logits, attentio
 from attnscope.reference.layouts import UNREAD, UNREAD_ENCODERS, UNREAD_TOWERS, Layout
 from attnscope.reference.masks import BLOCKS, PLACES, grid_positions, mixed_positions, windows
 from attnscope.reference.projections import LayerInputs, UnreadableError
-from attnscope.reference.reader import read
+from attnscope.reference.reader import Reading, read
 
 
 def adapted(module: nn.Module, parameters: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -228,22 +229,13 @@ def mask_of(call: AttentionCall, device: str | None = None) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Expected:
+class Expected(Reading):
     """What the oracle says one call should be, and what the model's output is.
 
-    output, model_output: of the module (B, T, E) where it is read in full, else of its heads (B, T, H, V). output_of:
-    the output with other weights in place of the oracle's. terms: the largest sum of the sizes of a logit's terms in
-    each row, (B, H, Q). logits (B, H, Q, K), before the mask, and v_BGKV: where it is read in full.
+    output_BTE, model_output_BTE: of the module where it is read in full, else of its heads, side by side.
     """
 
-    weights_BHQK: Tensor
-    visible_QK: Tensor
-    output: Tensor
-    model_output: Tensor
-    output_of: Callable[[Tensor], Tensor]
-    terms: Callable[[], Tensor]
-    logits: Callable[[], Tensor] | None = None
-    v_BGKV: Tensor | None = None
+    model_output_BTE: Tensor
 
 
 def from_weights(
@@ -262,16 +254,7 @@ def from_weights(
     _same_shape("weights", reading.weights_BHQK, run.calls[0].weights_BHQK)
     _same_shape("output", reading.output_BTE, run.output_BTE)
     assert run.output_BTE is not None
-    return Expected(
-        reading.weights_BHQK,
-        reading.visible_QK,
-        reading.output_BTE,
-        run.output_BTE,
-        reading.output_of,
-        reading.terms,
-        reading.logits,
-        reading.v_BGTV,
-    )
+    return Expected(**vars(reading), model_output_BTE=run.output_BTE)
 
 
 def from_call(call: AttentionCall) -> Expected | None:
@@ -281,8 +264,8 @@ def from_call(call: AttentionCall) -> Expected | None:
         return None
     bias, mask = None if spec.bias is None else precise(spec.bias), mask_of(call)
     q, k, v = (precise(x) for x in (spec.q_BHQD, spec.k_BGKD, spec.v_BGKV))
-    logits_BHQK = attention_logits(q, k, scale=spec.scale, softcap=spec.softcap, bias=bias)
-    logits_BHQK = apply_mask(logits_BHQK, mask)
+    logits = partial(attention_logits, q, k, scale=spec.scale, softcap=spec.softcap, bias=bias)
+    logits_BHQK = apply_mask(logits(), mask)
     # The sinks (B, H, Q) are one more key, whose weight is left out.
     with_sinks_BHQK = weights_BHQK = softmax(logits_BHQK)
     if spec.sinks is not None:
@@ -293,13 +276,19 @@ def from_call(call: AttentionCall) -> Expected | None:
     visible = call.visible.rows(0, call.visible.queries)
     if mask.dtype != torch.bool:  # what it adds to a visible key is a term of the logit
         bias = (0 if bias is None else bias) + mask.where(visible, 0.0)
+
+    def output(weights_BHQK: Tensor) -> Tensor:
+        return attention_output(weights_BHQK, v).transpose(1, 2).flatten(2)
+
     return Expected(
         weights_BHQK,
         visible,
-        attention_output(with_sinks_BHQK, v).transpose(1, 2),
-        call.output_BQHV,
-        output_of=lambda others_BHQK: attention_output(others_BHQK * share_BHQ1, v).transpose(1, 2),
+        v,
+        output(with_sinks_BHQK),
+        output_of=lambda others_BHQK: output(others_BHQK * share_BHQ1),
+        logits=logits,
         terms=lambda: logit_terms(q, k, scale=spec.scale, bias=bias, mask=visible, sinks=spec.sinks),
+        model_output_BTE=call.output_BQHV.flatten(2),
     )
 
 

@@ -50,10 +50,6 @@ class Difference:
         judged = (self.weights, self.weights_allowed), (self.output_relative, self.output_allowed)
         return all(value <= allowed for value, allowed in judged if value is not None and allowed is not None)
 
-    def within(self, atol: float) -> bool:
-        """Whether what was measured is at most atol; NaN is not."""
-        return all(value <= atol for value in (self.weights, self.output_relative) if value is not None)
-
 
 @dataclass(frozen=True)
 class LayerParity:
@@ -251,7 +247,7 @@ class Tolerance:
 def difference(weights_BHQK: Tensor | None, expected: Expected, heads: Iterable[int] | None) -> Difference:
     """A call's weights (None where it gave none) and its output against the oracle's."""
     off = None if weights_BHQK is None else largest_size(of_heads(weights_BHQK - expected.weights_BHQK, heads))
-    return Difference(off, *output_difference(expected.model_output, expected.output))
+    return Difference(off, *output_difference(expected.model_output_BTE, expected.output_BTE))
 
 
 def judged(
@@ -276,18 +272,16 @@ def judged(
     result = replace(result, weights_allowed=float(allowed_BHQK.flatten()[worst]))
     if not bool((off_BHQK <= rounding_BHQK).all()):
         return result
-    output, output_relative = output_difference(expected.model_output, expected.output_of(precise(weights_BHQK)))
+    output, output_relative = output_difference(expected.model_output_BTE, expected.output_of(precise(weights_BHQK)))
     return replace(result, output=output, output_relative=output_relative)
 
 
 def seen_apart(call: AttentionCall, expected: Expected, tolerance: Tolerance) -> str:
     """How logits and values that a module without the interface was seen to use differ from the oracle's, in words.
 
-    Empty where they do not, or where either side has none. A logit may be off by what rounding does to its terms, a
+    Empty where they do not, or where it was not seen to. A logit may be off by what rounding does to its terms, a
     value as an output may.
     """
-    if expected.logits is None or expected.v_BGKV is None:
-        return ""
     phrases = []
     if call.spec is None and call.P.shows_logits:
         off_BHQK = precise(call.P.scores(0, call.P.queries)) - expected.logits()
@@ -296,7 +290,7 @@ def seen_apart(call: AttentionCall, expected: Expected, tolerance: Tolerance) ->
         if not bool((off_BHQK <= rounding_BHQ.clamp_min(tolerance.atol)[..., None]).all()):
             phrases.append(f"its logits differ from the oracle's by {largest_size(off_BHQK):.2g}")
     if call.seen_values is not None:
-        values, v = (x.repeat_interleave(call.P.heads // x.shape[1], 1) for x in (call.seen_values, expected.v_BGKV))
+        values, v = (x.repeat_interleave(call.P.heads // x.shape[1], 1) for x in (call.seen_values, expected.v_BGTV))
         off = largest_size(precise(values) - v)
         if not off <= max(tolerance.atol, tolerance.output * largest_size(v)):
             phrases.append(f"its values differ from the oracle's by {off:.2g}")

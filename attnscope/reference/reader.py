@@ -145,7 +145,7 @@ CAUSAL = ("decoder", "patcher", "local", "global")  # the stacks whose queries s
 
 @dataclass(frozen=True)
 class Reading:
-    """What the oracle computed: weights, which keys were visible, values, the heads' outputs, the module's output.
+    """What the oracle computed: weights, which keys were visible, values, the module's output.
 
     output_of: the module's output with other weights (B, H, Q, K) in place of the oracle's. logits: before the mask,
     (B, H, Q, K). terms: the largest sum of the sizes of a logit's terms in each row, (B, H, Q).
@@ -157,7 +157,6 @@ class Reading:
     weights_BHQK: Tensor
     visible_QK: Tensor
     v_BGTV: Tensor
-    heads_BTHV: Tensor
     output_BTE: Tensor
     output_of: Callable[[Tensor], Tensor]
     logits: Callable[[], Tensor]
@@ -167,7 +166,7 @@ class Reading:
 class OutputStages(NamedTuple):
     """What follows the values: the heads' outputs after the gate, after the output projection, the module's output.
 
-    >>> output_stages(inputs, read(inputs).heads_BTHV).projected_BTE.shape
+    >>> output_stages(inputs, torch.zeros(1, 9, 2, 4)).projected_BTE.shape
     torch.Size([1, 9, 8])
     """
 
@@ -189,17 +188,15 @@ def read(inputs: LayerInputs) -> Reading:
     sinks_apart = operands.sinks is not None and not inputs.layout.sinks_in_weights
     share_BHQ1 = weights_BHQK.sum(-1, keepdim=True) if sinks_apart else torch.ones(()).to(weights_BHQK)
 
-    def heads(weights_BHQK: Tensor) -> Tensor:
-        return attention_output(weights_BHQK, v_BGTV).transpose(1, 2)
+    def output(weights_BHQK: Tensor) -> Tensor:
+        return output_stages(inputs, attention_output(weights_BHQK, v_BGTV).transpose(1, 2)).output_BTE
 
-    heads_BTHV = heads(weights_BHQK)
     return Reading(
         weights_BHQK / share_BHQ1,
         operands.mask,
         v_BGTV,
-        heads_BTHV,
-        output_stages(inputs, heads_BTHV).output_BTE,
-        output_of=lambda others_BHQK: output_stages(inputs, heads(others_BHQK * share_BHQ1)).output_BTE,
+        output(weights_BHQK),
+        output_of=lambda others_BHQK: output(others_BHQK * share_BHQ1),
         logits=operands.logits,
         terms=lambda: logit_terms(
             operands.q_HQD,
@@ -445,7 +442,7 @@ def output_stages(inputs: LayerInputs, heads_BTHV: Tensor) -> OutputStages:
 
     Raises UnreadableError where the residual is missing.
 
-    >>> output_stages(inputs, read(inputs).heads_BTHV).output_BTE.shape
+    >>> output_stages(inputs, torch.zeros(1, 9, 2, 4)).output_BTE.shape
     torch.Size([1, 9, 8])
     """
     layout = inputs.layout

@@ -6,7 +6,7 @@ a dropped bias, a norm without its weight or a scale off by 1 % change next to n
 
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -18,7 +18,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, 
 from transformers.models.llama import modeling_llama
 
 from attnscope.certificate.check import check_parity
-from attnscope.certificate.verdicts import Level
+from attnscope.certificate.verdicts import Difference, Level
 from attnscope.errors import ModelError
 from attnscope.model.geometry import geometry_of
 from attnscope.model.loaded import LoadedModel
@@ -55,6 +55,11 @@ NOT_MADE = {
 }
 CODEBOOKS = 4  # musicgen reads as many rows of ids for one text
 TYPES = sorted(set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) - set(NOT_MADE) - set(WITHOUT_ATTENTION))
+
+
+def within(difference: Difference, atol: float) -> bool:
+    """Whether what was measured is at most atol, whatever was allowed of it; NaN is not."""
+    return replace(difference, weights_allowed=atol, output_allowed=atol).holds
 
 
 def roused_model(model_type: str, **overrides: Any) -> Any:
