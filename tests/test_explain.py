@@ -84,7 +84,7 @@ def test_toy_is_what_a_pencil_gives(head: int) -> None:
         return [sum(a * row[column] for a, row in zip(x, matrix, strict=True)) for column in range(4)]
 
     vectors = [toy.VECTORS[token] for token in toy.TOKENS]
-    q, k, v = ([times(x, matrix) for x in vectors] for matrix in (toy.W_Q, toy.W_K, toy.W_V))
+    q, k, v = ([times(x, matrix) for x in vectors] for matrix in map(toy.MATRICES.__getitem__, toy.PROJECTIONS))
     outputs = []
     for i, j in itertools.product(range(4), range(2)):
         dims = (2 * j, 2 * j + 1)
@@ -94,7 +94,7 @@ def test_toy_is_what_a_pencil_gives(head: int) -> None:
         outputs.append([sum(weight * v[key][d] for key, weight in enumerate(weights)) for d in dims])
         if j == head:
             np.testing.assert_allclose(explain_toy(head, i).weights_QK[i, : i + 1], weights, atol=1e-12)
-    expected = [times(outputs[2 * i] + outputs[2 * i + 1], toy.W_O) for i in range(4)]
+    expected = [times(outputs[2 * i] + outputs[2 * i + 1], toy.MATRICES["W_O"]) for i in range(4)]
     np.testing.assert_allclose(numbers_of(explain_toy(head), "output projection", "y"), expected, atol=1e-12)
     assert explain_toy(head).failures == []
 

@@ -269,31 +269,24 @@ def _apart(difference: Difference) -> str:
 
 def parity_table(report: ParityReport) -> pa.Table:
     """The report as rows, one per attention call; what could not be measured is null, a difference of NaN stays NaN."""
-    # A row has both precisions: what was compared with the oracle, and how the run in half precision differs.
     layers = report.layers
 
-    def numbers(of: str, name: str) -> pa.Array:
-        return pa.array([getattr(getattr(layer, of), name) for layer in layers], pa.float64())
+    def facts(*names: str) -> dict[str, list[Any]]:
+        return {name: [getattr(layer, name) for layer in layers] for name in names}
 
+    def numbers(prefix: str, of: str, *names: str) -> dict[str, pa.Array]:
+        differences = [getattr(layer, of) for layer in layers]
+        return {prefix + name: pa.array([getattr(d, name) for d in differences], pa.float64()) for name in names}
+
+    # A row has both precisions: what was compared with the oracle, and how the run in half precision differs.
     return as_table(
         {
-            "layer": [layer.layer for layer in layers],
-            "call": [layer.call for layer in layers],
-            "level": [layer.level for layer in layers],
+            **facts("layer", "call", "level"),
             "holds": pa.array([layer.verdict for layer in layers], pa.bool_()),
-            "weights": numbers("implementation", "weights"),
-            "output": numbers("implementation", "output"),
-            "output_relative": numbers("implementation", "output_relative"),
-            "weights_allowed": numbers("implementation", "weights_allowed"),
-            "row_sum_error": [layer.row_sum_error for layer in layers],
-            "masked_weight": [layer.masked_weight for layer in layers],
-            "as_run_weights": numbers("as_run", "weights"),
-            "as_run_weights_allowed": numbers("as_run", "weights_allowed"),
-            "as_run_output_relative": numbers("as_run", "output_relative"),
-            "rounding_weights": numbers("rounding", "weights"),
-            "rounding_output": numbers("rounding", "output"),
-            "rounding_output_relative": numbers("rounding", "output_relative"),
-            "why": [layer.why for layer in layers],
-            "stack": [layer.stack for layer in layers],
+            **numbers("", "implementation", "weights", "output", "output_relative", "weights_allowed"),
+            **facts("row_sum_error", "masked_weight"),
+            **numbers("as_run_", "as_run", "weights", "weights_allowed", "output_relative"),
+            **numbers("rounding_", "rounding", "weights", "output", "output_relative"),
+            **facts("why", "stack"),
         }
     )

@@ -31,10 +31,12 @@ from attnscope.steps.records import Explanation, Step
 
 TOKENS = ("I", "saw", "a", "saw")
 VECTORS = {"I": (1.0, 0.0, 1.0, 0.0), "saw": (0.0, 2.0, 0.0, 1.0), "a": (1.0, 1.0, 0.0, 0.0)}
-W_Q = ((1, 0, 0, 1), (0, 1, 1, 0), (1, 0, 0, 1), (0, 0, 1, 0))
-W_K = ((0, 1, 1, 0), (0, 0, 0, 1), (1, 1, 0, 0), (1, 0, -1, 0))
-W_V = ((2, 0, 0, 1), (0, 1, 1, 0), (0, 0, 0, 2), (0, 1, 0, 1))
-W_O = ((1, 0, 0, 1), (0, 1, 0, 0), (0, 0, 1, 1), (1, 0, 0, 0))
+MATRICES = {  # rows by columns; x is multiplied from the left
+    "W_Q": ((1, 0, 0, 1), (0, 1, 1, 0), (1, 0, 0, 1), (0, 0, 1, 0)),
+    "W_K": ((0, 1, 1, 0), (0, 0, 0, 1), (1, 1, 0, 0), (1, 0, -1, 0)),
+    "W_V": ((2, 0, 0, 1), (0, 1, 1, 0), (0, 0, 0, 2), (0, 1, 0, 1)),
+    "W_O": ((1, 0, 0, 1), (0, 1, 0, 0), (0, 0, 1, 1), (1, 0, 0, 0)),
+}
 PROJECTIONS = ("W_Q", "W_K", "W_V")
 HEADS = 2
 TOLERANCE = 1e-12  # float64 on both sides
@@ -50,7 +52,7 @@ def explain_toy(head: int = 0, query: int = 3) -> Explanation:
     """
     query = check_query(query, len(TOKENS))
     x_TE = torch.tensor([VECTORS[token] for token in TOKENS], dtype=torch.float64)
-    matrices = {name: torch.tensor(rows, dtype=torch.float64) for name, rows in weight_matrices().items()}
+    matrices = {name: torch.tensor(rows, dtype=torch.float64) for name, rows in MATRICES.items()}
     q_HTD, k_HTD, v_HTD = (split_heads(x_TE @ matrices[name], HEADS) for name in PROJECTIONS)
     mask_QK = causal_mask(*positions(len(TOKENS)))
     attention = Attention(Operands(q_HTD, k_HTD, v_HTD, q_HTD.shape[-1] ** -0.5, mask_QK))
@@ -101,11 +103,6 @@ def explain_toy(head: int = 0, query: int = 3) -> Explanation:
         ),
     )
     return Explanation(f"L0H{head}", "the toy", TOKENS, TOKENS, query, steps, **attention.summary(head))
-
-
-def weight_matrices() -> dict[str, tuple[tuple[int, ...], ...]]:
-    """The toy's weights by name, rows by columns; x is multiplied from the left."""
-    return {"W_Q": W_Q, "W_K": W_K, "W_V": W_V, "W_O": W_O}
 
 
 def _torch(x_TE: Tensor, matrices: dict[str, Tensor]) -> Observed:
