@@ -17,18 +17,18 @@ from typing import NamedTuple
 PACKAGE = Path(__file__).parents[1] / "attnscope"
 
 METRIC = """
-        Metric(
-            id="two_back",
-            short="2 back",
-            title="two tokens back",
-            formula="mean of A[i,i-2]",
-            unit="share of a row",
-            range="0 to 1",
-            source="as previous_token, one token further",
-            reading="near 1: the head looks at the token before the last",
-            rows="three_keys",
-            asks=lambda texts: (ask.Back(2),),
-        ),
+    Metric(
+        id="two_back",
+        short="2 back",
+        title="two tokens back",
+        formula="mean of A[i,i-2]",
+        unit="share of a row",
+        range="0 to 1",
+        source="as previous_token, one token further",
+        reading="near 1: the head looks at the token before the last",
+        rows="three_keys",
+        asks=lambda texts: (ask.Back(2),),
+    ),
 """
 
 OPTION = """
@@ -50,7 +50,7 @@ def new(name: str) -> tuple[tuple[str, str], ...]:
 
 # Extension -> its files -> (the anchor before which it is written, or "" for a new file; what is written) ...
 EXTENSIONS: Mapping[str, Mapping[str, tuple[tuple[str, str], ...]]] = {
-    "a metric": {"metrics/metrics.py": (('        Metric(\n            id="self",', METRIC.lstrip("\n")),)},
+    "a metric": {"metrics/metrics.py": (('    Metric(\n        id="self",', METRIC.lstrip("\n")),)},
     "a collector": {"observe/collectors/largest.py": new("largest.py")},
     "an intervention": {"interventions/halving.py": new("halving.py")},
     "an option": {

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from attnscope.attention import questions as ask
@@ -30,15 +31,15 @@ if TYPE_CHECKING:
 class Metric:
     """One head metric: its definition in words, what it asks, and what it makes of the answers row by row.
 
-    short: its heading in narrow tables. rows: which rows count, a key of ROWS. asks(texts): the questions. value(P,
-    answer, ...): their answers, each (B, H, Q), to the metric's value per row; None for the first answer. extras(P,
-    texts): what value takes after the answers, None for nothing. stacks: the stacks of whose layers it says something;
-    of others it is null.
+    short: its heading in narrow tables; it and the title are the words of the id where they are left out. rows: which
+    rows count, a key of ROWS. asks(texts): the questions. value(P, answer, ...): their answers, each (B, H, Q), to the
+    metric's value per row; None for the first answer. extras(P, texts): what value takes after the answers, None for
+    nothing. stacks: the stacks of whose layers it says something; of others it is null.
     """
 
     id: str
-    short: str
-    title: str
+    short: str = ""
+    title: str = ""
     formula: str
     source: str
     reading: str
@@ -49,6 +50,11 @@ class Metric:
     value: Callable[..., Tensor] | None = None
     extras: Callable[[AttentionOperator, Texts], tuple[Tensor, ...]] | None = None
     stacks: tuple[str, ...] = SOFTMAX
+
+    def __post_init__(self) -> None:
+        words = self.id.replace("_", " ")
+        object.__setattr__(self, "short", self.short or words)
+        object.__setattr__(self, "title", self.title or words)
 
     @property
     def within(self) -> tuple[float, float] | None:
@@ -89,159 +95,150 @@ ROWS: Mapping[str, tuple[str, Callable[[AttentionOperator, Texts], Tensor]]] = {
         "rows of the answer's tokens but its last that see a token of the prompt other than key 0",
         lambda P, texts: texts.answering(P, 1),
     ),
-    "sees_key": ("rows that see one of the named keys", lambda P, texts: texts.sees_key_BHQ(P.visible).to(P.device)),
+    "sees_key": (
+        "rows that see one of the named keys",
+        lambda P, texts: (texts.shares(P.visible, texts.keys)[..., 0] > 0).to(P.device),
+    ),
 }
 
 
-METRICS: Mapping[str, Metric] = {
-    metric.id: metric
-    for metric in (
-        Metric(
-            id="previous_token",
-            short="prev",
-            title="previous token",
-            formula="mean of A[i,i-1]",
-            source="Clark et al. 2019, arXiv 1906.04341; TransformerLens head detector",
-            reading="near 1: the head looks at the token just before",
-            rows="previous",
-            stacks=OF_TEXT,
-            asks=lambda texts: (ask.Back(1),),
+def by_id(*metrics: Metric) -> Mapping[str, Metric]:
+    """Metrics by their ids, in order."""
+    return {metric.id: metric for metric in metrics}
+
+
+METRICS = by_id(
+    Metric(
+        id="previous_token",
+        short="prev",
+        formula="mean of A[i,i-1]",
+        source="Clark et al. 2019, arXiv 1906.04341; TransformerLens head detector",
+        reading="near 1: the head looks at the token just before",
+        rows="previous",
+        stacks=OF_TEXT,
+        asks=lambda texts: (ask.Back(1),),
+    ),
+    Metric(
+        id="self",
+        formula="mean of A[i,i]",
+        source="Clark et al. 2019, arXiv 1906.04341",
+        reading="near 1: the head looks at the token itself",
+        stacks=ITSELF,
+        asks=lambda texts: (ask.Back(0),),
+    ),
+    Metric(
+        id="sink",
+        formula="sum over all i of A[i,0] / n",
+        source="Gu et al. 2024, arXiv 2410.10781 (importance of key 0); Xiao et al. 2023, arXiv 2309.17453",
+        reading="above 0.3 on a text of at least 64 tokens: an attention sink; the head may still do something",
+        rows="all",
+        asks=lambda texts: (ask.Key(0),),
+    ),
+    Metric(
+        id="off_token_mass",
+        short="off tok",
+        title="off-token mass",
+        formula="mean of 1 - m_i, m_i the sum of row i",
+        source="gpt-oss sink logits, arXiv 2508.10925",
+        reading="above 0: a learned sink logit takes this share, no token gets it",
+        asks=lambda texts: (ask.RowSum(),),
+        value=lambda P, row_sum: P.sink_share(row_sum).clamp_min(0),  # a row's sum is rounded to beside 1
+    ),
+    Metric(
+        id="duplicate_token",
+        short="dupl",
+        formula="over rows with an earlier equal token: mean of sum over j<i, t_j = t_i of A[i,j]",
+        source="Wang et al. 2022 (IOI), arXiv 2211.00593",
+        reading="near 1: the head looks at earlier copies of the same token",
+        rows="repeats",
+        stacks=OF_TEXT,
+        asks=lambda texts: (ask.EqualLabels(texts.ids_BT, texts.ids_BT, gap=1),),
+    ),
+    Metric(
+        id="induction",
+        short="induct",
+        formula="over rows with such a key: mean of sum over t_j = t_i, j+1 <= i-2 of A[i,j+1]",
+        source="Olsson et al. 2022, arXiv 2209.11895",
+        reading="near 1: the head looks at what followed an earlier copy of this token; keys i and i-1 are left "
+        "out, since a head that looks there does so without a repetition",
+        rows="repeats_apart",
+        stacks=CAUSAL,
+        asks=lambda texts: (ask.EqualLabels(texts.ids_BT, texts.previous_BT, gap=2),),
+    ),
+    Metric(
+        id="entropy",
+        formula="mean of -sum_j A[i,j] ln A[i,j], the row divided by its sum",
+        unit="nats",
+        range="0 to ln n",
+        source="Clark et al. 2019, arXiv 1906.04341; Vig & Belinkov 2019, arXiv 1906.04284",
+        reading="0: one key has it all; ln of the visible keys: uniform",
+        asks=lambda texts: (ask.Entropy(),),
+    ),
+    Metric(
+        id="entropy_normalised",
+        short="entr norm",
+        title="entropy, normalised",
+        formula="mean of H_i / ln v_i",
+        unit="share of the largest entropy",
+        source="entropy over its largest value for the keys that the row may see",
+        reading="1: uniform over the visible keys; from 0.8 on the head is marked near_uniform",
+        asks=lambda texts: (ask.Entropy(),),
+        value=lambda P, entropy: entropy / visible_keys(P).clamp_min(2).log(),
+    ),
+    Metric(
+        id="effective_keys",
+        short="eff keys",
+        formula="mean of 1 / sum_j A[i,j]^2, the row divided by its sum",
+        unit="keys",
+        range="1 to n",
+        source="participation ratio (inverse Simpson index)",
+        reading="how many keys really count",
+        asks=lambda texts: (ask.SumOfSquares(),),
+        value=lambda P, sum_of_squares: 1 / sum_of_squares,
+    ),
+    Metric(
+        id="confidence",
+        short="conf",
+        formula="mean of max_j A[i,j]",
+        source="Voita et al. 2019, arXiv 1905.09418 (they leave the end token out; here it stays)",
+        reading="near 1: one key takes the row",
+        asks=lambda texts: (ask.MaxWeight(),),
+    ),
+    Metric(
+        id="distance",
+        short="dist",
+        formula="mean of sum_j A[i,j] |i-j|, the row divided by its sum",
+        unit="tokens",
+        range="0 to n-1",
+        source="Vig & Belinkov 2019, arXiv 1906.04284 (they leave key 0 out; here it stays)",
+        reading="how far back the head looks on average; in an encoder how far to either side",
+        stacks=OF_TEXT,
+        asks=lambda texts: (ask.Distance() if is_causal(texts.stack) else ask.AbsoluteDistance(),),
+    ),
+    Metric(
+        id="local_mass_32",
+        short="loc 32",
+        title="local mass, 32 tokens",
+        formula="mean of the mass on the last 32 keys, the query's own included",
+        source="attnscope; see also Xiao et al. 2024 (DuoAttention), arXiv 2410.10819",
+        reading="near 1 on a text much longer than 32 tokens: the head needs no long context",
+        stacks=CAUSAL,
+        asks=lambda texts: (ask.Window(32),),
+    ),
+    Metric(
+        id="focus",
+        formula="over rows with v_i >= 3: mean of (1 - A[i,0]) (1 - H'_i / ln w_i), "
+        "H' the entropy without key 0, w_i the visible keys other than key 0",
+        unit="share",
+        source="attnscope",
+        reading="near 1: looks sharply, and not at the sink; the default order",
+        rows="three_keys",
+        asks=lambda texts: (ask.Entropy(skip_key0=True), ask.Key(0)),
+        value=lambda P, entropy, key0: (
+            (1 - key0) * (1 - entropy / P.visible.others_BHQ.to(P.device).float().clamp_min(2).log())
         ),
-        Metric(
-            id="self",
-            short="self",
-            title="self",
-            formula="mean of A[i,i]",
-            source="Clark et al. 2019, arXiv 1906.04341",
-            reading="near 1: the head looks at the token itself",
-            stacks=ITSELF,
-            asks=lambda texts: (ask.Back(0),),
-        ),
-        Metric(
-            id="sink",
-            short="sink",
-            title="sink",
-            formula="sum over all i of A[i,0] / n",
-            source="Gu et al. 2024, arXiv 2410.10781 (importance of key 0); Xiao et al. 2023, arXiv 2309.17453",
-            reading="above 0.3 on a text of at least 64 tokens: an attention sink; the head may still do something",
-            rows="all",
-            asks=lambda texts: (ask.Key(0),),
-        ),
-        Metric(
-            id="off_token_mass",
-            short="off tok",
-            title="off-token mass",
-            formula="mean of 1 - m_i, m_i the sum of row i",
-            source="gpt-oss sink logits, arXiv 2508.10925",
-            reading="above 0: a learned sink logit takes this share, no token gets it",
-            asks=lambda texts: (ask.RowSum(),),
-            value=lambda P, row_sum: P.sink_share(row_sum).clamp_min(0),  # a row's sum is rounded to beside 1
-        ),
-        Metric(
-            id="duplicate_token",
-            short="dupl",
-            title="duplicate token",
-            formula="over rows with an earlier equal token: mean of sum over j<i, t_j = t_i of A[i,j]",
-            source="Wang et al. 2022 (IOI), arXiv 2211.00593",
-            reading="near 1: the head looks at earlier copies of the same token",
-            rows="repeats",
-            stacks=OF_TEXT,
-            asks=lambda texts: (ask.EqualLabels(texts.ids_BT, texts.ids_BT, gap=1),),
-        ),
-        Metric(
-            id="induction",
-            short="induct",
-            title="induction",
-            formula="over rows with such a key: mean of sum over t_j = t_i, j+1 <= i-2 of A[i,j+1]",
-            source="Olsson et al. 2022, arXiv 2209.11895",
-            reading="near 1: the head looks at what followed an earlier copy of this token; keys i and i-1 are left "
-            "out, since a head that looks there does so without a repetition",
-            rows="repeats_apart",
-            stacks=CAUSAL,
-            asks=lambda texts: (ask.EqualLabels(texts.ids_BT, texts.previous_BT, gap=2),),
-        ),
-        Metric(
-            id="entropy",
-            short="entropy",
-            title="entropy",
-            formula="mean of -sum_j A[i,j] ln A[i,j], the row divided by its sum",
-            unit="nats",
-            range="0 to ln n",
-            source="Clark et al. 2019, arXiv 1906.04341; Vig & Belinkov 2019, arXiv 1906.04284",
-            reading="0: one key has it all; ln of the visible keys: uniform",
-            asks=lambda texts: (ask.Entropy(),),
-        ),
-        Metric(
-            id="entropy_normalised",
-            short="entr norm",
-            title="entropy, normalised",
-            formula="mean of H_i / ln v_i",
-            unit="share of the largest entropy",
-            source="entropy over its largest value for the keys that the row may see",
-            reading="1: uniform over the visible keys; from 0.8 on the head is marked near_uniform",
-            asks=lambda texts: (ask.Entropy(),),
-            value=lambda P, entropy: entropy / visible_keys(P).clamp_min(2).log(),
-        ),
-        Metric(
-            id="effective_keys",
-            short="eff keys",
-            title="effective keys",
-            formula="mean of 1 / sum_j A[i,j]^2, the row divided by its sum",
-            unit="keys",
-            range="1 to n",
-            source="participation ratio (inverse Simpson index)",
-            reading="how many keys really count",
-            asks=lambda texts: (ask.SumOfSquares(),),
-            value=lambda P, sum_of_squares: 1 / sum_of_squares,
-        ),
-        Metric(
-            id="confidence",
-            short="conf",
-            title="confidence",
-            formula="mean of max_j A[i,j]",
-            source="Voita et al. 2019, arXiv 1905.09418 (they leave the end token out; here it stays)",
-            reading="near 1: one key takes the row",
-            asks=lambda texts: (ask.MaxWeight(),),
-        ),
-        Metric(
-            id="distance",
-            short="dist",
-            title="distance",
-            formula="mean of sum_j A[i,j] |i-j|, the row divided by its sum",
-            unit="tokens",
-            range="0 to n-1",
-            source="Vig & Belinkov 2019, arXiv 1906.04284 (they leave key 0 out; here it stays)",
-            reading="how far back the head looks on average; in an encoder how far to either side",
-            stacks=OF_TEXT,
-            asks=lambda texts: (ask.Distance() if is_causal(texts.stack) else ask.AbsoluteDistance(),),
-        ),
-        Metric(
-            id="local_mass_32",
-            short="loc 32",
-            title="local mass, 32 tokens",
-            formula="mean of the mass on the last 32 keys, the query's own included",
-            source="attnscope; see also Xiao et al. 2024 (DuoAttention), arXiv 2410.10819",
-            reading="near 1 on a text much longer than 32 tokens: the head needs no long context",
-            stacks=CAUSAL,
-            asks=lambda texts: (ask.Window(32),),
-        ),
-        Metric(
-            id="focus",
-            short="focus",
-            title="focus",
-            formula="over rows with v_i >= 3: mean of (1 - A[i,0]) (1 - H'_i / ln w_i), "
-            "H' the entropy without key 0, w_i the visible keys other than key 0",
-            unit="share",
-            source="attnscope",
-            reading="near 1: looks sharply, and not at the sink; the default order",
-            rows="three_keys",
-            asks=lambda texts: (ask.Entropy(skip_key0=True), ask.Key(0)),
-            value=lambda P, entropy, key0: (
-                (1 - key0) * (1 - entropy / P.visible.others_BHQ.to(P.device).float().clamp_min(2).log())
-            ),
-        ),
-    )
-}
+    ),
+)
 SINKS = 4  # first keys that StreamingLLM's cache keeps
 
 
@@ -266,26 +263,22 @@ def _streaming(width: int) -> Metric:
     )
 
 
-LENGTHS: Mapping[str, Metric] = {  # what a head needs of a long text: measured where it is asked for
-    metric.id: metric
-    for metric in (
-        Metric(
-            id="keys_95",
-            short="keys 95",
-            title="keys that hold 95 %",
-            formula="mean of the smallest number of keys whose weights add up to 0.95 of the row's sum",
-            unit="keys",
-            range="1 to n",
-            source="top-p attention, Lin et al. 2025 (Twilight), arXiv 2502.02770",
-            reading="how many keys a cache must keep for this head, if it keeps the right ones",
-            asks=lambda texts: (ask.Holding(95),),
-        ),
-        *map(_streaming, (32, 128, 512)),
-    )
-}
+LENGTHS = by_id(  # what a head needs of a long text: measured where it is asked for
+    Metric(
+        id="keys_95",
+        short="keys 95",
+        title="keys that hold 95 %",
+        formula="mean of the smallest number of keys whose weights add up to 0.95 of the row's sum",
+        unit="keys",
+        range="1 to n",
+        source="top-p attention, Lin et al. 2025 (Twilight), arXiv 2502.02770",
+        reading="how many keys a cache must keep for this head, if it keeps the right ones",
+        asks=lambda texts: (ask.Holding(95),),
+    ),
+    *map(_streaming, (32, 128, 512)),
+)
 MASS = Metric(
     id="mass",
-    short="mass",
     title="mass on the named keys",
     formula="mean of sum over the named keys j of A[i,j]",
     source="attnscope",
@@ -296,48 +289,40 @@ MASS = Metric(
 )
 
 
-def _lookback(part: int) -> dict[str, Any]:
-    """How a lookback ratio is measured: of mean weights per visible key of a part of the prompt, and of the answer."""
-
-    def value(P: AttentionOperator, mass_BHQ3: Tensor, seen_BHQ3: Tensor) -> Tensor:
-        mean_BHQ3 = mass_BHQ3 / seen_BHQ3.clamp_min(1e-30)  # times the keys that the row sees, in both means
-        prompt, answer = mean_BHQ3[..., part], mean_BHQ3[..., 2]
-        return prompt / (prompt + answer).clamp_min(1e-30)
-
-    return {
-        "asks": lambda texts: (texts.parts,),
-        "value": value,
-        "extras": lambda P, texts: (texts.parts_seen_BHQ3(P.visible).to(P.device),),
-        "source": "Chuang et al. 2024 (Lookback Lens), arXiv 2407.07071; here over the keys that the row sees",
-        "unit": "share of two mean weights",
-        "stacks": CAUSAL,
-    }
+def _lookback(P: AttentionOperator, mass_BHQ3: Tensor, seen_BHQ3: Tensor, part: int) -> Tensor:
+    """Of mean weights per visible key: that of a part of the prompt, as a share of it and that of the answer."""
+    mean_BHQ3 = mass_BHQ3 / seen_BHQ3.clamp_min(1e-30)  # times the keys that the row sees, in both means
+    prompt, answer = mean_BHQ3[..., part], mean_BHQ3[..., 2]
+    return prompt / (prompt + answer).clamp_min(1e-30)
 
 
-LOOKBACKS: Mapping[str, Metric] = {  # measured where a prompt has an answer
-    metric.id: metric
-    for metric in (
-        Metric(
-            id="lookback",
-            short="lookback",
-            title="lookback ratio",
-            formula="over the answer's rows but the last: mean of a / (a + b), "
-            "a the mean of A[i,j] over the prompt's visible keys, b over the answer's",
-            reading="above 0.5, which uniform attention gives: a key of the prompt gets more than one of the answer",
-            rows="answer",
-            **_lookback(0),
-        ),
-        Metric(
-            id="lookback_without_key0",
-            short="lookb -0",
-            title="lookback ratio without key 0",
-            formula="the same, key 0 left out of a",
-            reading="the same without the sink: where key 0 takes most, the plain ratio shows little else",
-            rows="answer_beyond_0",
-            **_lookback(1),
-        ),
-    )
-}
+LOOKBACK = Metric(
+    id="lookback",
+    title="lookback ratio",
+    formula="over the answer's rows but the last: mean of a / (a + b), "
+    "a the mean of A[i,j] over the prompt's visible keys, b over the answer's",
+    unit="share of two mean weights",
+    source="Chuang et al. 2024 (Lookback Lens), arXiv 2407.07071; here over the keys that the row sees",
+    reading="above 0.5, which uniform attention gives: a key of the prompt gets more than one of the answer",
+    rows="answer",
+    stacks=CAUSAL,
+    asks=lambda texts: (texts.parts,),
+    extras=lambda P, texts: (texts.shares(P.visible, texts.parts).to(P.device),),
+    value=partial(_lookback, part=0),
+)
+LOOKBACKS = by_id(  # measured where a prompt has an answer
+    LOOKBACK,
+    replace(
+        LOOKBACK,
+        id="lookback_without_key0",
+        short="lookb -0",
+        title="lookback ratio without key 0",
+        formula="the same, key 0 left out of a",
+        reading="the same without the sink: where key 0 takes most, the plain ratio shows little else",
+        rows="answer_beyond_0",
+        value=partial(_lookback, part=1),
+    ),
+)
 # What tables show first, and narrow screens keep longest; the metrics not named here come after them.
 KEPT_FIRST = (
     *("focus", "previous_token", "induction", "sink", "entropy", "top_key_mass", "duplicate_token", "self"),

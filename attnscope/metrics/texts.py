@@ -87,12 +87,8 @@ class Texts:
         assert self.key_BT is not None
         return Features(self.key_BT[..., None].float())
 
-    def sees_key_BHQ(self, visible: Visibility) -> Tensor:
-        """True where a query sees one of the named keys, (B, H or 1, Q)."""
-        return self._shares(visible, self.keys)[..., 0] > 0
-
-    def _shares(self, visible: Visibility, features: Features) -> Tensor:
-        """What uniform attention gives to features; layers that share a mask share it."""
+    def shares(self, visible: Visibility, features: Features) -> Tensor:
+        """What uniform attention gives to features, (B, H or 1, Q, M); layers that share a mask share it."""
         from attnscope.attention.operator import UniformAttention
 
         shares = self._seen.setdefault(visible, {})
@@ -109,15 +105,11 @@ class Texts:
         prompt_BT = self.position_T < self.answer_B[:, None]
         return Features(torch.stack([prompt_BT, prompt_BT & (self.position_T > 0), ~prompt_BT], -1).float())
 
-    def parts_seen_BHQ3(self, visible: Visibility) -> Tensor:
-        """Of the keys that a query sees, the share that each of these parts has."""
-        return self._shares(visible, self.parts)
-
     def answering(self, P: AttentionOperator, part: int) -> Tensor:
         """(B, H or 1, Q): True where a token of the answer made the next one, and saw a part of the prompt."""
         assert self.answer_B is not None
         made_BT = (self.position_T >= self.answer_B[:, None]) & (self.position_T < self.length_B[:, None] - 1)
-        return made_BT[:, None] & (self.parts_seen_BHQ3(P.visible)[..., part].to(P.device) > 0)
+        return made_BT[:, None] & (self.shares(P.visible, self.parts)[..., part].to(P.device) > 0)
 
     @cached_property
     def first_BT(self) -> Tensor:
