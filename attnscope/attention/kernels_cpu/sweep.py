@@ -21,32 +21,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attnscope.attention.kernels_cpu import layout
 from attnscope.attention.kernels_cpu.cache import installed
 from attnscope.attention.kernels_cpu.cache import sweep as compiled_sweep
-from attnscope.attention.kernels_cpu.layout import (
-    BLOCK,
-    ENERGY,
-    ENERGY_REST,
-    FACTOR,
-    HIDDEN,
-    LANES,
-    MOMENT,
-    NOTES,
-    PANEL,
-    REACH,
-    REST,
-    SQUARES,
-    STATE,
-    STRIP,
-    SUMS,
-    TOTAL,
-    Each,
-    Job,
-    RecordValues,
-    SweepQuestions,
-    Texts,
-    records,
-)
+from attnscope.attention.kernels_cpu.layout import BLOCK, PANEL, STRIP, Each, Job, SweepQuestions, Texts, records
 from attnscope.attention.questions import Entropy, GroupMass, MaxWeight, Question, RowSum, SumOfSquares
 from attnscope.attention.rows import TINY, of_found
 from attnscope.attention.spec import AttentionSpec
@@ -61,7 +39,7 @@ class Answers:
     def __init__(self, spec: AttentionSpec, questions: SweepQuestions, with_output: bool) -> None:
         self.spec, self.questions = spec, questions
         B, H, Q = spec.batch, spec.heads, spec.visible.queries
-        notes = NOTES + len(questions.places) + len(questions.labels) + len(questions.windows)
+        notes = layout.NOTES + len(questions.places) + len(questions.labels) + len(questions.windows)
         self.notes_SBHQ = torch.empty(notes, B, H, Q)
         self.output_BQHV = torch.empty(B, Q, H, spec.v_BGKV.shape[-1]) if with_output else None
         self.features = [torch.empty(B, H, Q, question.features.shape[-1]) for question in questions.features]
@@ -76,7 +54,7 @@ class Answers:
         self._turns: dict[tuple[int, int], int] = {}
         self._waiting: dict[tuple[int, int, int], tuple[Job, Tensor]] = {}
 
-    def places(self, job: Job) -> RecordValues:
+    def places(self, job: Job) -> layout.RecordValues:
         """Where the sweep writes what it finds in a job's rows."""
         notes, (weights, keys) = self.notes_SBHQ, (part[job.texts, None, :, job.rows] for part in self.top)
 
@@ -142,16 +120,14 @@ class Answers:
             mine.index_add_(1, group_i, mass_iRm.transpose(0, 1))
 
     def answers(self) -> dict[Question, Any]:
-        questions, notes = self.questions, iter(self.notes_SBHQ[NOTES:])
+        questions, notes = self.questions, iter(self.notes_SBHQ[layout.NOTES :])
         answers: dict[Question, Any] = {question: self._statistic(question) for question in questions.statistics}
         answers |= {
             question: next(notes).clone() for question in [*questions.places, *questions.labels, *questions.windows]
         }
         answers |= dict(zip(questions.features, self.features, strict=True))
-        answers |= {
-            question: answer.float() for question, answer in zip(questions.received, self.received, strict=True)
-        }
-        answers |= {question: answer.float() for question, answer in zip(questions.groups, self.groups, strict=True)}
+        over_rows = zip([*questions.received, *questions.groups], [*self.received, *self.groups], strict=True)
+        answers |= {question: answer.float() for question, answer in over_rows}
         for question in questions.top:
             heads = None if question.heads is None else tuple(map(self.top_heads.index, question.heads))
             answers[question] = of_found(self.top, replace(question, heads=heads))
@@ -160,17 +136,17 @@ class Answers:
     def _statistic(self, question: Question) -> Tensor:
         notes = self.notes_SBHQ
         if isinstance(question, RowSum):
-            return notes[TOTAL] * notes[FACTOR]
+            return notes[layout.TOTAL] * notes[layout.FACTOR]
         if isinstance(question, MaxWeight):
-            return notes[FACTOR].clone()
+            return notes[layout.FACTOR].clone()
         if isinstance(question, SumOfSquares):
-            return notes[SQUARES] / notes[TOTAL].square().clamp_min(TINY)
-        total = notes[TOTAL].clamp_min(TINY)
+            return notes[layout.SQUARES] / notes[layout.TOTAL].square().clamp_min(TINY)
+        total = notes[layout.TOTAL].clamp_min(TINY)
         if isinstance(question, Entropy):
-            total = notes[REST].clamp_min(TINY) if question.skip_key0 else total
-            energy = notes[ENERGY_REST if question.skip_key0 else ENERGY]
+            total = notes[layout.REST].clamp_min(TINY) if question.skip_key0 else total
+            energy = notes[layout.ENERGY_REST if question.skip_key0 else layout.ENERGY]
             return (total.log() - energy / total).clamp_min(0.0)  # with p = exp t / Z: H = ln Z - (sum exp t * t) / Z
-        return notes[MOMENT] / total
+        return notes[layout.MOMENT] / total
 
 
 def _groups(question: GroupMass, job: Job) -> tuple[Tensor, Tensor]:
@@ -287,7 +263,7 @@ class Sweeping:
         parts = [] if bias is None else [self._part(bias, job).float()]
         if mask is not None:
             mask = self._part(mask, job)
-            parts.append(torch.where(mask, 0.0, HIDDEN) if mask.dtype == torch.bool else mask.float())
+            parts.append(torch.where(mask, 0.0, layout.HIDDEN) if mask.dtype == torch.bool else mask.float())
         extra = None
         if parts:
             sizes = [max(part.shape[axis] for part in parts) for axis in range(4)]
@@ -310,7 +286,7 @@ class Sweeping:
         def of_texts(table_nBX: Tensor) -> Each | None:
             return Each(table_nBX[0, texts, None]) if len(table_nBX) else None
 
-        values: RecordValues = {
+        values: layout.RecordValues = {
             "heads": job.heads,
             "rows": rows.stop - rows.start,
             "queries": job.queries,
@@ -381,16 +357,16 @@ class Rooms:
     def of(self, name: str, *shape: int) -> Tensor:
         return self._rooms.setdefault(name, Room()).of(shape, CPU)
 
-    def of_job(self, job: Job, questions: SweepQuestions, count: int) -> RecordValues:
+    def of_job(self, job: Job, questions: SweepQuestions, count: int) -> layout.RecordValues:
         """What the sweep writes on its way, one kv head of one text after the other."""
         padded, most = job.padded, questions.most
         return {
             "packed": self.of("packed", padded, job.inputs.q_bGRQD.shape[-1]),
             "tile": self.of("tile", job.panels[1] - job.panels[0], padded, PANEL),
-            "state": self.of("state", padded, STATE // 4),
-            "sums": self.of("sums", padded, SUMS + len(questions.labels), LANES),
+            "state": self.of("state", padded, layout.STATE // 4),
+            "sums": self.of("sums", padded, layout.SUMS + len(questions.labels), layout.LANES),
             "classes": self.of("classes", padded, PANEL),
-            "reach": self.of("reach", padded, REACH // 4),
+            "reach": self.of("reach", padded, layout.REACH // 4),
             "ranges": self.of("ranges", padded // BLOCK, 4),
             "out": self.of("out", padded, job.inputs.columns_bGcKs.shape[2], STRIP),
             "best": self.of("best", padded, most),
