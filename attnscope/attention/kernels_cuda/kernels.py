@@ -11,6 +11,7 @@ columns.
 
 from __future__ import annotations
 
+from collections import namedtuple
 from typing import Any, NamedTuple
 
 import triton
@@ -23,49 +24,20 @@ FLOOR = tl.constexpr(-1.4e28)  # what an additive mask's least value makes of a 
 LN2, LOG2E = tl.constexpr(0.6931471805599453), tl.constexpr(1.4426950408889634)
 
 
-class Call(NamedTuple):
-    """One attention call, as a kernel gets it. Names in capitals are known when it is compiled.
-
-    q, k, bias, mask with their strides over text (b), head (h), query (m), key (n); bias and mask None without.
-    reach: (Q, 2) the first key that a query sees and the one after the last, with a mask alone. shared: heads per kv
-    head. width: D before it was made a power of two. MASK: 0 none, 1 boolean, 2 additive.
-    """
-
-    q: Any
-    qb: Any
-    qh: Any
-    qm: Any
-    k: Any
-    kb: Any
-    kh: Any
-    kn: Any
-    bias: Any
-    bb: Any
-    bh: Any
-    bm: Any
-    bn: Any
-    mask: Any
-    mb: Any
-    mh: Any
-    mm: Any
-    mn: Any
-    reach: Any
-    heads: Any
-    shared: Any
-    queries: Any
-    keys: Any
-    width: Any
-    scale: Any
-    softcap: Any
-    window: Any
-    D: Any
-    WHOLE: Any  # the width is D
-    CAUSAL: Any
-    WINDOW: Any
-    SOFTCAP: Any
-    BIAS: Any
-    MASK: Any
-    PRECISION: Any  # of products in float32
+# One attention call, as a kernel gets it. Names in capitals are known when it is compiled.
+Call = namedtuple(
+    "Call",
+    "q qb qh qm "  # with its strides over text (b), head (h), query (m), as k, bias and mask with theirs, key (n) too
+    "k kb kh kn "
+    "bias bb bh bm bn "  # None without one, and so is mask
+    "mask mb mh mm mn "
+    "reach "  # (Q, 2) the first key that a query sees and the one after the last, with a mask alone
+    "heads shared queries keys "  # shared: heads per kv head
+    "width scale softcap window "  # width: D before it was made a power of two
+    "D WHOLE CAUSAL WINDOW SOFTCAP BIAS "  # WHOLE: the width is D
+    "MASK "  # 0 none, 1 boolean, 2 additive
+    "PRECISION",  # of products in float32
+)
 
 
 class Known(NamedTuple):
