@@ -31,7 +31,7 @@ from attnscope.model.loading import wrap
 from attnscope.observe.collect import observe
 from attnscope.observe.collectors import heads
 from attnscope.observe.request import View
-from attnscope.steps import explain_head
+from attnscope.steps.traced import explain_head
 from attnscope.studies import ablation as tasks
 from attnscope.studies.ablation import AblationStudy, HeadSets, direct_means
 from attnscope.studies.ablation_search import screened

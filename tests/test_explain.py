@@ -29,10 +29,11 @@ from attnscope.inputs.prompt import from_text
 from attnscope.model.geometry import geometry_of
 from attnscope.model.loaded import LoadedModel
 from attnscope.reference import attention as reference
-from attnscope.steps import attention, explain_head, explain_toy, toy
+from attnscope.steps import attention, toy
 from attnscope.steps import attention as steps
-from attnscope.steps.records import json_lines
-from attnscope.steps.toy import CASES, Entries, measure_scaling
+from attnscope.steps.records import Check, json_lines
+from attnscope.steps.toy import CASES, Entries, explain_toy, measure_scaling
+from attnscope.steps.traced import explain_head
 from helpers.command_line import call, on_terminal
 from helpers.families import tiny_model
 from helpers.own import attentions
@@ -354,7 +355,7 @@ def test_long_vectors_and_long_texts_are_shortened_and_say_so(demo: LoadedModel)
 
 def test_a_check_that_fails_is_printed_as_such() -> None:
     explanation = explain_toy()
-    bad = replace(explanation.steps[6], checks=(steps.Check("torch's weights", 0.5, 1.0, 1e-5),))
+    bad = replace(explanation.steps[6], checks=(Check("torch's weights", 0.5, 1.0, 1e-5),))
     broken = replace(explanation, steps=(*explanation.steps[:6], bad))
     assert "✗ differs from torch's weights by 5.0e-01 (allowed 1.0e-05)" in text_of(broken)
     assert broken.failures == ["step 7, softmax: differs from torch's weights by 0.5 (allowed 1e-05)"]

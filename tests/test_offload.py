@@ -23,7 +23,7 @@ from attnscope.model.loading import wrap
 from attnscope.model.modules import weights_of
 from attnscope.observe.logit_path import Way, way_to_logits
 from attnscope.observe.request import View
-from attnscope.steps import explain_head
+from attnscope.steps.traced import explain_head
 from attnscope.studies import ablation as tasks
 from attnscope.studies.ablation import AblationStudy, HeadSets
 from attnscope.studies.ablation_search import screened

@@ -12,7 +12,7 @@ from attnscope.model.options import LoadOptions
 from attnscope.model.selection import check_one_head, only_head, pairs, select
 from attnscope.observe.request import CaptureSpec, Request
 from attnscope.observe.run import prepare
-from attnscope.steps import explain_head
+from attnscope.steps.traced import explain_head
 from attnscope.utils.schema import takes_fields
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from attnscope.model.loaded import LoadedModel
-    from attnscope.steps import Explanation
+    from attnscope.steps.records import Explanation
     from attnscope.studies.parts import StudyRecord
     from attnscope.studies.study import Study
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from rich.table import Table as RichTable
 
-    from attnscope.steps import Explanation
+    from attnscope.steps.records import Explanation
     from attnscope.steps.toy import Spread
 
 EXAMPLES = (

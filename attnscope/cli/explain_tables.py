@@ -20,7 +20,7 @@ from attnscope.steps.records import HIDDEN, SUMMED
 from attnscope.utils import display as cells
 
 if TYPE_CHECKING:
-    from attnscope.steps import Explanation, Numbers, Step
+    from attnscope.steps.records import Explanation, Numbers, Step
 
 FIRST = 4  # numbers shown of a vector
 IN_COLUMN = 3  # and of a longer one in a column beside others

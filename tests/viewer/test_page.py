@@ -7,7 +7,7 @@ import pytest
 
 import attnscope
 from attnscope.model.loading import wrap
-from attnscope.steps import explain_head
+from attnscope.steps.traced import explain_head
 from helpers.atlases import made_atlas
 from helpers.browsing import DESKTOP, PAUSE, PHONE, VIEWS, visiting
 from helpers.pages import read
