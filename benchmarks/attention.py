@@ -19,7 +19,7 @@ from attnscope.attention.kernels_cpu import CompiledAttention
 from attnscope.attention.questions import Received, TopK
 from attnscope.attention.spec import AttentionSpec, Visibility
 from attnscope.attention.tiling import TiledAttention
-from attnscope.metrics.metrics import METRICS, Texts, means, questions
+from attnscope.metrics.metrics import METRICS, Texts, questions, stacked_means
 
 HEADS, KV_HEADS, WIDTH, TOP = 16, 4, 64, 8
 
@@ -58,7 +58,7 @@ def ways(tokens: int) -> dict[str, Callable[[], object]]:
     def everything(operator: type[TiledAttention]) -> object:
         P = operator(AttentionSpec(q_BHQD, k_BGKD, v_BGKD, WIDTH**-0.5, Visibility(tokens, tokens)), with_output=True)
         answers = P.together(asked)
-        return P.output(), means(P, texts, answers, list(METRICS))
+        return P.output(), stacked_means(P, texts, answers, list(METRICS))
 
     sdpa = torch.nn.functional.scaled_dot_product_attention
     return {

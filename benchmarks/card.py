@@ -67,7 +67,7 @@ def ways(model: Any, ids: torch.Tensor) -> dict[str, Callable[[], set[str]]]:
     from attnscope.hooks.engines import ENGINES
     from attnscope.hooks.listen import listen
     from attnscope.inputs.prompt import from_ids
-    from attnscope.metrics.metrics import Texts, means, questions
+    from attnscope.metrics.metrics import Texts, questions, stacked_means
     from attnscope.model.loading import load, wrap
     from attnscope.model.options import LoadOptions
     from attnscope.observe.collect import observe
@@ -87,7 +87,7 @@ def ways(model: Any, ids: torch.Tensor) -> dict[str, Callable[[], set[str]]]:
 
         def on_call(call: Any) -> None:
             answers = call.P.together([*questions(METRICS, texts), *more])
-            means(call.P, texts, answers, METRICS)
+            stacked_means(call.P, texts, answers, METRICS)
 
         return who(listen(model, ids, on_call, engine=ENGINES["fused"]).calls)
 

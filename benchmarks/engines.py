@@ -271,12 +271,12 @@ def job(P, ids, top) -> list:
     import torch
 
     from attnscope.attention.questions import Received
-    from attnscope.metrics.metrics import Texts, means, questions
+    from attnscope.metrics.metrics import Texts, questions, stacked_means
 
     texts = Texts(ids, torch.tensor([ids.shape[1]], device=ids.device))
     asked = [Received(texts.mean_BT), *top]
     answers = P.together([*questions(METRICS, texts), *asked])
-    return [means(P, texts, answers, METRICS), *(answers[question] for question in asked)]
+    return [stacked_means(P, texts, answers, METRICS), *(answers[question] for question in asked)]
 
 
 def dense_job(weights_BHQK, ids) -> list:

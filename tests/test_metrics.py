@@ -14,8 +14,8 @@ from attnscope.attention.spec import Visibility
 from attnscope.errors import UsageError
 from attnscope.hooks.listen import listen
 from attnscope.metrics.metrics import KNOWN, METRICS, Texts, measure, metric_ids, order_of, support, with_asked
-from attnscope.metrics.roles import role_of
 from helpers.families import tiny_model
+from helpers.roles import role_of
 
 Row = list[float]
 

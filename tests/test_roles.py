@@ -7,12 +7,13 @@ from torch.testing import assert_close
 
 from attnscope.inputs.prompt import from_text
 from attnscope.metrics.metrics import METRICS
-from attnscope.metrics.roles import ROLES, Role, near_uniform, role_of, roles_of, unsupported
+from attnscope.metrics.roles import ROLES, Role, near_uniform, roles_of, unsupported
 from attnscope.observe.collect import observe
 from attnscope.observe.request import Request
 from helpers.families import tiny_model
 from helpers.own import attentions
 from helpers.parity_models import as_loaded
+from helpers.roles import role_of
 from test_metrics import by_loops
 from test_truth import ids, prompt
 

@@ -399,18 +399,13 @@ def stacked_means(P: AttentionOperator, texts: Texts, answers: Mapping[Question,
     return torch.where(rows_SBHQ, values_SBHQ, 0.0).sum(-1, dtype=torch.float64) / count_SBH
 
 
-def means(P: AttentionOperator, texts: Texts, answers: Mapping[Question, Any], ids: Sequence[str]) -> dict[str, Tensor]:
-    """The same by metric: {id: (B, H) float64}."""
-    return dict(zip(ids, stacked_means(P, texts, answers, ids), strict=True))
-
-
 def measure(P: AttentionOperator, texts: Texts, ids: Sequence[str]) -> dict[str, Tensor]:
     """Each metric of each head of one layer, from one pass: {id: (B, H) float64}, NaN where no row can show it.
 
     >>> measure(P, texts, ["entropy", "induction"])["entropy"][0]    # one number per head, nats
     """
     texts = texts.to(P.device)
-    return means(P, texts, P.together(questions(ids, texts)), ids)
+    return dict(zip(ids, stacked_means(P, texts, P.together(questions(ids, texts)), ids), strict=True))
 
 
 def support(P: AttentionOperator, texts: Texts) -> dict[str, Tensor]:

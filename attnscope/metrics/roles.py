@@ -76,25 +76,16 @@ def roles_for(stack: str) -> list[Role]:
     return [role for role in ROLES if stack in role.stacks]
 
 
-def role_of(
-    score: Mapping[str, float], uniform: Mapping[str, float], support: Mapping[str, int], stack: str = DECODER
-) -> str:
-    """The head's role; without one `other` where the text can show every role, else `-`.
-
-    score, uniform: {metric: value}, NaN for null. support: {kind of rows: how many the text has}. kind: its stack.
-    """
-    supported = [role for role in roles_for(stack) if support[role.rows] >= role.needed]
-    without = OTHER if len(supported) == len(roles_for(stack)) else NONE
-    return next((role.name for role in supported if role.holds(score, uniform)), without)
-
-
 def roles_of(
     score: Mapping[str, np.ndarray],
     uniform: Mapping[str, np.ndarray],
     support: Mapping[str, np.ndarray],
     stack: str = DECODER,
 ) -> np.ndarray:
-    """`role_of` for many heads of one stack at once: columns (heads,) in, names (heads,) out."""
+    """The roles of heads of one stack; without one `other` where the text can show every role, else `-`.
+
+    score, uniform: {metric: (heads,)}, NaN for null. support: {kind of rows: (heads,), how many the text has}.
+    """
     roles = roles_for(stack)
     supported = [support[role.rows] >= role.needed for role in roles]
     names = np.where(np.all(supported, axis=0), OTHER, NONE).astype(object)
