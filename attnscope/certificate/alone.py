@@ -43,6 +43,12 @@ def run(model: Any, first: Tensor, inputs: Mapping[str, Any], modules: Iterable[
                 entering[f"{path} {times}" if times else path] = value[..., -MOST_TOKENS:, :].detach().cpu()
 
     inside = model.get_base_model() if hasattr(model, "get_base_model") else model  # of PEFT's wrapper
+    # A head of some labels refuses texts, and attention does not depend on it.
+    if inside.get_output_embeddings() is None and not inside.can_generate():
+        model = inside.base_model
+    names = inspect.signature(model.forward).parameters
+    how: dict[str, Any] = {"use_cache": False} if {"use_cache", "kwargs"} & names.keys() else {}
+    how |= {"logits_to_keep": MOST_TOKENS} if "logits_to_keep" in names else {}
     handles = [
         inside.get_submodule(path).register_forward_pre_hook(
             lambda module, args, kwargs, path=path: keep(path, args, kwargs), with_kwargs=True
@@ -50,25 +56,14 @@ def run(model: Any, first: Tensor, inputs: Mapping[str, Any], modules: Iterable[
         for path in modules
     ]
     try:
-        name, output = _output(model, first, inputs)
+        with torch.no_grad():
+            output = model(first, **inputs, **how)
     finally:
         for handle in handles:
             handle.remove()
-    return {**entering, name: output.detach().cpu()}
-
-
-def _output(model: Any, first: Tensor, inputs: Mapping[str, Any]) -> tuple[str, Tensor]:
-    inside = model.get_base_model() if hasattr(model, "get_base_model") else model
-    if inside.get_output_embeddings() is None and not inside.can_generate():
-        model = inside.base_model  # a head of some labels refuses texts, and attention does not depend on it
-    names = inspect.signature(model.forward).parameters
-    how: dict[str, Any] = {"use_cache": False} if {"use_cache", "kwargs"} & names.keys() else {}
-    how |= {"logits_to_keep": MOST_TOKENS} if "logits_to_keep" in names else {}
-    with torch.no_grad():
-        output = model(first, **inputs, **how)
-    if isinstance(output, tuple):
-        return "output", output[0]
-    return next((name, value) for name, value in output.items() if name != "loss")
+    parts = [("output", output[0])] if isinstance(output, tuple) else output.items()
+    name, value = next((name, value) for name, value in parts if name != "loss")
+    return {**entering, name: value.detach().cpu()}
 
 
 def make_model(recipe: Mapping[str, Any]) -> Any:

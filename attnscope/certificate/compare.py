@@ -21,31 +21,9 @@ import torch
 from torch import Tensor, nn
 
 from attnscope.attention.spec import AttentionSpec, Visibility
-from attnscope.certificate.oracle import (
-    PLAIN,
-    Arrangement,
-    Expected,
-    dtype_of,
-    from_call,
-    from_weights,
-    layer_inputs_of,
-    precise,
-)
-from attnscope.certificate.verdicts import (
-    ATOL,
-    Difference,
-    LayerParity,
-    Level,
-    ParityReport,
-    Tolerance,
-    difference,
-    judged,
-    largest_size,
-    of_heads,
-    output_difference,
-    seen_apart,
-    weights_allowed,
-)
+from attnscope.certificate import oracle, verdicts
+from attnscope.certificate.oracle import Arrangement, Expected, precise
+from attnscope.certificate.verdicts import ATOL, Difference, LayerParity, Level, ParityReport, Tolerance, judged
 from attnscope.errors import ModelError
 from attnscope.hooks.calls import AttentionCall
 from attnscope.hooks.modules import HALF, ModuleRecorder, ModuleRun
@@ -122,27 +100,25 @@ class Comparison:
 
     def _compared(self, run: ModuleRun, exact: ModuleRun | None, unjudged: str, number: int) -> LayerParity:
         """One call. exact: the run's repetition in float32. unjudged: why a run that needs one has none."""
-        # Through the repetition where there is one; what the run itself did is judged next to that.
+        # Through the repetition where there is one, a copy that lost its layer; what the run itself did is judged next.
         original, weights_BHQK = run.calls[number], run.calls[number].weights_BHQK
-        call = (
-            original if exact is None else replace(exact.calls[number], place=original.place)
-        )  # a copy lost its layer
+        call = original if exact is None else replace(exact.calls[number], place=original.place)
         level, why, expected = self._oracle(run if exact is None else exact, call, unjudged)
         # As it ran it is held to its own q, k, v and mask where these are all that is compared.
         own = expected
         if exact is not None and expected is not None:
-            own = from_call(original)
+            own = oracle.from_call(original)
             if level == "full" and run.output_BTE is not None:
                 own = replace(expected, model_output_BTE=run.output_BTE)
         implementation, as_run, rounding = self._differences(run, exact, unjudged, number, expected, own)
         # Without the oracle: whether rows sum to 1, and whether a call over one text looks where config and class say.
         row_sum_error, turned = None, ""
         if weights_BHQK is not None and (original.spec is None or original.spec.row_sinks is None):
-            row_sum_error = largest_size(weights_BHQK.float().sum(-1) - 1)
+            row_sum_error = verdicts.largest_size(weights_BHQK.float().sum(-1) - 1)
         if original.visible.queries == original.visible.keys and original.stack not in self.arrangements:
             turned = turned_away(float(original.visible.ahead), looks_back_alone(self.config, original.stack))
         judged_exactly = expected is not None and not unjudged
-        apart = seen_apart(call, expected, Tolerance(self.atol)) if expected and judged_exactly else ""
+        apart = verdicts.seen_apart(call, expected, Tolerance(self.atol)) if expected and judged_exactly else ""
         # Rows of half precision sum to 1 to what it allows; elsewhere the weights themselves are held to less.
         sums_to_1 = True
         if row_sum_error is not None and exact is not None:
@@ -156,7 +132,7 @@ class Comparison:
         masked_weight = None
         if own is not None and weights_BHQK is not None:  # a row that sees nothing is uniform in eager attention
             hidden_QK = ~own.visible_QK & own.visible_QK.any(-1, keepdim=True)
-            masked_weight = largest_size(weights_BHQK.float() * hidden_QK)
+            masked_weight = verdicts.largest_size(weights_BHQK.float() * hidden_QK)
         return LayerParity(
             layer=call.layer,
             call=number,
@@ -191,15 +167,15 @@ class Comparison:
             if expected is None:
                 return none, none, none
             if unjudged:
-                return none, none, difference(weights_BHQK, expected, heads)
+                return none, none, verdicts.difference(weights_BHQK, expected, heads)
             return judged(weights_BHQK, expected, heads, atol), none, none
         # The rounding of half precision needs no oracle: it is the run against its repetition.
         exact_BHQK, off = exact.calls[number].weights_BHQK, None
         if weights_BHQK is not None and exact_BHQK is not None:
-            off = largest_size(of_heads(weights_BHQK - exact_BHQK, heads))
+            off = verdicts.largest_size(verdicts.of_heads(weights_BHQK - exact_BHQK, heads))
         rounding = Difference(off)
         if run.output_BTE is not None and exact.output_BTE is not None:
-            rounding = Difference(off, *output_difference(run.output_BTE, exact.output_BTE))
+            rounding = Difference(off, *verdicts.output_difference(run.output_BTE, exact.output_BTE))
         if expected is None or own is None:
             return none, none, rounding
         allowed = Tolerance(max(self.atol, ATOL), _dtype(run))
@@ -212,17 +188,17 @@ class Comparison:
         stack = self.stacks[call.stack]
         if not why:
             try:
-                arrangement = self.arrangements.get(call.stack, PLAIN)
-                expected = from_weights(run, stack.layout, stack.config, stack.layers.get(call.layer), arrangement)
+                layer, arrangement = stack.layers.get(call.layer), self.arrangements.get(call.stack, oracle.PLAIN)
+                expected = oracle.from_weights(run, stack.layout, stack.config, layer, arrangement)
                 caveat = stack.layout.caveat if stack.layout else ""
                 return "full", "; ".join(filter(None, (caveat, run.caveat, self.rotary, blind))), expected
             except UnreadableError as error:
                 why = str(error)
             except MISFITS as error:
                 why = f"its layout does not fit ({type(error).__name__}: {error})"
-        if self.highest != "none" and (observed := from_call(call)) is not None:
+        if self.highest != "none" and (observed := oracle.from_call(call)) is not None:
             return "scores", "; ".join(filter(None, (why, blind))), observed
-        return "none", why + "; its q, k and v cannot be heard" * (dtype_of(call) is None), None
+        return "none", why + "; its q, k and v cannot be heard" * (oracle.dtype_of(call) is None), None
 
 
 def _rounded_rotary(model: nn.Module) -> str:
@@ -251,7 +227,7 @@ def _rounded_rotary(model: nn.Module) -> str:
 
 def _dtype(run: ModuleRun) -> torch.dtype:
     """What a run rounds to: half precision where its model or one of its calls is in it."""
-    dtypes = (run.model_dtype, *(dtype_of(call) for call in run.calls))
+    dtypes = (run.model_dtype, *(oracle.dtype_of(call) for call in run.calls))
     return next((dtype for dtype in dtypes if dtype in HALF), run.model_dtype)
 
 
@@ -270,14 +246,14 @@ def made_spec(run: ModuleRun, stack: Stack) -> AttentionSpec:
     try:
         if stack.layout is None:
             raise UnreadableError("no layout is known for it")
-        inputs = layer_inputs_of(run, stack.layout, stack.config, stack.layers[call.layer])
+        inputs = oracle.layer_inputs_of(run, stack.layout, stack.config, stack.layers[call.layer])
         reading = read(inputs)
     except UnreadableError as error:
         raise ModelError(f"the q and k of this model are not seen: {error}", ANOTHER) from None
     assert call.weights_BHQK is not None
     missed_BHQK = (precise(call.weights_BHQK) - reading.weights_BHQK).abs()
-    allowed_BHQK = weights_allowed(reading.weights_BHQK, reading.terms(), call.weights_BHQK.dtype).clamp_min(ATOL)
-    if not bool((missed_BHQK <= allowed_BHQK).all()):
+    allowed_BHQK = verdicts.weights_allowed(reading.weights_BHQK, reading.terms(), call.weights_BHQK.dtype)
+    if not bool((missed_BHQK <= allowed_BHQK.clamp_min(ATOL)).all()):
         off = f"{float(missed_BHQK.max()):.2g}"
         raise ModelError(f"its weights differ by {off} from those of the q and k that its layout makes", ANOTHER)
     # Once more of the hidden states themselves: a gradient is to find its way to them.

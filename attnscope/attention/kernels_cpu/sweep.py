@@ -213,9 +213,8 @@ class Sweeping:
     def _ranges(self, R: int) -> Iterator[tuple[slice, slice, int]]:
         """Rows, the keys that any of them may see, and how many rows fit the cache at once."""
         visible, start = self.spec.visible, 0
-        alone = (
-            not visible.by_position or self.spec.bias is not None or self.questions.groups
-        )  # what a job brings for all
+        # What a job brings for all of its rows is there for those alone that are read at once.
+        alone = not visible.by_position or self.spec.bias is not None or self.questions.groups
         least, most = JOB_SCORES
         scores = min(most, max(least, self.spec.heads * visible.queries * visible.keys // JOBS)) / R
         while start < visible.queries:
