@@ -127,22 +127,6 @@ def _in_rgb(image: Image, name: str) -> Image:
     return upright.convert("RGB")
 
 
-class PictureMedium(Medium):
-    """What a model is given of pictures, and which tokens they are."""
-
-    def followed(self, tokens: int, more: int) -> Medium:
-        """With the values of every token, (1, T), made longer for the answer's: they are of no picture."""
-        import torch
-
-        def longer(values: Any) -> Any:
-            if tuple(values.shape) != (1, tokens) or not self.patches:
-                return values
-            kind = 1 - int(values[0, next(iter(self.patches))])
-            return torch.cat([values, values.new_full((1, more), kind)], 1)
-
-        return replace(self, inputs={name: longer(values) for name, values in self.inputs.items()})
-
-
 @contextmanager
 def reading_with_pictures(loaded: LoadedModel) -> Iterator[Callable[[str, Sequence[Picture], bool, bool], Prompt]]:
     """(text, pictures, chat, answered) -> the tokens of a text, pictures before it or where its placeholders are.
@@ -199,7 +183,7 @@ def reading_with_pictures(loaded: LoadedModel) -> Iterator[Callable[[str, Sequen
             inputs = _tensors({name: values for name, values in outputs.items() if name not in LEFT_OUT})
             tower = tuple(_tower(loaded, inputs, sight, prompt))
             hashes, images = " ".join(picture.sha256 for picture in pictures), tuple(one.image for one in pictures)
-            return replace(prompt, medium=PictureMedium(inputs, hashes, None, patches, images, tower))
+            return replace(prompt, medium=Medium(inputs, hashes, None, patches, images, tower))
 
         yield read
 
@@ -223,7 +207,7 @@ class Pixels(NamedTuple):
         labelled = [(token, None) if isinstance(token, str) else every[token] for token in tokens]
         names, patches = zip(*labelled, strict=True)
         of_tokens = {at: patch for at, patch in enumerate(patches) if patch is not None}
-        medium = PictureMedium(self.inputs, self.picture.sha256, None, of_tokens, (self.picture.image,))
+        medium = Medium(self.inputs, self.picture.sha256, None, of_tokens, (self.picture.image,))
         return unnamed_tokens(names, medium)
 
 
@@ -312,7 +296,7 @@ def _named(plain: Prompt, patches: Mapping[int, tuple[str, Patch]], messages: Se
         special=tuple(at in patches or special for at, special in enumerate(plain.special)),
         characters=characters,
         turns=turn_spans(token_turns(characters, bounds), bounds),
-        medium=PictureMedium(patches={at: patch for at, (_, patch) in patches.items()}),
+        medium=Medium(patches={at: patch for at, (_, patch) in patches.items()}),
     )
 
 
@@ -377,4 +361,4 @@ def _of_patches(
     labelled = list(cells_of_grid)
     names = (*before, *(label for label, _ in labelled))
     patches = {len(before) + at: patch for at, (_, patch) in enumerate(labelled)}
-    return unnamed_tokens(names, PictureMedium(patches=patches, windows=in_windows))
+    return unnamed_tokens(names, Medium(patches=patches, windows=in_windows))

@@ -65,8 +65,21 @@ class Medium:
         return {**tokens}
 
     def followed(self, tokens: int, more: int) -> "Medium":
-        """The same of a prompt of so many tokens that an answer of so many follows."""
-        return self
+        """The same of a prompt of so many tokens that an answer of so many follows.
+
+        The values of every token, (1, T), which say what is part of a picture, are made longer: the answer's are none.
+        """
+        if not self.patches:
+            return self
+        import torch
+
+        def longer(values: Any) -> Any:
+            if tuple(values.shape) != (1, tokens):
+                return values
+            kind = 1 - int(values[0, next(iter(self.patches))])
+            return torch.cat([values, values.new_full((1, more), kind)], 1)
+
+        return replace(self, inputs={name: longer(values) for name, values in self.inputs.items()})
 
     def joined(self, tokens: int, other: "Medium") -> "Medium":
         """The same of a prompt of so many tokens that another prompt follows."""
