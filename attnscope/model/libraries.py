@@ -20,7 +20,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
-from functools import cache, wraps
+from functools import wraps
 from importlib import import_module
 from typing import Any
 
@@ -186,12 +186,7 @@ def knows_interface(kind: type) -> bool:
     >>> knows_interface(transformers.ViTModel)
     True
     """
-    return _asks_interface(kind.__module__)
-
-
-@cache  # what is imported stays as it is
-def _asks_interface(module: str) -> bool:
-    return hasattr(sys.modules.get(module), "ALL_ATTENTION_FUNCTIONS")
+    return hasattr(sys.modules.get(kind.__module__), "ALL_ATTENTION_FUNCTIONS")
 
 
 def versions() -> dict[str, str]:
