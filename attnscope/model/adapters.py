@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 from attnscope.errors import ModelError, UsageError
 from attnscope.model import checkpoint
 from attnscope.model.checkpoint import ADAPTER_CONFIG
-from attnscope.model.geometry import empty_of, geometry_of
+from attnscope.model.geometry import geometry_of
 from attnscope.model.options import TrustPolicy
 from attnscope.model.selection import CAUSAL_LM, NAMES
-from attnscope.model.tasks import classes_of, task_of
+from attnscope.model.tasks import classes_of, empty_of, task_of
 from attnscope.utils.isolation import IsolatedCall
 
 if TYPE_CHECKING:

@@ -16,9 +16,8 @@ from traceback import walk_tb
 from typing import TYPE_CHECKING, Any
 
 from attnscope.errors import ModelError, listed
-from attnscope.model.geometry import empty_model
 from attnscope.model.libraries import knows_interface
-from attnscope.model.tasks import reading_part
+from attnscope.model.tasks import empty_model, reading_part
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -9,11 +9,10 @@ from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from attnscope.errors import UsageError, brief, visible
 from attnscope.model.families import family
-from attnscope.model.options import TrustPolicy
 from attnscope.model.selection import (
     CAUSAL_LM,
     CROSS,
@@ -34,11 +33,8 @@ from attnscope.model.selection import (
     is_vision,
     main_stack,
 )
-from attnscope.model.tasks import attending_layers, both_ways, model_class, stack_config, task_of
+from attnscope.model.tasks import attending_layers, both_ways, empty_model, stack_config, task_of
 from attnscope.utils.memory import DTYPE_BYTES
-
-if TYPE_CHECKING:
-    from torch import nn
 
 # What families, and older configs, call their layer types; transformers' own list is `ALLOWED_ATTN_LAYER_TYPES`.
 # "sparse" layers choose the keys of each query by content; the keys of "compressed" layers are a window of tokens and
@@ -354,25 +350,6 @@ def count_parameters(config: Any) -> int | None:
         return sum(parameter.numel() for parameter in empty_model(config).parameters())
     except Exception:  # any family's constructor, with any config: not counting is the answer
         return None
-
-
-def empty_model(config: Any) -> nn.Module:
-    """The model of a config without its weights, on the meta device, and without code that a model brings.
-
-    Raises what the family's constructor raises.
-    """
-    return empty_of(model_class(config, task_of(config), ""), config)
-
-
-def empty_of(kind: Any, config: Any) -> nn.Module:
-    """The same as one class of transformers."""
-    import torch
-
-    permits = TrustPolicy()
-    with permits.held(), torch.device("meta"):
-        if hasattr(kind, "from_config"):
-            return kind.from_config(config, trust_remote_code=permits.code)
-        return kind._from_config(config)
 
 
 def weight_bytes(config: Any, dtype: str) -> int | None:

@@ -25,9 +25,10 @@ from typing import Any
 
 from attnscope.errors import AttnscopeError, ModelError, brief, listed
 from attnscope.model.checkpoint import check_counts
-from attnscope.model.geometry import MOST_LAYERS, empty_model
+from attnscope.model.geometry import MOST_LAYERS
 from attnscope.model.libraries import needed
 from attnscope.model.options import TrustPolicy, unread
+from attnscope.model.tasks import empty_model
 from attnscope.utils.files import FileState, state_of
 
 VERSIONS = (2, 3)

@@ -32,7 +32,7 @@ from attnscope.errors import (
 )
 from attnscope.model import adapters, checkpoint, fitting, gguf, quantised, sources, tasks
 from attnscope.model.families import family
-from attnscope.model.geometry import MOST_NUMBER, Geometry, empty_model, geometry_of, longer, number_bytes, weight_bytes
+from attnscope.model.geometry import MOST_NUMBER, Geometry, geometry_of, longer, number_bytes, weight_bytes
 from attnscope.model.libraries import bars_as_elsewhere, knows_interface, needed, uncollected
 from attnscope.model.loaded import LoadedModel, LoadedTokenizer
 from attnscope.model.options import RUNS_CODE, TRUST, LoadOptions, unread
@@ -440,7 +440,7 @@ def _model(
     try:
         path = source.folder / "config.json"
         if not (source.gguf or options.permits.code) and (stated := checkpoint.quantization_of(path)):
-            adapters.check_patterns(stated, (name for name, _ in empty_model(config).named_modules()), path)
+            adapters.check_patterns(stated, (name for name, _ in tasks.empty_model(config).named_modules()), path)
         quantised.check_method(config, source.name)
         # some packages print what they do
         with options.permits.held(), bars_as_elsewhere(), redirect_stdout(sys.stderr):

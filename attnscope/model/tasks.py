@@ -310,6 +310,25 @@ def model_classes(config: Any, task: str, name: str, exact: bool = False) -> lis
     return [kind for kind in kinds if kind not in why]
 
 
+def empty_model(config: Any) -> nn.Module:
+    """The model of a config without its weights, on the meta device, and without code that a model brings.
+
+    Raises what the family's constructor raises.
+    """
+    return empty_of(model_class(config, task_of(config), ""), config)
+
+
+def empty_of(kind: Any, config: Any) -> nn.Module:
+    """The same as one class of transformers."""
+    import torch
+
+    permits = TrustPolicy()
+    with permits.held(), torch.device("meta"):
+        if hasattr(kind, "from_config"):
+            return kind.from_config(config, trust_remote_code=permits.code)
+        return kind._from_config(config)
+
+
 def classes_of(mapping: Any, config: Any) -> list[Any]:
     """Those of a mapping of transformers for a config: none, one, or several."""
     kinds = mapping.get(type(config), None)
@@ -364,15 +383,13 @@ def attending_layers(config: Any, part: Any, stack: str) -> frozenset[int] | Non
     """
     key = stack, config.to_json_string()
     if key not in _last_answer:
-        import torch
         from transformers import AutoModel
 
         _last_answer.clear()  # one model is read at a time, and asks again for every pass
-        permits, layers = TrustPolicy(), None
-        for of in (part, config):
+        layers = None
+        for whole in (part, config):
             with suppress(Exception):  # any family's constructor, with any config
-                with permits.held(), torch.device("meta"):
-                    model = AutoModel.from_config(copy.deepcopy(of), trust_remote_code=permits.code)
+                model: Any = empty_of(AutoModel, copy.deepcopy(whole))
                 modules = (model.get_decoder() if stack == DECODER else model.get_encoder()).named_modules()
                 layers = frozenset(layer_of(module, path) for path, module in modules if asks_interface(module))
                 break
