@@ -21,7 +21,7 @@ from attnscope.errors import ModelError, UsageError
 from attnscope.hooks.generation import check_causal
 from attnscope.model.geometry import geometry_of
 from attnscope.model.loaded import LoadedModel
-from attnscope.model.selection import heard_as
+from attnscope.model.selection import metrics_stack
 from attnscope.model.tasks import both_ways, task_of
 from attnscope.observe.request import CaptureSpec, Request, View
 from attnscope.observe.run import prepare
@@ -266,8 +266,8 @@ def test_a_text_with_a_picture_is_no_model_that_looks_both_ways() -> None:
     blocks, causal, whole = (Visibility(6, 6, one[None, None]) for one in (seen_QK, seen_QK.tril(), seen_QK | True))
     assert [float(one.ahead) for one in (blocks, causal, whole)] == pytest.approx([0.4, 0, 1])
     assert [float(Visibility(6, 6, None, one).ahead) for one in (True, False)] == [0, 1]
-    assert [heard_as("decoder", float(one.ahead)) for one in (blocks, causal, whole)] == [
+    assert [metrics_stack("decoder", float(one.ahead)) for one in (blocks, causal, whole)] == [
         *("decoder", "decoder", "encoder")
     ]
     single = Visibility(1, 1)
-    assert heard_as("encoder", float(single.ahead)) == "encoder"
+    assert metrics_stack("encoder", float(single.ahead)) == "encoder"

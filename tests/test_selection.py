@@ -3,7 +3,7 @@
 import pytest
 
 from attnscope.errors import UsageError
-from attnscope.model.selection import everything, pairs, select, spelled
+from attnscope.model.selection import as_ranges, everything, pairs, select
 
 MODEL = {0: 4, 1: 4, 2: 4, 3: 4}
 HYBRID = {1: 4, 3: 8}
@@ -84,5 +84,5 @@ def test_everything_and_pairs() -> None:
 
 def test_numbers_are_spelled_as_they_are_selected() -> None:
     numbers = [0, 1, 2, 5, 7, 8]
-    assert spelled(numbers) == "0-2,5,7-8"
-    assert sorted(select(spelled(numbers), dict.fromkeys(range(9), 1))) == numbers
+    assert as_ranges(numbers) == "0-2,5,7-8"
+    assert sorted(select(as_ranges(numbers), dict.fromkeys(range(9), 1))) == numbers

@@ -25,7 +25,7 @@ from attnscope.inputs.tokens import check_expression, defined, names_of_spans
 from attnscope.metrics.metrics import LENGTHS, with_asked
 from attnscope.model.loaded import check_loaded
 from attnscope.model.options import LoadOptions
-from attnscope.model.selection import pairs, resolved
+from attnscope.model.selection import pairs, resolve_roles
 from attnscope.observe.atlas import HeadNames, atlas_of
 from attnscope.observe.request import Request, View
 from attnscope.utils.display import head_name
@@ -152,7 +152,7 @@ class BatchOptions:
         return Job(
             load,
             request,
-            select=None if self.select is None else resolved(self.select, atlas.by_role() if atlas else None),
+            select=None if self.select is None else resolve_roles(self.select, atlas.by_role() if atlas else None),
             output=output,
             shard_bytes=self.shard_size * 2**20,
             atlas=HeadNames(atlas.roles, atlas.facts) if atlas else None,

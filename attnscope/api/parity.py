@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from attnscope.certificate.check import ATOL, TEXT, certificate, check_parity, in_words, parity_table
 from attnscope.errors import UsageError, hints_of
 from attnscope.model.options import LoadOptions
-from attnscope.model.selection import resolved
+from attnscope.model.selection import resolve_roles
 from attnscope.observe.request import CaptureSpec
 from attnscope.observe.run import prepare
 from attnscope.utils.files import save_json
@@ -88,7 +88,7 @@ def checked(run: Run, asked: ParityOptions) -> Parity:
         run.loaded,
         run.prompt,
         source=run.source,
-        select=asked.select and resolved(asked.select, run.named),
+        select=asked.select and resolve_roles(asked.select, run.named),
         atol=asked.atol,
         engine=run.engine,
         whole=asked.whole,

@@ -281,9 +281,9 @@ class BatchRun(Ray, Work, EngineName, Dataset, Questions, Sources, Loading):
         """The same with heads in place of every @role, as the folder's options have them."""
         if "@" not in (self.select or ""):
             return self
-        from attnscope.model.selection import resolved
+        from attnscope.model.selection import resolve_roles
 
-        return replace(self, select=resolved(self.select or "", atlas.by_role() if atlas else None))
+        return replace(self, select=resolve_roles(self.select or "", atlas.by_role() if atlas else None))
 
     def held(self) -> dict[str, object]:
         """The options that change the rows, each spelled one way: what an output folder is held to."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from attnscope.metrics.metrics import COLUMNS, KEPT_FIRST, KNOWN, LENGTHS, LOOKBACKS, MASS, METRICS, order_of
 from attnscope.metrics.roles import NEEDED_ROWS, not_shown, unsupported
 from attnscope.model.geometry import NOT_KNOWN
-from attnscope.model.selection import has_decoder_heads, spelled
+from attnscope.model.selection import as_ranges, has_decoder_heads
 from attnscope.utils import display as cells
 from attnscope.utils.display import Column, Row, Sheet, fitting
 
@@ -181,7 +181,7 @@ def without_attention(seen: Observation) -> list[str]:
         said += [(key.layer, f"are called {keys}") for key, keys in one.visible.items() if keys.endswith(NOT_KNOWN)]
         for layer, what in said:
             places.setdefault((f"{stack} " * (stack in seen.other_stacks), what), []).append(layer)
-    return [f"{stack}layers {spelled(layers)} {what}" for (stack, what), layers in places.items()]
+    return [f"{stack}layers {as_ranges(layers)} {what}" for (stack, what), layers in places.items()]
 
 
 def missing_support(seen: Observation) -> list[str]:
@@ -202,8 +202,8 @@ def missing_support(seen: Observation) -> list[str]:
     lines = []
     for line, places in where.items():
         stacks = ", ".join(dict.fromkeys(stack for _, stack in places))
-        layers = f" in layers {spelled([layer for layer, _ in places])} ({stacks})" * (len(places) < len(seen.support))
-        lines.append(f"{'text roles ' * bool(of_text)}not judged{layers}: {line}")
+        some = f" in layers {as_ranges([layer for layer, _ in places])} ({stacks})" * (len(places) < len(seen.support))
+        lines.append(f"{'text roles ' * bool(of_text)}not judged{some}: {line}")
     if lines and not seen.atlas and all(has_decoder_heads(key.stack) for key in seen.support):
         name = seen.facts["model"]["name"]
         lines[-1] += f"; attnscope scan {name} --out DIR finds roles without a text, --atlas DIR shows them"

@@ -18,7 +18,7 @@ from attnscope.cli.groups import option_group
 from attnscope.cli.load_options import Checkpoint
 from attnscope.cli.options import Facts, Noise
 from attnscope.errors import UsageError, brief
-from attnscope.model.selection import DECODER, STACKS, spelled
+from attnscope.model.selection import DECODER, STACKS, as_ranges
 from attnscope.utils import display as cells
 
 if TYPE_CHECKING:
@@ -248,7 +248,7 @@ def _runs(facts: dict[str, Any]) -> list[tuple[str, str, tuple[Any, ...]]]:
             runs[-1][1].append(layer)
         else:
             runs.append((stack, [layer], shape))
-    return [(stack, spelled(run), shape) for stack, run, shape in runs]
+    return [(stack, as_ranges(run), shape) for stack, run, shape in runs]
 
 
 def _window(layer: Mapping[str, Any]) -> str | None:

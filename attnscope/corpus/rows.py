@@ -33,7 +33,7 @@ from attnscope.errors import AttnscopeError
 from attnscope.hooks.generation import DEFAULT, POSITIONS
 from attnscope.hooks.report import joined_ways
 from attnscope.metrics.metrics import MASS, METRICS
-from attnscope.model.selection import STACKS, is_cross, spelled
+from attnscope.model.selection import STACKS, as_ranges, is_cross
 from attnscope.observe.request import ENTRIES, codes
 from attnscope.utils.files import json_line
 from attnscope.utils.folders import sync, sync_file
@@ -164,9 +164,9 @@ def _chosen(obs: Observation) -> dict[str, str | None]:
 
     def positions(chosen: TokenSelection) -> dict[str, Any]:
         tokens = {"query": chosen.query, "key": chosen.key}
-        cells: dict[str, Any] = {name: spelled(match.positions) or None for name, match in tokens.items() if match}
+        cells: dict[str, Any] = {name: as_ranges(match.positions) or None for name, match in tokens.items() if match}
         if chosen.spans:
-            cells["positions"] = {name: match and spelled(match.positions) for name, match in chosen.spans.items()}
+            cells["positions"] = {name: match and as_ranges(match.positions) for name, match in chosen.spans.items()}
         return cells
 
     by_stack = {stack: positions(stack_read.chosen) for stack, stack_read in obs.stacks.items()}

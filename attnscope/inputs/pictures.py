@@ -37,7 +37,7 @@ from attnscope.inputs.processor import (
     windows,
     with_places,
 )
-from attnscope.inputs.prompt import Medium, Patch, Prompt, from_ids, place, turn_spans, unnamed_tokens
+from attnscope.inputs.prompt import Medium, Patch, Prompt, from_ids, isolation_for, turn_spans, unnamed_tokens
 from attnscope.model.geometry import window_side
 from attnscope.utils.isolation import IsolatedCall
 
@@ -165,7 +165,7 @@ def reading_with_pictures(loaded: LoadedModel) -> Iterator[Callable[[str, Sequen
         return _named(plain, patches_of(plain.tokens, image, sight), messages), inputs, sight
 
     # Templates and processors are others' programs; what needs the model stays in this process.
-    with IsolatedCall(make, place(loaded.tokenizer, loaded.brought, chat=True)) as making:
+    with IsolatedCall(make, isolation_for(loaded, chat=True)) as making:
 
         def read(text: str, pictures: Sequence[Picture], chat: bool, answered: bool) -> Prompt:
             prompt, outputs, sight = making(text, pictures, chat, answered)
@@ -225,7 +225,7 @@ def reading_pixels(loaded: LoadedModel) -> Iterator[Callable[[Picture], Pixels]]
         inputs = {name: np.asarray(values) for name, values in inputs.items() if name in parameters}
         return inputs, _seen(processor, picture)
 
-    with IsolatedCall(make, place(None, loaded.brought, chat=True)) as making:
+    with IsolatedCall(make, isolation_for(loaded, chat=True)) as making:
 
         def read(picture: Picture) -> Pixels:
             inputs, box = making(picture)

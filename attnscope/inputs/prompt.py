@@ -5,13 +5,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import groupby, pairwise
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from attnscope.errors import InputError, UsageError
 from attnscope.inputs.chat import Bounds, by_template, in_form, pictures_of, read_messages, token_turns, turn_bounds
 from attnscope.inputs.labels import Characters, in_order, locate_tokens, over_marks, pieces_of, read_pieces
 from attnscope.inputs.spans import sentence_ranges, word_ranges
 from attnscope.utils.isolation import IsolatedCall, Where
+
+if TYPE_CHECKING:
+    from attnscope.model.loaded import LoadedModel, LoadedTokenizer
 
 
 @dataclass(frozen=True)
@@ -192,10 +195,10 @@ NEIGHBOURS = 8  # tokens next to a cut whose bytes may belong to the same charac
 BETWEEN = "\n"  # between the two texts of a pair, where characters are counted through both
 
 
-def place(tokenizer: Any, brought: bool, chat: bool) -> Where:
+def isolation_for(loaded: "LoadedModel | LoadedTokenizer", chat: bool = False) -> Where:
     """Where one text is read: apart where a model brought the tokenizer, its template or its own Python not least."""
-    holds = chat or not getattr(tokenizer, "is_fast", False)  # the interpreter, while it works
-    return ("process" if holds else "thread") if brought else "here"
+    holds = chat or not getattr(loaded.tokenizer, "is_fast", False)  # the interpreter, while it works
+    return ("process" if holds else "thread") if loaded.brought else "here"
 
 
 def reading(tokenizer: Any, where: Where) -> IsolatedCall[Prompt]:

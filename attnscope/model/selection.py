@@ -60,12 +60,12 @@ def is_causal(stack: str) -> bool:
     return stack in CAUSAL
 
 
-def heard_as(stack: str, ahead: float) -> str:
+def metrics_stack(stack: str, ahead: float) -> str:
     """The stack whose metrics a layer has: an encoder's where all its queries see the next key, a decoder's where none.
 
     ahead: the share of queries that do; NaN of one query, where the stack's own name says it.
 
-    >>> heard_as("decoder", ahead=1.0)
+    >>> metrics_stack("decoder", ahead=1.0)
     'encoder'
     """
     if is_causal(stack) and ahead == 1:
@@ -139,17 +139,17 @@ def select(
 ) -> dict[int, tuple[int, ...]]:
     """The heads that an expression names, by layer.
 
-    heads_by_layer: {layer index: number of heads} of the layers with attention. named: see `resolved`. of: what has
-    these heads; other than a model, it may lack layers that have attention. Returns {layer: heads}, both sorted. Raises
-    UsageError for a part that cannot be read, or that names a layer or head that is not there, and what `resolved`
-    raises.
+    heads_by_layer: {layer index: number of heads} of the layers with attention. named: see `resolve_roles`. of: what
+    has these heads; other than a model, it may lack layers that have attention. Returns {layer: heads}, both sorted.
+    Raises UsageError for a part that cannot be read, or that names a layer or head that is not there, and what
+    `resolve_roles` raises.
 
         >>> select("last.0-1,L0H3", {0: 4, 1: 4})
         {0: (3,), 1: (0, 1)}
     """
     chosen: dict[int, set[int]] = {}
     layers = sorted(heads_by_layer)
-    for part in resolved(expression, named).split(","):
+    for part in resolve_roles(expression, named).split(","):
         match = _PART.match(part)
         if not match:
             raise UsageError(f"cannot read the selection {part!r}", f"write {GRAMMAR}")
@@ -196,7 +196,7 @@ def select_stacks(
     """
     parts: dict[str, list[str]] = {}
     with_heads = [stack for stack, layers in heads.items() if layers]  # Pegasus-X's encoder shows no head
-    for part in resolved(expression, named).split(","):
+    for part in resolve_roles(expression, named).split(","):
         match = _STACK.match(part)
         stack = next(stack for stack in STACKS if stack.startswith(match["stack"].lower())) if match else plain
         if stack not in with_heads:
@@ -208,13 +208,13 @@ def select_stacks(
     return {stack: select(",".join(parts[stack]), heads[stack], of=of) for stack in heads if stack in parts}
 
 
-def resolved(expression: str, named: HeadsByRole | None) -> str:
+def resolve_roles(expression: str, named: HeadsByRole | None) -> str:
     """The expression with the heads themselves in place of every `@role`.
 
     named: the heads of every role that there is, none where an atlas names none; None without an atlas. Raises
     UsageError without an atlas and for a role that there is not, InputError for one that no head has.
 
-        >>> resolved("@induction,last", {"induction": {3: (0, 1)}})
+        >>> resolve_roles("@induction,last", {"induction": {3: (0, 1)}})
         'L3H0,L3H1,last'
     """
     parts: list[str] = []
@@ -273,7 +273,7 @@ def pairs(selection: Mapping[int, Iterable[int]]) -> list[tuple[int, int]]:
     return [(layer, head) for layer, heads in selection.items() for head in heads]
 
 
-def spelled(numbers: Sequence[int]) -> str:
+def as_ranges(numbers: Sequence[int]) -> str:
     """Numbers as a selection writes them: [0, 1, 2, 5] -> `0-2,5`."""
     runs = [list(run) for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])]
     return ",".join(f"{run[0][1]}-{run[-1][1]}" if len(run) > 1 else str(run[0][1]) for run in runs)
@@ -306,8 +306,8 @@ def written_heads(heads: Iterable[HeadIndex], heads_by_layer: Mapping[int, int])
     groups = groupby(sorted(set(heads)), lambda head: head[0])
     by_layer = {layer: [head for _, head in group] for layer, group in groups}
     whole = [layer for layer, numbers in by_layer.items() if len(numbers) == heads_by_layer[layer]]
-    some = [f"{layer}.{run}" for layer in by_layer if layer not in whole for run in spelled(by_layer[layer]).split(",")]
-    return ",".join([*filter(None, [spelled(whole)]), *some])
+    some = [f"{at}.{run}" for at in by_layer if at not in whole for run in as_ranges(by_layer[at]).split(",")]
+    return ",".join([*filter(None, [as_ranges(whole)]), *some])
 
 
 def _digits(text: str, part: str) -> list[int]:

@@ -47,9 +47,9 @@ from attnscope.model.selection import (
     VISION,
     VISION_ONLY,
     has_summaries,
-    heard_as,
     is_causal,
     is_vision,
+    metrics_stack,
 )
 from attnscope.observe.collector import LayerBatcher, PendingTransfers, marked, wanted_collectors
 from attnscope.observe.observation import Observation
@@ -136,7 +136,7 @@ class StackCollector:
         kv_heads = call.spec.kv_heads if call.spec else known.kv_heads if known else call.P.heads
         self.kv_of[key] = call.P.heads, kv_heads
         # The metrics of the stack that the call was heard as.
-        stack = heard_as(self.stack, call.visible.once("ahead", lambda: float(call.visible.ahead)))
+        stack = metrics_stack(self.stack, call.visible.once("ahead", lambda: float(call.visible.ahead)))
         if stack not in self._texts:
             self._texts[stack] = replace(self.texts, stack=stack, asked={})
         texts = self._texts[stack].to(call.P.device)

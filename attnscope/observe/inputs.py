@@ -38,7 +38,7 @@ from attnscope.hooks.report import tolerance
 from attnscope.inputs import prompt as prompts
 from attnscope.inputs.answers import from_target_ids, reading_target, with_answer, with_virtual
 from attnscope.inputs.pictures import open_pictures, reading_pixels, reading_with_pictures
-from attnscope.inputs.prompt import Prompt, from_ids, place
+from attnscope.inputs.prompt import Prompt, from_ids, isolation_for
 from attnscope.inputs.sound import Sound, sound_prompt
 from attnscope.inputs.tokens import find
 from attnscope.model.families import family_of
@@ -315,7 +315,7 @@ def check_ids(loaded: LoadedModel, ids: Sequence[int]) -> None:
 
 def ids_of(loaded: LoadedModel, answer: str) -> list[int]:
     """The tokens of an answer alone."""
-    with IsolatedCall(partial(_encoded, loaded.tokenizer), place(loaded.tokenizer, loaded.brought, False)) as encode:
+    with IsolatedCall(partial(_encoded, loaded.tokenizer), isolation_for(loaded)) as encode:
         return encode(answer) if answer else []
 
 
@@ -371,7 +371,7 @@ def target(
     elif ask.generate is not None:
         raise UsageError("a target was given, and one is to be generated", "leave out {generate} or {target}")
     else:
-        with reading_targets(loaded, place(loaded.tokenizer, loaded.brought, False)) as read:
+        with reading_targets(loaded, isolation_for(loaded)) as read:
             prompt = read(ask)
     return prompt, {"target": {"ids": list(prompt.ids), "generated": ask.target is None} | how}, steps
 
@@ -455,7 +455,7 @@ def notes_of_steps(loaded: LoadedModel, difference: float | None) -> Iterator[st
 
 def _has_two_types(loaded: LoadedModel) -> bool:
     """Whether the tokenizer tells the texts of a pair apart where it is asked to."""
-    with IsolatedCall(partial(_types_of, loaded.tokenizer), place(loaded.tokenizer, loaded.brought, False)) as types_of:
+    with IsolatedCall(partial(_types_of, loaded.tokenizer), isolation_for(loaded)) as types_of:
         return any(types_of("a", "a"))
 
 

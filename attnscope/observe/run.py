@@ -22,7 +22,7 @@ from attnscope.hooks.engines import Engine, within_memory
 from attnscope.hooks.forward import GLOBAL, arguments, bare_model
 from attnscope.hooks.generation import DEFAULT, END, NUMBER, OWN, POSITIONS, STOP, DecodingSteps
 from attnscope.inputs import answers
-from attnscope.inputs.prompt import Prompt, place
+from attnscope.inputs.prompt import Prompt, isolation_for
 from attnscope.inputs.sound import MODEL_OF_SOUND, Sound, reads_sound
 from attnscope.inputs.tokens import TokenMatch, TokenSelection, chosen_lines, described
 from attnscope.model.families import family_of
@@ -200,7 +200,7 @@ def prepare(
     # The virtual tokens of an adapter take places of the text's.
     most = loaded.geometry.max_positions
     room = None if most is None else most - len(loaded.virtual)
-    with reading(loaded, place(loaded.tokenizer, loaded.brought, ask.chat), room) as tokens_of:
+    with reading(loaded, isolation_for(loaded, ask.chat), room) as tokens_of:
         prompt = tokens_of(replace(ask, answer="") if more else ask)
     if prompt.answer is not None:
         answers.check_room(prompt, ask.generate, loaded.geometry.max_positions)

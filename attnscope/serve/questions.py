@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 import numpy as np
 
 from attnscope.errors import UsageError
-from attnscope.inputs.prompt import Prompt, from_ids, place, reading
+from attnscope.inputs.prompt import Prompt, from_ids, isolation_for, reading
 from attnscope.inputs.spans import Align
 from attnscope.inputs.tokens import TokenSelection
 from attnscope.interventions.spec import DRAWS, AskedText, CutPlan
@@ -102,7 +102,7 @@ def tokenised(loaded: LoadedTokenizer, ask: CaptureSpec) -> Tokenised:
     text, most = ask.text, loaded.max_positions if ask.truncate else None
     ask.check_pair()
     if isinstance(text, str):
-        with reading(loaded.tokenizer, place(loaded.tokenizer, loaded.brought, ask.chat)) as read:
+        with reading(loaded.tokenizer, isolation_for(loaded, ask.chat)) as read:
             prompt = read(text, ask.chat, most, ask.truncate, None, ask.pair)
     else:
         prompt = from_ids(loaded.tokenizer, text, max_tokens=most, truncate=ask.truncate)  # type: ignore[arg-type]

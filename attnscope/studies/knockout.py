@@ -39,7 +39,7 @@ from attnscope.hooks.generation import check_causal
 from attnscope.hooks.listen import listen
 from attnscope.inputs.answers import check_answer, check_room
 from attnscope.inputs.labels import visible_blanks
-from attnscope.inputs.prompt import Prompt, from_ids, place, reading
+from attnscope.inputs.prompt import Prompt, from_ids, isolation_for, reading
 from attnscope.inputs.tokens import find
 from attnscope.interventions.base import LOSS, AnswerLoss, LogitDifference, Measure
 from attnscope.interventions.knockout import Knockout
@@ -86,7 +86,7 @@ def read_cases(
 ) -> list[Read]:
     """What each question is of, in their order; an error names the place of its question, of several."""
     chat, cases = any(question.chat for question in questions), []
-    with reading(loaded.tokenizer, place(loaded.tokenizer, loaded.brought, chat)) as tokenised:
+    with reading(loaded.tokenizer, isolation_for(loaded, chat)) as tokenised:
         reader = CaseReader(loaded, tokenised)
         for question in questions:
             try:

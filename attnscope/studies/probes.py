@@ -23,7 +23,7 @@ from attnscope.attention.operator import UniformAttention
 from attnscope.attention.questions import At, Back, Question, Received
 from attnscope.errors import InputError, MemoryLimitError, ModelError
 from attnscope.inputs.labels import BYTE_TOKEN
-from attnscope.inputs.prompt import Prompt, place, reading
+from attnscope.inputs.prompt import Prompt, isolation_for, reading
 from attnscope.metrics.divergence import js_bits
 from attnscope.observe.collector import Answers, LayerCollector
 from attnscope.observe.request import Layer
@@ -393,7 +393,7 @@ def token_pool(loaded: LoadedModel, chosen: Sequence[int] | None = None) -> tupl
 
 def begins(loaded: LoadedModel) -> tuple[int, ...]:
     """The begin token, where the tokenizer puts one before a text."""
-    with reading(loaded.tokenizer, place(loaded.tokenizer, loaded.brought, False)) as read:
+    with reading(loaded.tokenizer, isolation_for(loaded)) as read:
         first = read("a", False, None, None).ids[0]
     return (first,) if first == getattr(loaded.tokenizer, "bos_token_id", None) else ()
 
@@ -401,7 +401,7 @@ def begins(loaded: LoadedModel) -> tuple[int, ...]:
 def natural_prompts(loaded: LoadedModel, texts: Sequence[str], most: int | None) -> list[Prompt]:
     """Texts as tokens, of each at most so many, None for all that the model reads."""
     room = [limit for limit in (most, loaded.geometry.max_positions) if limit is not None]
-    with reading(loaded.tokenizer, place(loaded.tokenizer, loaded.brought, chat=False)) as read:
+    with reading(loaded.tokenizer, isolation_for(loaded)) as read:
         prompts = [read(text, False, min(room, default=None), "right") for text in texts]
     for prompt in prompts:
         loaded.check_ids(prompt.ids)

@@ -17,7 +17,7 @@ from attnscope.corpus.tables import schema_of
 from attnscope.errors import InputError
 from attnscope.metrics.metrics import LOOKBACKS
 from attnscope.model.loaded import LoadedModel
-from attnscope.model.selection import spelled
+from attnscope.model.selection import as_ranges
 from attnscope.observe.observation import Observation
 from attnscope.observe.request import CaptureSpec, Request, View
 from helpers.command_line import call
@@ -65,7 +65,7 @@ def test_rows_of_an_answer_are_those_of_one_text(corpus: Path, tiny_folder: Path
             np.testing.assert_allclose(found[name], expected[name], atol=1e-5, err_msg=name)
         text = texts.iloc[number]
         assert (text["answer"], text["tokens"]) == (seen.prompt.answer, len(seen.prompt))
-        assert text["query"] == spelled(range(seen.prompt.answer - 1, len(seen.prompt) - 1))
+        assert text["query"] == as_ranges(range(seen.prompt.answer - 1, len(seen.prompt) - 1))
     assert heads[heads["item"] == 1]["lookback"].isna().all()  # of one token no row made another
     assert heads[heads["item"] == 2]["lookback"].notna().all()
 

@@ -17,7 +17,7 @@ from attnscope.export.drawing import head_sheet, layer_maps
 from attnscope.export.redraw import load_run, run_of_folder
 from attnscope.model.checkpoint import weights_sha256
 from attnscope.model.loading import DEMO_FOLDER, wrap
-from attnscope.model.selection import CSA, DECODER, HCA, STACKS, resolved, select
+from attnscope.model.selection import CSA, DECODER, HCA, STACKS, resolve_roles, select
 from attnscope.observe.atlas import atlas_of
 from attnscope.utils.display import head_name
 from attnscope.viewer.side import Side
@@ -70,7 +70,7 @@ HEADS = dict.fromkeys(range(4), 6)
 )
 def test_roles_stand_for_their_heads(expression, found):
     assert select(expression, HEADS, NAMED) == found
-    assert select(resolved(expression, NAMED), HEADS) == found
+    assert select(resolve_roles(expression, NAMED), HEADS) == found
 
 
 @pytest.mark.parametrize(
