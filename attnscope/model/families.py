@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from attnscope.model.selection import DECODER, GLOBAL, LOCAL, PATCHER
+from attnscope.model.selection import DECODER, GLOBAL, LOCAL, PATCHER, is_bidirectional
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def _left_to_the_last_block(config: Any) -> int:
 
 def _blocks_with_summaries(config: Any, stack: str) -> str | None:
     summaries = getattr(config, "encoder_attention_type", None) != "local"
-    return "blocks" if stack == "encoder" and summaries else None
+    return "blocks" if is_bidirectional(stack) and summaries else None
 
 
 def _multi_query(config: Any, heads: int, layer_type: str) -> int | None:
@@ -120,9 +120,9 @@ def _multi_query(config: Any, heads: int, layer_type: str) -> int | None:
 
 
 USUAL = Family()
-FAMILIES: Mapping[str, Family] = {
+ROWS: Mapping[str, Family] = {  # by the names of those that are alike
     # No softmax attention over the text.
-    **dict.fromkeys(("falcon_mamba", "mamba", "mamba2", "rwkv"), Family(without_softmax="ssm")),
+    "falcon_mamba mamba mamba2 rwkv": Family(without_softmax="ssm"),
     "xlstm": Family(without_softmax="linear"),
     "reformer": Family(without_softmax="lsh", one_length=True),
     # Softmax attention of another kind, or none.
@@ -132,10 +132,10 @@ FAMILIES: Mapping[str, Family] = {
     "nystromformer": Family(unread="goes through landmarks, and has no weight for a query and a key"),
     "perceiver": Family(unread="is of latents, not of tokens"),
     "yoso": Family(unread="counts collisions of hashes, and has no softmax"),
-    **dict.fromkeys(("bros", "lxmert", "tvp", "udop", "vilt"), Family(unread="needs boxes or pictures with the text")),
+    "bros lxmert tvp udop vilt": Family(unread="needs boxes or pictures with the text"),
     # Encoders that can be configured as decoders.
     "bert-generation": Family(either=True),
-    **dict.fromkeys(("megatron-bert", "rembert", "roformer"), Family(bypasses_interface=True, matrices_alive=3)),
+    "megatron-bert rembert roformer": Family(bypasses_interface=True, matrices_alive=3),
     "big_bird": Family(
         bypasses_interface=True,
         returns_weights_when_asked=True,
@@ -151,10 +151,8 @@ FAMILIES: Mapping[str, Family] = {
         heads=lambda config: max(1, config.num_attention_heads // config.head_ratio),
         matrices_alive=3,
     ),
-    **dict.fromkeys(
-        ("flaubert", "fsmt", "ibert", "luke", "tapas", "visual_bert"), Family(returns_weights_when_asked=True)
-    ),
-    **dict.fromkeys(("deberta", "deberta-v2", "mpnet"), Family(returns_weights_when_asked=True, matrices_alive=3)),
+    "flaubert fsmt ibert luke tapas visual_bert": Family(returns_weights_when_asked=True),
+    "deberta deberta-v2 mpnet": Family(returns_weights_when_asked=True, matrices_alive=3),
     "funnel": Family(
         returns_weights_when_asked=True,
         by_order=True,
@@ -162,23 +160,20 @@ FAMILIES: Mapping[str, Family] = {
         matrices_alive=7,
         least_tokens=_left_to_the_last_block,
     ),
-    **dict.fromkeys(("led", "longformer"), Family(returns_weights_when_asked=True, layout="band")),
+    "led longformer": Family(returns_weights_when_asked=True, layout="band"),
     "longt5": Family(returns_weights_when_asked=True, layout="blocks", layer_type=_blocks_with_summaries),
     "pegasus_x": Family(layer_type=_blocks_with_summaries, matrices_alive=3),
     "squeezebert": Family(returns_weights_when_asked=True, returns_logits="SqueezeBertSelfAttention", matrices_alive=3),
-    **dict.fromkeys(
-        (*("embedding_gemma2_text", "mt5", "neomme", "openai_privacy_filter", "switch_transformers", "t5"), "umt5"),
-        Family(matrices_alive=3),
-    ),
-    **dict.fromkeys(("layoutlmv3", "lilt"), Family(matrices_alive=6)),
+    "embedding_gemma2_text mt5 neomme openai_privacy_filter switch_transformers t5 umt5": Family(matrices_alive=3),
+    "layoutlmv3 lilt": Family(matrices_alive=6),
     "t5gemma2": Family(bypasses_interface=True),
     "t5gemma2_decoder": Family(merges_cross=True),
     # Decoders that attend outside the interface.
     "xglm": Family(bypasses_interface=True),
-    **dict.fromkeys(("codegen", "gptj", "mpt"), Family(bypasses_interface=True, matrices_alive=3)),
+    "codegen gptj mpt": Family(bypasses_interface=True, matrices_alive=3),
     "gpt_neo": Family(bypasses_interface=True, hides_future=True, matrices_alive=3),
     "cpmant": Family(looks_ahead=True, bypasses_interface=True, matrices_alive=3, one_length=True),
-    **dict.fromkeys(("bloom", "gpt_neox_japanese"), Family(bypasses_interface=True, matrices_alive=4)),
+    "bloom gpt_neox_japanese": Family(bypasses_interface=True, matrices_alive=4),
     "xlnet": Family(
         looks_ahead=True,
         returns_weights_when_asked=True,
@@ -187,7 +182,7 @@ FAMILIES: Mapping[str, Family] = {
         matrices_alive=4,
         one_length=True,
     ),
-    **dict.fromkeys(("git", "mvp", "trocr"), Family(bypasses_interface=True, returns_weights_when_asked=True)),
+    "git mvp trocr": Family(bypasses_interface=True, returns_weights_when_asked=True),
     "openai-gpt": Family(bypasses_interface=True, returns_weights_when_asked=True, hides_future=True),
     "prophetnet": Family(
         bypasses_interface=True,
@@ -200,8 +195,8 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "falcon": Family(bypasses_interface=True, returns_weights_when_asked=True, matrices_alive=4, kv_heads=_multi_query),
     # Decoders that ask the interface.
-    **dict.fromkeys(("diffllama", "doge", "flint", "gpt_oss", "hy_v4", "inkling_text"), Family(matrices_alive=3)),
-    **dict.fromkeys(("deepseek_v4", "inkling2_text"), Family(matrices_alive=4)),
+    "diffllama doge flint gpt_oss hy_v4 inkling_text": Family(matrices_alive=3),
+    "deepseek_v4 inkling2_text": Family(matrices_alive=4),
     "blt": Family(
         parts={PATCHER: "patcher_config", LOCAL: "encoder_config", GLOBAL: "global_config", DECODER: "decoder_config"}
     ),
@@ -215,8 +210,9 @@ FAMILIES: Mapping[str, Family] = {
         kv_heads=lambda config, heads, layer_type: 2 * config.num_key_value_heads if layer_type == "sliding" else None
     ),
     "moshi": Family(window_unread=True),
-    **dict.fromkeys(("granite_swa", "granitemoe_swa"), Family(sinks_scale_output=True)),
+    "granite_swa granitemoe_swa": Family(sinks_scale_output=True),
 }
+FAMILIES = {name: known for names, known in ROWS.items() for name in names.split()}
 
 # Tokenizers that need no vocabulary file; by class, because a tokenizer_config.json names its class and no family.
 BYTE_TOKENIZERS = ("ByT5Tokenizer", "CanineTokenizer", "PerceiverTokenizer")
