@@ -25,7 +25,7 @@ import attnscope
 from attnscope.errors import AttnscopeError, ModelError
 from attnscope.inputs.processor import processor_of
 from attnscope.inputs.sound import Sound, extractor_of
-from attnscope.model.libraries import OFFLINE
+from attnscope.model.libraries import offline
 from attnscope.model.loading import DEMO_FOLDER, load, load_config, load_tokenizer
 from attnscope.model.options import LoadOptions
 from helpers import picture_models
@@ -406,7 +406,7 @@ def test_an_adapter_of_a_path_like_a_hub_id_asks_no_host(
 
 def test_a_switch_is_as_it_was_when_the_last_lets_go(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
-    first, second = OFFLINE.held(), OFFLINE.held()
+    first, second = offline(), offline()
     first.__enter__()
     second.__enter__()
     first.__exit__(None, None, None)

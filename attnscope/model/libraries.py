@@ -15,12 +15,11 @@ import logging
 import os
 import platform
 import sys
-import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
-from functools import wraps
+from functools import partial, wraps
 from importlib import import_module
 from typing import Any
 
@@ -31,40 +30,20 @@ from attnscope.utils.signals import ProcessWide
 TRIED = ("5.17.0", "5.23.0")  # versions of transformers, the oldest and the newest: docs/versions.md
 
 
-class Switch:
-    """A setting of a library that all its calls share, which has another value as long as anyone holds it.
-
-    >>> with OFFLINE.held():
-    ...     huggingface_hub.constants.is_offline_mode()
-    True
-    """
-
-    _turn = threading.Lock()
-
-    def __init__(self, module: str, name: str, value: Any) -> None:
-        self.module, self.name, self.value = module, name, value
-        self._holders, self._before = 0, None
-
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        with self._turn:
-            before, module = needed(self.module, self.name), import_module(self.module)
-            if not self._holders:
-                self._before = before
-                setattr(module, self.name, self.value)
-            self._holders += 1
-        try:
-            yield
-        finally:
-            with self._turn:
-                self._holders -= 1
-                if not self._holders:
-                    setattr(module, self.name, self._before)
+@contextmanager
+def _switched(module: str, name: str, value: Any) -> Iterator[None]:
+    """While open a setting that all calls of a library share has another value."""
+    before, library = needed(module, name), import_module(module)
+    setattr(library, name, value)
+    try:
+        yield
+    finally:
+        setattr(library, name, before)
 
 
-OFFLINE = Switch("huggingface_hub.constants", "HF_HUB_OFFLINE", True)
+offline = ProcessWide(partial(_switched, "huggingface_hub.constants", "HF_HUB_OFFLINE", True))
 # Whether it may run a model's code is then a refusal of transformers, and no question on standard input.
-NEVER_ASKS = Switch("transformers.dynamic_module_utils", "TIME_OUT_REMOTE_CODE", 0)
+never_asks = ProcessWide(partial(_switched, "transformers.dynamic_module_utils", "TIME_OUT_REMOTE_CODE", 0))
 
 
 QUIET = {  # what has them say nothing

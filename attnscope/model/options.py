@@ -6,12 +6,12 @@ What the libraries that load a model may do besides reading its files: run its c
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal
 
 from attnscope.errors import ModelError, first_line
-from attnscope.model.libraries import NEVER_ASKS, OFFLINE
+from attnscope.model.libraries import never_asks, offline
 
 RUNS_CODE, TRUST = "runs code from its own repository", "read that code, then pass {trust_remote_code=True}"
 
@@ -20,7 +20,7 @@ RUNS_CODE, TRUST = "runs code from its own repository", "read that code, then pa
 class TrustPolicy:
     """code: run what the model brings. network: let the libraries ask the Hub for what the model's files name.
 
-    >>> Permits(network=True).given
+    >>> TrustPolicy(network=True).given
     {'trust_remote_code': False, 'local_files_only': False}
     """
 
@@ -38,10 +38,7 @@ class TrustPolicy:
 
         A part of a model with code of its own is such a case, and a file that names another repository.
         """
-        with ExitStack() as stack:
-            stack.enter_context(NEVER_ASKS.held())
-            if not self.network:
-                stack.enter_context(OFFLINE.held())
+        with never_asks(), nullcontext() if self.network else offline():
             yield
 
 
