@@ -401,54 +401,12 @@ def _model(
 
     Every weight that it needs was in the checkpoint, and holds the numbers that the checkpoint stores.
     """
-    packing = None
-    if options.quantize is not None:
-        from transformers import BitsAndBytesConfig
-
-        packing = BitsAndBytesConfig(**{f"load_in_{options.quantize}": True})
-    place = options.device_map or (None if device == "cpu" else {"": device})
-    dtype = dtype_on(options, device)
     files = [source.folder / name for name in sources.weight_files(source, options)[source]]
     room = human_bytes(free_memory(device))  # asked before: what was loaded when memory ran out may still be held
-
-    def load_as(kind: Any, **changes: Any) -> Any:
-        how = {
-            "dtype": dtype,
-            "device_map": place,
-            "attn_implementation": _attention(config, options, task, kind),
-            "use_safetensors": None if options.allow_pickle else True,
-            "quantization_config": packing,
-            "output_loading_info": True,
-        }
-
-        def from_files(**unpacking: Any) -> Any:
-            return kind.from_pretrained(
-                source.folder, config=config, **options.permits.given, **source.given, **how | changes | unpacking
-            )
-
-        try:
-            return from_files()
-        except RuntimeError:  # such as of zero points, for which transformers expects another shape
-            plain = None if "quantization_config" in changes else quantised.dequantizing(config)
-            if plain is None:
-                raise
-            model = from_files(quantization_config=plain)
-            logger.warning("transformers reads the weights of %s only as unpacked while they are loaded", source.name)
-            return model
-
-    # What is loaded is compared with what the files store: transformers passes over what it does not know.
     try:
-        path = source.folder / "config.json"
-        if not (source.gguf or options.permits.code) and (stated := checkpoint.quantization_of(path)):
-            adapters.check_patterns(stated, (name for name, _ in tasks.empty_model(config).named_modules()), path)
-        quantised.check_method(config, source.name)
-        # some packages print what they do
-        with options.permits.held(), bars_as_elsewhere(), redirect_stdout(sys.stderr):
-            kinds = tasks.model_classes(config, task, source.name, exact=source.adapter is not None)
-            if source.adapter:
-                adapters.set_labels(config, kinds[0], source.adapter.folder)
-            fit = fitting.best_fit(kinds, load_as)
+        fit = _fit(source, config, options, device, task)
         unused = [] if source.gguf else fit.unused_inside
+        # What is loaded is compared with what the files store: transformers passes over what it does not know.
         if not source.gguf:
             quantised.check_numbers(fit, config, checkpoint.stored_tensors(files), source.name)
             if quantised.method_of(config):
@@ -456,25 +414,25 @@ def _model(
         model = fit.model
         quantised.unpack(model, source.name)
         if source.adapter:
-            adapter_layout = options.adapter or ("beside" if quantised.is_quantised(model) else "merged")
-            model = adapters.attach(model, source.adapter.folder, merged=adapter_layout == "merged")
+            layout = options.adapter or ("beside" if quantised.is_quantised(model) else "merged")
+            model = adapters.attach(model, source.adapter.folder, merged=layout == "merged")
     except AttnscopeError:
         raise
     except Exception as error:  # any family's loading code, with any weights
-        if is_out_of_memory(error):
-            weights = bytes_in_memory(options, config, device, files)
-            takes = f"its weights take {human_bytes(weights)}" if weights else first_line(error)
-            smaller = {
-                "{device_map=auto}": options.device_map is None,
-                "{quantize=4bit}": options.quantize != "4bit",
-                "{dtype=bfloat16}": options.dtype not in ("bfloat16", "float16"),
-            }
-            open_to_it = [option for option, unused in smaller.items() if unused]
-            raise MemoryLimitError(
-                f"{source.name} does not fit on {device}: {takes}, and {room} was free",
-                f"use {' or '.join(open_to_it)}" if open_to_it else "take a smaller model",
-            ) from error
-        raise _not_loaded(error, source, config, files) from error
+        if not is_out_of_memory(error):
+            raise _not_loaded(error, source, config, files) from error
+        weights = bytes_in_memory(options, config, device, files)
+        takes = f"its weights take {human_bytes(weights)}" if weights else first_line(error)
+        smaller = {
+            "{device_map=auto}": options.device_map is None,
+            "{quantize=4bit}": options.quantize != "4bit",
+            "{dtype=bfloat16}": options.dtype not in ("bfloat16", "float16"),
+        }
+        open_to_it = [option for option, unused in smaller.items() if unused]
+        raise MemoryLimitError(
+            f"{source.name} does not fit on {device}: {takes}, and {room} was free",
+            f"use {' or '.join(open_to_it)}" if open_to_it else "take a smaller model",
+        ) from error
 
     # A body without some of its weights would be random numbers; a head without them is ignored.
     if fit.body:
@@ -491,6 +449,49 @@ def _model(
     elif tasks.text_part(config) is not None:
         part = fitting.TEXT
     return fitting.part_of(model, part).eval().requires_grad_(False), fitting.LoadedAs(fit.kind.__name__, part), unused
+
+
+def _fit(source: Source, config: Any, options: LoadOptions, device: str, task: str) -> fitting.Fit:
+    """What transformers makes of the files, by the class that they fit best."""
+    packing = None
+    if options.quantize is not None:
+        from transformers import BitsAndBytesConfig
+
+        packing = BitsAndBytesConfig(**{f"load_in_{options.quantize}": True})
+
+    def load_as(kind: Any, **changes: Any) -> Any:
+        arguments = {
+            "dtype": dtype_on(options, device),
+            "device_map": options.device_map or (None if device == "cpu" else {"": device}),
+            "attn_implementation": _attention(config, options, task, kind),
+            "use_safetensors": None if options.allow_pickle else True,
+            "quantization_config": packing,
+            "output_loading_info": True,
+            **changes,
+        }
+        try:
+            return kind.from_pretrained(
+                source.folder, config=config, **options.permits.given, **source.given, **arguments
+            )
+        except RuntimeError:  # such as of zero points, for which transformers expects another shape
+            plain = None if "quantization_config" in changes else quantised.dequantizing(config)
+            if plain is None:
+                raise
+            model = load_as(kind, **changes, quantization_config=plain)
+            logger.warning("transformers reads the weights of %s only as unpacked while they are loaded", source.name)
+            return model
+
+    # Its patterns would be matched without a deadline, and a method that is not known would be passed over.
+    path = source.folder / "config.json"
+    if not (source.gguf or options.permits.code) and (stated := checkpoint.quantization_of(path)):
+        adapters.check_patterns(stated, (name for name, _ in tasks.empty_model(config).named_modules()), path)
+    quantised.check_method(config, source.name)
+    # Some packages print what they do.
+    with options.permits.held(), bars_as_elsewhere(), redirect_stdout(sys.stderr):
+        kinds = tasks.model_classes(config, task, source.name, exact=source.adapter is not None)
+        if source.adapter:
+            adapters.set_labels(config, kinds[0], source.adapter.folder)
+        return fitting.best_fit(kinds, load_as)
 
 
 def _not_loaded(error: Exception, source: Source, config: Any, files: Sequence[Path]) -> ModelError:
