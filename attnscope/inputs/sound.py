@@ -158,38 +158,18 @@ def sound_prompt(loaded: LoadedModel, sound: Sound, truncate: Side | None = None
     resampling needs the extra `audio`.
     """
     extractor = extractor_of(loaded)
-    config, own_input = loaded.model.config, loaded.model.main_input_name
+    config, own_input, rate = loaded.model.config, loaded.model.main_input_name, extractor.sampling_rate
+    samples = _resampled(sound, rate)
 
-    def positions(inputs: int) -> int:
-        """Positions of the encoder of so many inputs, by the model's own rule."""
-        import torch
-
-        try:  # a name that transformers does not promise, and not every family has
-            count = int(loaded.model._get_feat_extract_output_lengths(torch.tensor(inputs)))
-        except (AttributeError, TypeError) as error:
-            kind = loaded.geometry.model_type
-            raise ModelError(f"{kind} does not say how many frames it makes of a sound", MODEL_OF_SOUND) from error
-        return count // getattr(config, "squeeze_factor", 1)  # SEW attends to several at once
-
-    # The samples at the model's rate.
-    samples, rate = sound.samples, extractor.sampling_rate
-    if sound.rate != rate:
-        if find_spec("soxr") is None:
-            raise UsageError(
-                f"the sound has {sound.rate} samples per second, the model reads {rate}, and resampling needs soxr",
-                f"{EXTRA}, or resample it, for example with ffmpeg -i IN -ar {rate} OUT.wav",
-            )
-        import soxr
-
-        samples = soxr.resample(samples, sound.rate, rate)
     # An input is a sample, or a vector of features, of which some models put several into one.
     hop = 1
     if own_input != "input_values":
         hop = getattr(extractor, "hop_length", rate // 100) * getattr(extractor, "stride", 1)
-    stride = round(LONG / max(positions(LONG), 1)) * hop  # samples from one position of the encoder to the next
-    step, places = stride / rate, getattr(config, "max_source_positions", None)
-    most = MOST_SECONDS * rate if places is None else places * stride
+    stride = round(LONG / max(_positions(loaded, LONG), 1)) * hop  # samples from one position to the next
+    positions_read = getattr(config, "max_source_positions", None)
+    most = MOST_SECONDS * rate if positions_read is None else positions_read * stride
     most = min(most, getattr(extractor, "n_samples", most))
+
     # At most as many as the model reads; `removed` positions are cut off.
     whole, removed = max(len(samples), round(sound.seconds * rate)), 0
     if whole > most:
@@ -203,32 +183,34 @@ def sound_prompt(loaded: LoadedModel, sound: Sound, truncate: Side | None = None
         samples = samples[:most] if truncate == "right" else samples[-most:]
         removed = math.ceil((whole - most) / stride)
     try:
-        features = extractor(samples, sampling_rate=rate, return_tensors="pt")
-        values = features[own_input]
+        features = extractor(samples, sampling_rate=rate, return_tensors="pt")[own_input]
     except Exception as error:  # any family's code
         message = f"the feature extractor of {loaded.name} failed: {first_line(error)}"
         raise ModelError(message, MODEL_OF_SOUND) from error
-    # The extractor may pad a sound to the model's length: `own` positions are of the sound, the others of silence.
+
+    # The extractor may pad a sound to the model's length: `own` positions are of the sound, the others of silence. Its
+    # inputs: of (B, S), (B, N, F) or (B, F, N) the side that is as long as so many samples make it.
     padded = hasattr(extractor, "n_samples")
     expected = (extractor.n_samples if padded else len(samples)) / hop
-    # Its inputs: of (B, S), (B, N, F) or (B, F, N) the side that is as long as so many samples make it.
-    count = positions(min(values.shape[1:], key=lambda size: abs(size - expected)))
-    own = positions(math.ceil(len(samples) / hop))
+    count = _positions(loaded, min(features.shape[1:], key=lambda size: abs(size - expected)))
+    own = _positions(loaded, math.ceil(len(samples) / hop))
     bins = getattr(config, "num_mel_bins", None)
-    if padded and (places, bins) != (count, values.shape[1]):
+    if padded and (positions_read, bins) != (count, features.shape[1]):
         raise ModelError(
-            f"the feature extractor of {loaded.name} makes {count} frames of {values.shape[1]} numbers, and the model "
-            f"reads {places} of {bins}",
+            f"the feature extractor of {loaded.name} makes {count} frames of {features.shape[1]} numbers, and the "
+            f"model reads {positions_read} of {bins}",
             "copy the model's own preprocessor_config.json into its folder",
         )
     if count < 1:
         raise InputError(f"the sound has {sound.seconds:g} s, which is less than a frame", "give a longer one")
+
     # Positions are named by their time in the whole recording, also where its beginning was cut off.
+    step = stride / rate
     start = removed * step if truncate == "left" else 0.0
     digits = 2 if math.isclose(round(step, 2), step) else 3
     times = [f"{start + place * step:.{digits}f}" for place in range(count + 1)]
     labels, heading = tuple(f"{time}s" for time in times[:-1]), f"{sound.seconds:.2f} s of sound at {sound.rate} Hz: "
-    ends = list(accumulate((len(label) + 1 for label in labels), initial=len(heading)))
+    ends = accumulate((len(label) + 1 for label in labels), initial=len(heading))
     return Prompt(
         text=heading + " ".join(labels),
         ids=tuple(range(count)),
@@ -239,8 +221,35 @@ def sound_prompt(loaded: LoadedModel, sound: Sound, truncate: Side | None = None
         turns=(),
         removed=removed,
         characters=tuple((first, last - 1) for first, last in pairwise(ends)),
-        medium=Medium({own_input: values}, sound.sha256, step),
+        medium=Medium({own_input: features}, sound.sha256, step),
     )
+
+
+def _resampled(sound: Sound, rate: int) -> np.ndarray:
+    """The samples of a sound at another rate. Raises UsageError where that needs the extra `audio`."""
+    if sound.rate == rate:
+        return sound.samples
+    if find_spec("soxr") is None:
+        raise UsageError(
+            f"the sound has {sound.rate} samples per second, the model reads {rate}, and resampling needs soxr",
+            f"{EXTRA}, or resample it, for example with ffmpeg -i IN -ar {rate} OUT.wav",
+        )
+    import soxr
+
+    resampled: np.ndarray = soxr.resample(sound.samples, sound.rate, rate)
+    return resampled
+
+
+def _positions(loaded: LoadedModel, inputs: int) -> int:
+    """Positions of the encoder of so many inputs, by the model's own rule. Raises ModelError where it has none."""
+    import torch
+
+    try:  # a name that transformers does not promise, and not every family has
+        count = int(loaded.model._get_feat_extract_output_lengths(torch.tensor(inputs)))
+    except (AttributeError, TypeError) as error:
+        kind = loaded.geometry.model_type
+        raise ModelError(f"{kind} does not say how many frames it makes of a sound", MODEL_OF_SOUND) from error
+    return count // getattr(loaded.model.config, "squeeze_factor", 1)  # SEW attends to several at once
 
 
 def extractor_of(loaded: LoadedModel) -> Any:
