@@ -59,9 +59,9 @@ def with_answer(tokenizer: Any, prompt: Prompt, ids: Sequence[int]) -> Prompt:
     range(2, 3)
     """
     at, whole = len(prompt), from_ids(tokenizer, [*prompt.ids, *ids])
-    plain, tokens, before = whole.plain[at:], whole.tokens[at:], len(prompt.text)
+    plain, before = whole.plain[at:], len(prompt.text)
     answer = "".join(plain)
-    characters = tuple((before + start, before + stop) for start, stop in locate_tokens(plain, tokens, answer))
+    characters = ((before + start, before + stop) for start, stop in locate_tokens(plain, whole.tokens[at:], answer))
     turns = prompt.turns
     if turns:  # the answer is the assistant's, whose turn the template may have opened already
         opened = turns[-1].name == "assistant" and turns[-1].stop == at
@@ -69,14 +69,9 @@ def with_answer(tokenizer: Any, prompt: Prompt, ids: Sequence[int]) -> Prompt:
         turns = (*turns[: len(turns) - opened], Span(start, len(whole), "assistant"))
     return replace(
         prompt,
+        **join_tokens(prompt, whole, at) | {"characters": (*prompt.characters, *characters)},
         text=prompt.text + answer,
-        ids=whole.ids,
-        tokens=prompt.tokens + tokens,
-        labels=prompt.labels + whole.labels[at:],
-        special=prompt.special + whole.special[at:],
-        plain=prompt.plain + plain,
         turns=turns,
-        characters=prompt.characters + characters,
         answer=at,
         medium=prompt.medium.followed(at, len(ids)),
         types=(*prompt.types, *prompt.types[-1:] * len(ids)),

@@ -182,10 +182,13 @@ def unnamed_tokens(names: Sequence[str], medium: Medium = Medium(), text: str = 
     return Prompt(text, numbers, names, names, (True,) * len(names), none, (), characters=places, medium=medium)
 
 
-def join_tokens(first: Prompt, second: Prompt) -> dict[str, Any]:
-    """The fields of a prompt that say something of every token, of two prompts one after the other."""
+def join_tokens(first: Prompt, second: Prompt, start: int = 0) -> dict[str, Any]:
+    """The fields of a prompt that say something of every token, of two prompts one after the other.
+
+    start: the first token that is taken of the second.
+    """
     fields = ("ids", "tokens", "labels", "special", "plain", "characters")
-    return {name: (*getattr(first, name), *getattr(second, name)) for name in fields}
+    return {name: (*getattr(first, name), *getattr(second, name)[start:]) for name in fields}
 
 
 Side = Literal["left", "right"]
@@ -386,7 +389,7 @@ class Encoded(NamedTuple):
     texts: Sequence[int | None] = ()
 
 
-def _encode(tokenizer: Any, text: str, pair: str | None = None, **how: Any) -> Encoded:
+def _encode(tokenizer: Any, text: str, pair: str | None = None, **options: Any) -> Encoded:
     for part in (text, pair or ""):
         try:  # a tokenizer would fail on it in its own way, or read something else
             part.encode()
@@ -397,7 +400,7 @@ def _encode(tokenizer: Any, text: str, pair: str | None = None, **how: Any) -> E
             ) from error
     # Only the tokenizers in Rust tell where their tokens are in the text.
     fast = bool(getattr(tokenizer, "is_fast", False))
-    encoded = tokenizer(text, pair, verbose=False, return_offsets_mapping=fast, **how)
+    encoded = tokenizer(text, pair, verbose=False, return_offsets_mapping=fast, **options)
     ids, types = list(encoded["input_ids"]), list(encoded.get("token_type_ids") or ())
     if not ids:
         raise InputError("the text has no tokens", "give a text with at least one word")
