@@ -11,14 +11,12 @@ from itertools import groupby
 from math import prod
 from typing import Any, Literal
 
-from attnscope import errors as shown
-from attnscope.errors import InputError, UsageError, nearest
+from attnscope.errors import InputError, UsageError, brief, nearest, visible
 from attnscope.inputs.labels import tokens_touching, visible_blanks
 from attnscope.inputs.prompt import Prompt
 from attnscope.inputs.spans import ends_between
 from attnscope.model.selection import OF_TWO_TEXTS, sides
 
-__all__ = ["TokenMatch", "TokenSelection", "check_expression", "choose", "defined", "described", "find"]
 Kind = Literal["number", "slice", "range", "name", "text", "pattern"]
 # What may be written, and the tokens that it names: `attnscope tokens --help` shows it, docs/asking.md explains it.
 GRAMMAR = (
@@ -424,7 +422,7 @@ class _Search:
             spans.append((at, at + len(text)))
             at = self.prompt.text.find(text, at + 1)
         if not (places := self._touched(spans, self._whole)) and (places := self._touched(spans)):
-            self.notes.append(f"{shown.brief(text)} is not a whole word of the text: parts of words were taken")
+            self.notes.append(f"{brief(text)} is not a whole word of the text: parts of words were taken")
         unwritten = self._each(  # special tokens that the tokenizer added: the text has no characters of theirs
             at
             for at, (special, (start, stop)) in enumerate(zip(prompt.special, prompt.characters, strict=True))
@@ -465,8 +463,8 @@ class _Search:
         if part.kind == "name" and roles and part.value in ROLES:
             return self.nothing(f"the chat has turns of {', '.join(roles)}, and none of {part.value}")
         if part.kind != "pattern" and self.prompt.removed and part.value in self.prompt.text:
-            return self.nothing(f"{shown.brief(part.value)} occurs only in what was cut off")
-        name = f"/{part.value}/" if part.kind == "pattern" else shown.brief(part.value)
+            return self.nothing(f"{brief(part.value)} occurs only in what was cut off")
+        name = f"/{part.value}/" if part.kind == "pattern" else brief(part.value)
         # The tokens around the word that is most like it are listed; the first where none is.
         words: dict[str, int] = {}
         for word in self.prompt.words:
@@ -501,7 +499,7 @@ def described(prompt: Prompt, match: TokenMatch) -> str:
     runs, words = [[at for _, at in group] for _, group in groups], list[str]()
     for first, last in ((run[0], run[-1]) for run in runs[:MOST]):
         text = "".join(prompt.plain[first : last + 1]).strip()
-        label = shown.visible(text, SPACES) if text else visible_blanks(prompt.tokens[first])
+        label = visible(text, SPACES) if text else visible_blanks(prompt.tokens[first])
         words.append(_short(label) + (f"({first})" if first == last else f"({first}-{last})"))
     return ", ".join(words) + (f" and {len(runs) - MOST} more" if len(runs) > MOST else "")
 
