@@ -96,15 +96,13 @@ def human_bytes(count: int) -> str:
 
 def _free(device: str) -> int:
     kind = device.partition(":")[0]
-    if kind == "cuda":
+    if kind in ("cuda", "mps"):
         import torch
 
+        if kind == "mps":
+            return torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
         reserved = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + reserved  # what PyTorch keeps for the next tensors is free to us
-    if kind == "mps":
-        import torch
-
-        return torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
     limit = _cgroup_free(Path("/sys/fs/cgroup"), Path("/proc/self/cgroup"))
     machine = _machine_free()
     return machine if limit is None else min(machine, limit)
