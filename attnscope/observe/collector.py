@@ -12,8 +12,8 @@ Groups of tokens: the named, the units of a text, and the mass between them. B t
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from functools import cache
 from importlib import import_module
@@ -39,22 +39,33 @@ from attnscope.observe.request import Layer, LayerKey, PerLayer, Request, TextIn
 T = TypeVar("T")
 Answers = Mapping[Question, Any]
 Collected = Mapping[LayerKey, Any]  # what a collector kept of each layer
-OfMasks = WeakKeyDictionary[Visibility, T]  # weak: a model that makes a mask per layer must not pile them up
 PENDING_BYTES = 64 * 2**20
 TOGETHER_BYTES = 2**20  # of the matrices of layers that wait for each other: what a core's own cache holds
+
+
+class OfMasks(WeakKeyDictionary[Visibility, T]):
+    """What is made of a mask once: layers that share it share that. Weak: a mask per layer must not pile up."""
+
+    def of(self, visible: Visibility, make: Callable[[], T]) -> T:
+        """What `make` makes at the first ask."""
+        if visible not in self:
+            self[visible] = make()
+        return self[visible]
 
 
 class LayerCollector(Protocol):
     """What to ask of a layer and what to keep of it."""
 
+    @abstractmethod
     def questions(self, layer: Layer) -> Sequence[Question]:
         """The questions that the layer's pass should answer."""
 
+    @abstractmethod
     def collect(self, layer: Layer, answers: Answers) -> Any:
         """What stays of the layer, small, moved to the CPU with the rest; None where there is nothing."""
 
 
-class Collector(ABC):
+class Collector(LayerCollector):
     """One thing that is kept of a pass: what it asks of a layer, what it keeps of the answers, and of one text.
 
     Each is a class with a name in a file of `collectors/`, where `collectors` finds it: another file is another thing
@@ -72,14 +83,6 @@ class Collector(ABC):
     def of(cls, texts: Sequence[TextInputs], request: Request) -> Collector | None:
         """What collects what is asked of one stack over some texts; None where that is nothing."""
 
-    @abstractmethod
-    def questions(self, layer: Layer) -> Sequence[Question]:
-        """The questions that the layer's pass should answer."""
-
-    @abstractmethod
-    def collect(self, layer: Layer, answers: Answers) -> Any:
-        """What stays of the layer, small, moved to the CPU with the rest; None where there is nothing."""
-
     def of_text(self, collected: Any, row: int, text: TextInputs) -> Any:
         """One text's part of what was kept of a layer; row: which of the texts it is."""
         raise NotImplementedError(f"{type(self).__name__} cuts what it keeps of all layers into texts")
@@ -90,6 +93,27 @@ class Collector(ABC):
             PerLayer({key: self.of_text(part, row, text) for key, part in collected.items()})
             for row, text in enumerate(texts)
         ]
+
+
+class ViewCollector(Collector):
+    """What is kept of the heads that a view keeps; of a layer without one nothing is asked, and nothing kept."""
+
+    view: View
+
+    def questions(self, layer: Layer) -> Sequence[Question]:
+        return self.ask(layer) if self.view.kept(layer) else ()
+
+    def collect(self, layer: Layer, answers: Answers) -> Any:
+        heads = self.view.kept(layer)
+        return self.keep(layer, heads, answers) if heads else None
+
+    def ask(self, layer: Layer) -> Sequence[Question]:
+        """`questions` of a layer with such heads: none where its rows themselves are read."""
+        return ()
+
+    @abstractmethod
+    def keep(self, layer: Layer, heads: list[int], answers: Answers) -> Any:
+        """`collect` of a layer with these heads."""
 
 
 @cache
@@ -264,11 +288,9 @@ def group_question(layer: Layer, query_groups_BT: Tensor, key_groups_BT: Tensor)
 
 def group_mass(layer: Layer, view: View, answers: Answers, query_groups_BT: Tensor, key_groups_BT: Tensor) -> Tensor:
     """(B, H, G, G): sum over the keys of a group, mean over its queries, so rows keep their sum."""
-    asked = group_question(layer, query_groups_BT, key_groups_BT)
-    mass_BHGG = answers[asked]
-    mass_BHGG = layer.per_kv_head(mass_BHGG) if view.by_kv else mass_BHGG
-    size_BG = indicator(asked.query_group_BQ, asked.counts[0]).sum(1).clamp_min(1)
-    return mass_BHGG[:, view.kept(layer)] / size_BG[:, None, :, None]
+    question = group_question(layer, query_groups_BT, key_groups_BT)
+    size_BG = indicator(question.query_group_BQ, question.counts[0]).sum(1).clamp_min(1)
+    return view.select(layer, view.kept(layer), answers[question]) / size_BG[:, None, :, None]
 
 
 def bins(prompt: Prompt, most: int = MAP_SIDE) -> list[Span]:

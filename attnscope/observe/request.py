@@ -222,8 +222,12 @@ class View:
         if self.weights == "logit":
             assert layer.written is not None
             entries = entries * layer.written(start, stop)
-        entries = layer.per_kv_head(entries) if self.by_kv else entries
-        return entries if list(heads) == list(range(entries.shape[1])) else entries[:, list(heads)]
+        return self.select(layer, heads, entries)
+
+    def select(self, layer: Layer, heads: Sequence[int], values: Tensor) -> Tensor:
+        """(B, H, ...) -> (B, len(heads), ...): the values of these heads; of a kv head the mean over its own."""
+        values = layer.per_kv_head(values) if self.by_kv else values
+        return values if list(heads) == list(range(values.shape[1])) else values[:, list(heads)]
 
     def seen(self, layer: Layer, heads: Sequence[int], seen_BHQK: Tensor) -> Tensor:
         """Which entries of these heads there are, from what the query heads see, (B or 1, H or 1, Q, K) boolean.

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain, groupby
 from typing import Literal, NamedTuple
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -25,13 +24,21 @@ from attnscope.attention.questions import Key, Question, Strongest, TopK
 from attnscope.attention.rows import inside, join, strongest
 from attnscope.attention.spec import BLOCK_BYTES, AttentionSpec
 from attnscope.metrics.texts import MAP_SIDE, Cells
-from attnscope.observe.collector import Answers, Collected, Collector, OfMasks, group_mass, group_question, groups_of
+from attnscope.observe.collector import (
+    Answers,
+    Collected,
+    OfMasks,
+    ViewCollector,
+    group_mass,
+    group_question,
+    groups_of,
+)
 from attnscope.observe.records import KeptKeys, KeptOperands, LayerMaps, Matrices
 from attnscope.observe.request import Layer, LayerKey, PerLayer, Request, TextInputs, View, nothing_named
 
 
 @dataclass(frozen=True)
-class TopKeys(Collector):
+class TopKeys(ViewCollector):
     """The k strongest keys of every query of every kept head (None: all visible keys), strongest first.
 
     With groups (the group of each token, -1 for none, of the queries (B, Q) and of the keys (B, K)), queries and keys
@@ -64,21 +71,12 @@ class TopKeys(Collector):
         key = tuple(units(text.key_positions, row, 1) for row, text in enumerate(texts))
         return ChosenKeys(request.top_k, view, groups, query, key)
 
-    def questions(self, layer: Layer) -> Sequence[Question]:
-        if not self.view.kept(layer):
-            return []
+    def ask(self, layer: Layer) -> Sequence[Question]:
         if self.groups is not None:
             return [group_question(layer, *self._groups)]
         return [self._question(layer)] if self.view.of_heads else []
 
-    def collect(self, layer: Layer, answers: Answers) -> list[KeptKeys] | None:
-        heads = self.view.kept(layer)
-        return self._kept(layer, answers, heads) if heads else None
-
-    def of_text(self, collected: Sequence[KeptKeys], row: int, text: TextInputs) -> KeptKeys:
-        return collected[row]
-
-    def _kept(self, layer: Layer, answers: Answers, heads: list[int]) -> list[KeptKeys]:
+    def keep(self, layer: Layer, heads: list[int], answers: Answers) -> list[KeptKeys]:
         if self.groups is not None:
             mass_BHGG = group_mass(layer, self.view, answers, *self._groups)
             weight, key = _top(mass_BHGG.masked_fill(mass_BHGG == 0, -torch.inf), self.k)
@@ -86,6 +84,9 @@ class TopKeys(Collector):
             weight, key = answers[self._question(layer)] if self.view.of_heads else self._of_blocks(layer, heads)
         every = range(weight.shape[2])
         return [KeptKeys(heads, *pair, every) for pair in zip(weight, key.int(), strict=True)]
+
+    def of_text(self, collected: Sequence[KeptKeys], row: int, text: TextInputs) -> KeptKeys:
+        return collected[row]
 
     @property
     def _groups(self) -> tuple[Tensor, Tensor]:
@@ -115,13 +116,12 @@ class ChosenKeys(TopKeys):
     query: tuple[Sequence[int], ...] = ()
     key: tuple[Sequence[int], ...] = ()
 
-    def _kept(self, layer: Layer, answers: Answers, heads: list[int]) -> list[KeptKeys]:
+    def keep(self, layer: Layer, heads: list[int], answers: Answers) -> list[KeptKeys]:
         if self.groups is not None:
-            found = self._of_groups(layer, answers)
+            pairs = self._of_groups(layer, answers)
         else:
-            found = answers[self._question(layer)] if self.view.of_heads else self._from_rows(layer, heads)
-        kept = zip(self.query, found, strict=True)
-        return [KeptKeys(heads, weight, key, query) for query, (weight, key) in kept]
+            pairs = answers[self._question(layer)] if self.view.of_heads else self._from_rows(layer, heads)
+        return [KeptKeys(heads, *pair, query) for query, pair in zip(self.query, pairs, strict=True)]
 
     def _question(self, layer: Layer) -> Strongest:
         return self._strongest(layer, self.view.kept(layer))
@@ -199,7 +199,7 @@ class KeptMap(NamedTuple):
     key0: np.ndarray | None = None
 
 
-class MapCollector(Collector):
+class MapCollector(ViewCollector):
     """Matrices to draw, of one text or of several that are drawn whole."""
 
     name = "maps"
@@ -244,7 +244,7 @@ class Maps(MapCollector):
     queries: Sequence[int] | None = None
     keys: Sequence[int] | None = None
     key_tokens: int | None = None
-    _shown: OfMasks[Tensor] = field(default_factory=WeakKeyDictionary)  # layers that share a mask share it
+    _shown: OfMasks[Tensor] = field(default_factory=OfMasks)
 
     def __post_init__(self) -> None:
         if self.view.weights != "softmax":
@@ -258,16 +258,11 @@ class Maps(MapCollector):
             self.columns.groups(self._keys)[None],
         )
 
-    def questions(self, layer: Layer) -> Sequence[Question]:
-        if not self.view.kept(layer):
-            return []
+    def ask(self, layer: Layer) -> Sequence[Question]:
         key0 = [Key(0)] if self._key0_apart else []
         return [group_question(layer, *self._groups), *key0] if self._summed else key0
 
-    def collect(self, layer: Layer, answers: Answers) -> KeptMap | None:
-        heads = self.view.kept(layer)
-        if not heads:
-            return None
+    def keep(self, layer: Layer, heads: list[int], answers: Answers) -> KeptMap:
         if self._summed:
             values_HQK = group_mass(layer, self.view, answers, *self._groups)[0]
             hidden = ~self.view.seen(layer, heads, self._visible(layer.P)[None])[0]
@@ -299,7 +294,7 @@ class Maps(MapCollector):
         seen_BHQ = visible.at(visible.position_Q[None] * 0) & (visible.counts_BHQ >= 2)
         seen_BHQ = seen_BHQ.to(mass_BHQ.device).expand_as(mass_BHQ)[..., rows]
         mean_BH = (mass_BHQ[..., rows] * seen_BHQ).sum(-1) / seen_BHQ.sum(-1)
-        return (layer.per_kv_head(mean_BH) if self.view.by_kv else mean_BH)[0, heads].cpu().numpy()
+        return self.view.select(layer, heads, mean_BH)[0].cpu().numpy()
 
     @property
     def _summed(self) -> bool:
@@ -315,14 +310,16 @@ class Maps(MapCollector):
 
     def _visible(self, P: AttentionOperator) -> Tensor:
         """(H or 1, rows, columns): does any query of a row of the map see any key of a column?"""
-        if P.visible not in self._shown:
+
+        def make() -> Tensor:
             whole = self.queries is None and self.keys is None
             shown = P.visible.cells(self.rows.sizes, self.columns.sizes) if whole else None
             if shown is None:
                 strips = [self._cells(self._seen(P, a, b).byte(), a, b) for a, b in self._strips(P.heads)]
                 shown = torch.cat(strips, -2).bool()
-            self._shown[P.visible] = shown if shown.ndim == 3 else shown[None]
-        return self._shown[P.visible]
+            return shown if shown.ndim == 3 else shown[None]
+
+        return self._shown.of(P.visible, make)
 
     def _cells(self, values: Tensor, start: int, stop: int) -> Tensor:
         """The largest entry of each cell in a strip of whole rows of cells."""
@@ -379,16 +376,13 @@ class WholeMaps(MapCollector):
     view: View
     maps: Sequence[Maps]
 
-    def questions(self, layer: Layer) -> Sequence[Question]:
-        return []
-
-    def collect(self, layer: Layer, answers: Answers) -> WholeMap | None:
-        heads, parts = self.view.kept(layer), list[Tensor]()
-        for a, b in layer.P.blocks() if heads else ():
+    def keep(self, layer: Layer, heads: list[int], answers: Answers) -> WholeMap:
+        parts = []
+        for a, b in layer.P.blocks():
             seen = self.view.seen(layer, heads, layer.P.visible.rows(a, b).to(layer.P.device))
             shown = self.view.rows(layer, heads, a, b).masked_fill(~seen, torch.nan)
             parts.append(shown.masked_fill(torch.isneginf(shown), torch.nan))
-        return WholeMap(heads, torch.cat(parts, 2).cpu().numpy()) if parts else None
+        return WholeMap(heads, torch.cat(parts, 2).cpu().numpy())
 
     def of_texts(self, collected: Mapping[LayerKey, WholeMap], texts: Sequence[TextInputs]) -> list[LayerMaps]:
         return [
@@ -403,7 +397,7 @@ def drawn_whole(text: TextInputs, request: Request) -> bool:
 
 
 @dataclass(frozen=True)
-class MatrixCollector(Collector):
+class MatrixCollector(ViewCollector):
     """The whole matrices, for those who ask: (B, H, Q, K) fp32 on the CPU; 0 in rows of tokens without a query."""
 
     view: View = View()
@@ -415,14 +409,8 @@ class MatrixCollector(Collector):
         """The matrices of the heads that the request names."""
         return cls(request.view_of(request.weights))
 
-    def questions(self, layer: Layer) -> Sequence[Question]:
-        return []
-
-    def collect(self, layer: Layer, answers: Answers) -> Matrices | None:
-        heads = self.view.kept(layer)
-        blocks = [self.view.rows(layer, heads, a, b).cpu() for a, b in layer.P.blocks()] if heads else []
-        if not blocks:
-            return None
+    def keep(self, layer: Layer, heads: list[int], answers: Answers) -> Matrices:
+        blocks = [self.view.rows(layer, heads, a, b).cpu() for a, b in layer.P.blocks()]
         weights = torch.cat(blocks, 2) if len(blocks) > 1 else blocks[0]
         if layer.texts.unasked:
             weights = weights.masked_fill(~layer.texts.has_query_T.cpu()[:, None], 0)
@@ -433,7 +421,7 @@ class MatrixCollector(Collector):
 
 
 @dataclass(frozen=True)
-class OperandCollector(Collector):
+class OperandCollector(ViewCollector):
     """q, k and v of the heads of a view; nothing of a layer whose weights do not follow from them by one formula."""
 
     view: View
@@ -445,17 +433,12 @@ class OperandCollector(Collector):
         """q, k and v of the heads that the request names."""
         return cls(request.view_of(request.operands))
 
-    def questions(self, layer: Layer) -> Sequence[Question]:
-        return []
-
-    def collect(self, layer: Layer, answers: Answers) -> KeptOperands | None:
-        spec, heads = layer.P.spec, self.view.kept(layer)
-        if spec is None or not heads or spec.sinks_scale_output:
+    def keep(self, layer: Layer, heads: list[int], answers: Answers) -> KeptOperands | None:
+        spec = layer.P.spec
+        if spec is None or spec.sinks_scale_output:
             return None
         sinks = spec.sinks
-        if sinks is not None and (
-            sinks.shape[0] > 1 or sinks.shape[-1] > 1
-        ):  # they differ from query to query, or text
+        if sinks is not None and (sinks.shape[0] > 1 or sinks.shape[-1] > 1):  # other ones for each query, or text
             return None
         kv_heads = [head * spec.kv_heads // spec.heads for head in heads]
         bias = _added(spec)

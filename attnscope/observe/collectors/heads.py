@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -50,7 +49,7 @@ class HeadScores:
     """Every metric of every head, with what uniform attention would score; NaN where it is not of such layers."""
 
     ids: Sequence[str] = tuple(METRICS)
-    _uniform: OfMasks[tuple[Tensor, Tensor, Sequence[str]]] = field(default_factory=WeakKeyDictionary)
+    _uniform: OfMasks[tuple[Tensor, Tensor, Sequence[str]]] = field(default_factory=OfMasks)
 
     def questions(self, layer: Layer) -> Sequence[Question]:
         return metrics.questions(metrics_for(self.ids, layer.texts.stack), layer.texts)
@@ -70,14 +69,15 @@ class HeadScores:
 
     def _null(self, layer: Layer) -> tuple[Tensor, Tensor, Sequence[str]]:
         """The scores of uniform attention, the rows behind them and their kinds; layers that share a mask share it."""
-        visible = layer.P.visible
-        if visible not in self._uniform:
-            P, ids = UniformAttention(visible), metrics_for(self.ids, layer.texts.stack)
+
+        def make() -> tuple[Tensor, Tensor, Sequence[str]]:
+            P, ids = UniformAttention(layer.P.visible), metrics_for(self.ids, layer.texts.stack)
             texts, rows = layer.texts.to(P.device), support(P, layer.texts)
             scores = self._placed(ids, stacked_means(P, texts, P.together(metrics.questions(ids, texts)), ids))
             null = scores, torch.stack(torch.broadcast_tensors(*rows.values()))
-            self._uniform[visible] = *(null if P.device.type == "cpu" else on_host(null)), tuple(rows)
-        return self._uniform[visible]
+            return *(null if P.device.type == "cpu" else on_host(null)), tuple(rows)
+
+        return self._uniform.of(layer.P.visible, make)
 
 
 class Relation(NamedTuple):

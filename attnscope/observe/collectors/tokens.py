@@ -10,14 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
 from attnscope.attention.operator import UniformAttention
 from attnscope.attention.questions import Features, Question, Received
-from attnscope.observe.collector import Answers, Collector, OfMasks, marked
+from attnscope.observe.collector import Answers, OfMasks, ViewCollector, marked
 from attnscope.observe.records import SpanPairs, TokenWeights
 from attnscope.observe.request import Layer, Request, TextInputs, View, nothing_named
 
@@ -25,7 +24,7 @@ HIDDEN = 1e-12  # below what uniform attention gives any token that is seen: 1 /
 
 
 @dataclass
-class TokenCollector(Collector):
+class TokenCollector(ViewCollector):
     """Every token's weight, of each head: one question in the layer's pass, whose answer grows with the tokens alone.
 
     Received: what the token gets as a key from the chosen queries, on average over them. Features of one column: the
@@ -34,7 +33,7 @@ class TokenCollector(Collector):
 
     question: Received | Features
     view: View = View()
-    _uniform: OfMasks[Tensor] = field(default_factory=WeakKeyDictionary)  # layers that share a mask share it
+    _uniform: OfMasks[Tensor] = field(default_factory=OfMasks)
 
     name = "per_token"
 
@@ -54,17 +53,12 @@ class TokenCollector(Collector):
             share_BT[row, positions] = 1.0 if on_keys else 1 / max(1, len(positions))
         return cls(Features(share_BT[..., None]) if on_keys else Received(share_BT), request.view)
 
-    def questions(self, layer: Layer) -> Sequence[Question]:
-        return [self.question] if self.view.kept(layer) else []
+    def ask(self, layer: Layer) -> Sequence[Question]:
+        return [self.question]
 
-    def collect(self, layer: Layer, answers: Answers) -> TokenWeights | None:
-        heads = self.view.kept(layer)
-        if not heads:
-            return None
-        weight_BHT, uniform_BHT = self._answer(answers[self.question]), self._null(layer)
-        if self.view.by_kv:
-            weight_BHT, uniform_BHT = layer.per_kv_head(weight_BHT), layer.per_kv_head(uniform_BHT)
-        weight_BHT, uniform_BHT = weight_BHT[:, heads], uniform_BHT[:, heads]
+    def keep(self, layer: Layer, heads: list[int], answers: Answers) -> TokenWeights:
+        each = self._answer(answers[self.question]), self._null(layer)
+        weight_BHT, uniform_BHT = (self.view.select(layer, heads, values) for values in each)
         hidden_BHT = uniform_BHT < HIDDEN
         if isinstance(self.question, Features) and layer.texts.unasked:
             hidden_BHT |= ~layer.texts.has_query_T
@@ -79,13 +73,12 @@ class TokenCollector(Collector):
 
     def _null(self, layer: Layer) -> Tensor:
         visible = layer.P.visible
-        if visible not in self._uniform:
-            self._uniform[visible] = self._answer(UniformAttention(visible).ask(self.question))
-        return self._uniform[visible].expand(layer.P.batch, layer.P.heads, -1).contiguous().to(layer.P.device)
+        null = self._uniform.of(visible, lambda: self._answer(UniformAttention(visible).ask(self.question)))
+        return null.expand(layer.P.batch, layer.P.heads, -1).contiguous().to(layer.P.device)
 
 
 @dataclass
-class SpanCollector(Collector):
+class SpanCollector(ViewCollector):
     """The mass of every span on every span: the sum over the keys, the mean over the queries that see one of them.
 
     So it is `mass` as `metrics.MASS` has it, of all pairs at once: a question whose answer grows with the tokens alone.
@@ -96,7 +89,7 @@ class SpanCollector(Collector):
     spans_BTS: Tensor
     view: View = View()
     keys_BTS: Tensor | None = None
-    _uniform: OfMasks[Tensor] = field(default_factory=WeakKeyDictionary)  # layers that share a mask share it
+    _uniform: OfMasks[Tensor] = field(default_factory=OfMasks)
 
     name = "spans"
 
@@ -110,22 +103,17 @@ class SpanCollector(Collector):
     def _question(self) -> Features:
         return Features((self.spans_BTS if self.keys_BTS is None else self.keys_BTS).float())
 
-    def questions(self, layer: Layer) -> Sequence[Question]:
-        return [self._here(layer)] if self.view.kept(layer) else []
+    def ask(self, layer: Layer) -> Sequence[Question]:
+        return [self._here(layer)]
 
-    def collect(self, layer: Layer, answers: Answers) -> SpanPairs | None:
-        heads = self.view.kept(layer)
-        if not heads:
-            return None
+    def keep(self, layer: Layer, heads: list[int], answers: Answers) -> SpanPairs:
         uniform_BHQS = self._null(layer)
         sees_BHQS = uniform_BHQS > 0
         if layer.texts.unasked:
             sees_BHQS = sees_BHQS & layer.texts.has_query_T[:, None]
         means = (self._means(mass, sees_BHQS) for mass in (answers[self._here(layer)], uniform_BHQS))
-        pairs = (mean.expand(layer.P.batch, layer.P.heads, -1, -1) for mean in means)
-        if self.view.by_kv:
-            pairs = (layer.per_kv_head(pair.contiguous()) for pair in pairs)
-        return SpanPairs(heads, *(pair[:, heads] for pair in pairs))
+        pairs = (mean.expand(layer.P.batch, layer.P.heads, -1, -1).contiguous() for mean in means)
+        return SpanPairs(heads, *(self.view.select(layer, heads, pair) for pair in pairs))
 
     def of_text(self, collected: SpanPairs, row: int, text: TextInputs) -> SpanPairs:
         return SpanPairs(collected.heads, collected.mass[row], collected.uniform[row])
@@ -136,9 +124,8 @@ class SpanCollector(Collector):
     def _null(self, layer: Layer) -> Tensor:
         """(B, H or 1, Q, S): what uniform attention gives each span, above 0 where a query sees a token of it."""
         visible = layer.P.visible
-        if visible not in self._uniform:
-            self._uniform[visible] = UniformAttention(visible).ask(self._here(layer))
-        return self._uniform[visible].to(layer.P.device)
+        null = self._uniform.of(visible, lambda: UniformAttention(visible).ask(self._here(layer)))
+        return null.to(layer.P.device)
 
     def _means(self, mass_BHQS: Tensor, sees_BHQS: Tensor) -> Tensor:
         """(B, H, S, S) float64: over the queries of a span, of those that see the key span."""
