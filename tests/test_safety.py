@@ -27,7 +27,7 @@ from attnscope.model import sources as hub
 from attnscope.model.checkpoint import check_config, check_counts, check_tokenizer
 from attnscope.model.loading import DEMO_FOLDER, load
 from attnscope.model.options import LoadOptions
-from attnscope.observe.inputs import _has_two_types
+from attnscope.observe.inputs import has_two_types
 from attnscope.studies.probes import begins, token_pool
 from helpers.command_line import Result, call, on_terminal, spawn
 from helpers.folders import edit_config
@@ -688,7 +688,7 @@ def test_tokens_that_decode_without_end_are_given_up_in_time(folder: Path, monke
         token_pool(loaded)
 
 
-@pytest.mark.parametrize("asks", [begins, _has_two_types])
+@pytest.mark.parametrize("asks", [begins, has_two_types])
 def test_a_tokenizer_is_asked_small_things_within_a_deadline_too(folder: Path, monkeypatch, asks) -> None:
     loaded, answered = load(LoadOptions(model=str(folder))), threading.Event()
     monkeypatch.setattr(type(loaded.tokenizer), "__call__", lambda *_, **__: answered.wait(60))

@@ -11,11 +11,11 @@ think, in lines for a person and for the manifest.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, Literal, Protocol, SupportsIndex
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, SupportsIndex
 
 import torch
 from torch import Tensor
@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from attnscope.utils.isolation import Where
 
 NONE = "none"  # names no token
+SAME_FORM = "give both as text, or both as token ids"  # of a text and its answer
 
 
 def with_global_tokens(loaded: LoadedModel, prompt: Prompt, named: str | None) -> Prompt:
@@ -155,46 +156,29 @@ def reading(loaded: LoadedModel, where: Where, most: int | None) -> Iterator[Rea
         yield read
 
 
-class Input(Protocol):
-    """One kind of input."""
-
-    def takes(self, ask: CaptureSpec) -> bool:
-        """Whether an ask that no kind before this one takes is of this kind."""
-
-    def reading(self, loaded: LoadedModel, where: Where, most: int | None) -> AbstractContextManager[Read]:
-        """See `reading`."""
-
-
-class PictureInput:
+@contextmanager
+def reading_pictures(loaded: LoadedModel, where: Where, most: int | None) -> Iterator[Read]:
     """A text with pictures, or a picture alone for a vision tower; where they are read, `picture_prompt` says."""
+    if loaded.geometry.task == VISION_ONLY:
+        with _reading_alone(loaded) as alone:
+            yield alone
+        return
+    loaded.check_bare("a text with pictures")
+    with reading_with_pictures(loaded) as with_pictures:
 
-    def takes(self, ask: CaptureSpec) -> bool:
-        return ask.picture is not None
+        def read(ask: CaptureSpec) -> Prompt:
+            pictures, answer = open_pictures(ask.picture), ask.answer
+            if not isinstance(ask.text, str):
+                raise UsageError("a picture needs a text, got token ids", "give {text}, or leave out {picture}")
+            if not ask.text.strip():
+                message = "the text is empty, and this model reads pictures with one"
+                raise InputError(message, "give a text with at least one word")
+            if ask.truncate is not None:
+                raise UsageError("a text with pictures is not cut: they would lose patches", "leave out {truncate}")
+            prompt = with_pictures(ask.text, pictures, ask.chat, answer is not None)
+            return _answered(loaded, prompt, ids_of(loaded, answer) if isinstance(answer, str) else answer)
 
-    @contextmanager
-    def reading(self, loaded: LoadedModel, where: Where, most: int | None) -> Iterator[Read]:
-        if loaded.geometry.task == VISION_ONLY:
-            with _reading_alone(loaded) as alone:
-                yield alone
-            return
-        loaded.check_bare("a text with pictures")
-        with reading_with_pictures(loaded) as with_pictures:
-
-            def read(ask: CaptureSpec) -> Prompt:
-                pictures, answer = open_pictures(ask.picture), ask.answer
-                if not isinstance(ask.text, str):
-                    raise UsageError("a picture needs a text, got token ids", "give {text}, or leave out {picture}")
-                if not ask.text.strip():
-                    raise InputError(
-                        "the text is empty, and this model reads pictures with one",
-                        "give a text with at least one word",
-                    )
-                if ask.truncate is not None:
-                    raise UsageError("a text with pictures is not cut: they would lose patches", "leave out {truncate}")
-                prompt = with_pictures(ask.text, pictures, ask.chat, answer is not None)
-                return _answered(loaded, prompt, ids_of(loaded, answer) if isinstance(answer, str) else answer)
-
-            yield read
+        yield read
 
 
 @contextmanager
@@ -206,98 +190,96 @@ def _reading_alone(loaded: LoadedModel) -> Iterator[Read]:
 
         def read(ask: CaptureSpec) -> Prompt:
             others = {"text": ask.text != "", "chat": ask.chat, "answer": ask.answer, "truncate": ask.truncate}
-            other = next((name for name, one in others.items() if one), None)
+            other = next((name for name, value in others.items() if value), None)
             if other is not None:
                 raise UsageError(f"{loaded.name} reads a picture alone", f"leave out {{{other}}}")
             pictures = open_pictures(ask.picture)
             if len(pictures) > 1:
-                raise UsageError(
-                    f"{loaded.name} reads one picture at a time, got {len(pictures)}", "give one {picture}"
-                )
+                message = f"{loaded.name} reads one picture at a time, got {len(pictures)}"
+                raise UsageError(message, "give one {picture}")
             pixels = pixels_of(pictures[0])
-            given = {name: one.to(loaded.device) for name, one in pixels.inputs.items()}
-            values = given.pop("pixel_values").to(loaded.model.dtype)
-            found = patch_tokens(loaded.model, values, given, side)
-            return pixels.prompt(found.tokens, found.grid, side)
+            inputs = {name: value.to(loaded.device) for name, value in pixels.inputs.items()}
+            values = inputs.pop("pixel_values").to(loaded.model.dtype)
+            patches = patch_tokens(loaded.model, values, inputs, side)
+            return pixels.prompt(patches.tokens, patches.grid, side)
 
         yield read
 
 
-class SoundInput:
+@contextmanager
+def reading_sounds(loaded: LoadedModel, where: Where, most: int | None) -> Iterator[Read]:
     """A sound instead of a text, or the frames of one; how long it may be, the model says."""
 
-    def takes(self, ask: CaptureSpec) -> bool:
-        return isinstance(ask.text, Sound) or (isinstance(ask.text, Prompt) and ask.text.medium.step is not None)
+    def read(ask: CaptureSpec) -> Prompt:
+        if isinstance(ask.text, Sound):
+            return sound_prompt(loaded, ask.text, ask.truncate)
+        assert isinstance(ask.text, Prompt)
+        return ask.text
 
-    @contextmanager
-    def reading(self, loaded: LoadedModel, where: Where, most: int | None) -> Iterator[Read]:
-        def read(ask: CaptureSpec) -> Prompt:
-            if isinstance(ask.text, Sound):
-                return sound_prompt(loaded, ask.text, ask.truncate)
-            assert isinstance(ask.text, Prompt)
-            return ask.text
-
-        yield read
+    yield read
 
 
-class TextInput:
+@contextmanager
+def reading_texts(loaded: LoadedModel, where: Where, most: int | None) -> Iterator[Read]:
     """A text, or a chat; with its answer it is tokenised as one, of any length."""
+    with prompts.reading(loaded.tokenizer, where) as tokenised:
 
-    def takes(self, ask: CaptureSpec) -> bool:
-        return isinstance(ask.text, str)
-
-    @contextmanager
-    def reading(self, loaded: LoadedModel, where: Where, most: int | None) -> Iterator[Read]:
-        with prompts.reading(loaded.tokenizer, where) as tokenised:
-
-            def read(ask: CaptureSpec) -> Prompt:
-                text, answer = ask.text, ask.answer
-                assert isinstance(text, str)
-                if answer is not None:
-                    loaded.check_bare("an answer")
-                if not text.strip():
-                    raise InputError("the text is empty", "give a text with at least one word")
-                if not isinstance(answer, str | None):
-                    raise UsageError(
-                        "the text is words, and its answer is token ids", "give both as text, or both as token ids"
-                    )
-                limit = most if answer is None else None
-                prompt = tokenised(text, ask.chat, limit, ask.truncate, answer, ask.pair)
-                loaded.check_ids(prompt.ids)
-                return _behind_virtual(loaded, prompt)
-
-            yield read
-
-
-class TokenInput:
-    """Token ids, or a Prompt, which is read as it is."""
-
-    def takes(self, ask: CaptureSpec) -> bool:
-        return True
-
-    @contextmanager
-    def reading(self, loaded: LoadedModel, where: Where, most: int | None) -> Iterator[Read]:
         def read(ask: CaptureSpec) -> Prompt:
             text, answer = ask.text, ask.answer
-            assert not isinstance(text, str | Sound)
+            assert isinstance(text, str)
             if answer is not None:
                 loaded.check_bare("an answer")
-            check_ids(loaded, text.ids if isinstance(text, Prompt) else text)
-            if not isinstance(text, Prompt):
-                virtual = list(loaded.virtual)  # ids of an earlier run begin with them
-                own = text[len(virtual) :] if list(text[: len(virtual)]) == virtual else text
-                room = most if answer is None else None
-                text = from_ids(loaded.tokenizer, own, max_tokens=room, truncate=ask.truncate)
-            if answer and isinstance(answer, str):
-                raise UsageError(
-                    "the text is token ids, and its answer is words", "give both as text, or both as token ids"
-                )
-            return _answered(loaded, _behind_virtual(loaded, text), answer)
+            if not text.strip():
+                raise InputError("the text is empty", "give a text with at least one word")
+            if not isinstance(answer, str | None):
+                raise UsageError("the text is words, and its answer is token ids", SAME_FORM)
+            limit = most if answer is None else None
+            prompt = tokenised(text, ask.chat, limit, ask.truncate, answer, ask.pair)
+            loaded.check_ids(prompt.ids)
+            return _behind_virtual(loaded, prompt)
 
         yield read
 
 
-INPUTS: tuple[Input, ...] = (PictureInput(), SoundInput(), TextInput(), TokenInput())
+@contextmanager
+def reading_tokens(loaded: LoadedModel, where: Where, most: int | None) -> Iterator[Read]:
+    """Token ids, or a Prompt, which is read as it is."""
+
+    def read(ask: CaptureSpec) -> Prompt:
+        text, answer = ask.text, ask.answer
+        assert not isinstance(text, str | Sound)
+        if answer is not None:
+            loaded.check_bare("an answer")
+        check_ids(loaded, text.ids if isinstance(text, Prompt) else text)
+        if not isinstance(text, Prompt):
+            virtual = list(loaded.virtual)  # ids of an earlier run begin with them
+            own = text[len(virtual) :] if list(text[: len(virtual)]) == virtual else text
+            room = most if answer is None else None
+            text = from_ids(loaded.tokenizer, own, max_tokens=room, truncate=ask.truncate)
+        if answer and isinstance(answer, str):
+            raise UsageError("the text is token ids, and its answer is words", SAME_FORM)
+        return _answered(loaded, _behind_virtual(loaded, text), answer)
+
+    yield read
+
+
+def _is_sound(ask: CaptureSpec) -> bool:
+    return isinstance(ask.text, Sound) or (isinstance(ask.text, Prompt) and ask.text.medium.step is not None)
+
+
+class Input(NamedTuple):
+    """One kind of input: whether an ask that no kind before it takes is of it, and what opens its `reading`."""
+
+    takes: Callable[[CaptureSpec], bool]
+    reading: Callable[[LoadedModel, Where, int | None], AbstractContextManager[Read]]
+
+
+INPUTS = (
+    Input(lambda ask: ask.picture is not None, reading_pictures),
+    Input(_is_sound, reading_sounds),
+    Input(lambda ask: isinstance(ask.text, str), reading_texts),
+    Input(lambda ask: True, reading_tokens),
+)
 
 
 def check_ids(loaded: LoadedModel, ids: Sequence[int]) -> None:
@@ -315,12 +297,17 @@ def check_ids(loaded: LoadedModel, ids: Sequence[int]) -> None:
 
 def ids_of(loaded: LoadedModel, answer: str) -> list[int]:
     """The tokens of an answer alone."""
-    with IsolatedCall(partial(_encoded, loaded.tokenizer), isolation_for(loaded)) as encode:
-        return encode(answer) if answer else []
+    return _tokenised(loaded, "input_ids", answer, add_special_tokens=False) if answer else []
 
 
-def _encoded(tokenizer: Any, text: str) -> list[int]:
-    return list(tokenizer(text, add_special_tokens=False).input_ids)
+def _tokenised(loaded: LoadedModel, name: str, *texts: str, **options: bool) -> list[int]:
+    """What the tokenizer hands on of texts under a name, where it is safe to call it."""
+    with IsolatedCall(partial(_called, loaded.tokenizer), isolation_for(loaded)) as call:
+        return call(name, texts, options)
+
+
+def _called(tokenizer: Any, name: str, texts: Sequence[str], options: Mapping[str, bool]) -> list[int]:
+    return list(tokenizer(*texts, **options).get(name) or ())
 
 
 def _answered(loaded: LoadedModel, prompt: Prompt, answer: Sequence[int] | Literal[""] | None) -> Prompt:
@@ -413,7 +400,7 @@ def notes_of(loaded: LoadedModel, prompt: Prompt, pair: str = "--pair TEXT") -> 
     name, hands_on = loaded.tokenizer.sep_token, TYPES in loaded.tokenizer.model_input_names
     if hands_on and _has_separator(prompt, loaded.tokenizer):
         yield f"{name} is within the text, which is read as one, with one token type; {pair} is the second of a pair"
-    if not hands_on and prompt.segments and _has_two_types(loaded):
+    if not hands_on and prompt.segments and has_two_types(loaded):
         kind = type(loaded.tokenizer).__name__
         yield (
             f"the pair is read with one token type: {kind} hands on none in this version of transformers; "
@@ -453,14 +440,9 @@ def notes_of_steps(loaded: LoadedModel, difference: float | None) -> Iterator[st
         )
 
 
-def _has_two_types(loaded: LoadedModel) -> bool:
+def has_two_types(loaded: LoadedModel) -> bool:
     """Whether the tokenizer tells the texts of a pair apart where it is asked to."""
-    with IsolatedCall(partial(_types_of, loaded.tokenizer), isolation_for(loaded)) as types_of:
-        return any(types_of("a", "a"))
-
-
-def _types_of(tokenizer: Any, text: str, pair: str) -> list[int]:
-    return list(tokenizer(text, pair, return_token_type_ids=True).get(TYPES) or ())
+    return any(_tokenised(loaded, TYPES, "a", "a", return_token_type_ids=True))
 
 
 def _begins_twice(prompt: Prompt, tokenizer: Any, at: int) -> bool:
