@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -63,13 +63,13 @@ if TYPE_CHECKING:
 
 def texts_of(asked: Sequence[TextInputs], device: str, stack: str) -> Texts:
     """The texts of a stack side by side, and the tokens of them that are asked about."""
-    prompts = [one.prompt for one in asked]
+    prompts = [text.prompt for text in asked]
     longest = max(len(prompt) for prompt in prompts)
     ids_BT = side_by_side([prompt.ids_apart for prompt in prompts])
     lengths = torch.tensor([len(prompt) for prompt in prompts])
-    query_BT = marked([one.chosen.query for one in asked], longest, default=True)
-    most_keys = max(len(one.looked_at) for one in asked)
-    key_BT = marked([one.chosen.key for one in asked], most_keys, default=False)
+    query_BT = marked([text.chosen.query for text in asked], longest, default=True)
+    most_keys = max(len(text.looked_at) for text in asked)
+    key_BT = marked([text.chosen.key for text in asked], most_keys, default=False)
     answer_B = None
     if is_causal(stack) and any(prompt.answer is not None for prompt in prompts):  # of others where it would begin
         answer_B = torch.tensor([len(prompt) if prompt.answer is None else prompt.answer for prompt in prompts])
@@ -80,37 +80,66 @@ def texts_of(asked: Sequence[TextInputs], device: str, stack: str) -> Texts:
 def side_by_side(ids: Sequence[Sequence[int]]) -> torch.Tensor:
     """Ids of several texts, (B, T): shorter ones are filled up with their last."""
     longest = max(map(len, ids))
-    return torch.tensor([[*one, *[one[-1]] * (longest - len(one))] for one in ids])
+    return torch.tensor([[*own, *[own[-1]] * (longest - len(own))] for own in ids])
 
 
 class PaddingError(Exception):
     """A text is read in another way with a longer one than alone."""
 
 
-class StackCollector:
-    """One stack in one forward pass: its collectors ask every layer, and what they keep is cut into texts."""
+@dataclass(frozen=True)
+class Pass:
+    """One forward pass to come: the texts, what is kept of them, and who computes it; the rest as of `observe`."""
 
-    def __init__(
-        self,
-        loaded: LoadedModel,
-        asked: Sequence[TextInputs],
-        request: Request,
-        check: bool,
-        advance: Callable[[int], object],
-        stack: str,
-        out: Projections | None = None,
-        directions: Directions | None = None,
-    ) -> None:
-        self.stack, self.keys = stack, [one.looked_at for one in asked]
-        self.prompts, self.chosen = [one.prompt for one in asked], [one.chosen for one in asked]
-        self.request, self.check, self.advance = request, check, advance
-        self.out, self.directions, self.model_type = out, directions, loaded.geometry.model_type
-        self.texts, geometry = texts_of(asked, loaded.device, stack), loaded.geometry
+    loaded: LoadedModel
+    asked: Sequence[TextInputs]
+    request: Request
+    engine: Engine
+    facts: Mapping[str, Any]
+    advance: Callable[[int], object]
+    directions: Directions | None
+    states: Callable[[torch.Tensor], object] | None
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether its prompts differ in length."""
+        return len({len(text.prompt) for text in self.asked}) > 1
+
+    @cached_property
+    def checks_padding(self) -> bool:
+        """Whether a layer that chooses its keys ends it: the family does not say whether padding is exact."""
+        return self.is_mixed and padding.padding_is_unknown(self.loaded.model)
+
+    @cached_property
+    def out(self) -> Projections | None:
+        """How heads write, where that is asked: found in passes over the beginning of a text."""
+        if self.request.view.weights != "value":
+            return None
+        first, loaded = self.asked[0], self.loaded
+        beginning, more = given_of(loaded, first.prompt, first.source, most=4)
+        modules = sum(len(layers) for layers in loaded.geometry.stacks.values())
+        plain, gated = plain_and_gated(loaded, beginning, modules, **more)
+        every = plain | gated
+        return Projections(every, norms_behind(loaded, every, beginning, **more), ProjectionInputs(gated))
+
+
+class StackCollector:
+    """One stack in one forward pass: its collectors ask every layer, and what they keep is cut into texts.
+
+    asked: what the stack reads of the texts of the pass.
+    """
+
+    def __init__(self, forward: Pass, stack: str, asked: Sequence[TextInputs]) -> None:
+        geometry = forward.loaded.geometry
+        self.forward, self.stack, self.asked = forward, stack, asked
+        self.request = forward.request.of(stack, geometry.stack)
+        self.prompts, self.chosen = [text.prompt for text in asked], [text.chosen for text in asked]
+        self.keys = [text.looked_at for text in asked]
+        self.key_count = max(map(len, self.keys))
+        self.texts = texts_of(asked, forward.loaded.device, stack)
         self._texts = {stack: self.texts}
-        self.key_count = max(len(keys) for keys in self.keys)
-        self.layers = geometry.shown[stack]
-        self.every = geometry.every.get(stack, ())
-        self.asked, self.collectors = asked, wanted_collectors(asked, request)
+        self.layers, self.every = geometry.shown[stack], geometry.every.get(stack, ())
+        self.collectors = wanted_collectors(asked, self.request)
         self._kept: dict[str, dict[LayerKey, Any]] = {name: {} for name in self.collectors}
         self._batcher, self._pending = LayerBatcher(self.collectors), PendingTransfers()
         self.kv_of: dict[LayerKey, tuple[int, int]] = {}
@@ -121,11 +150,8 @@ class StackCollector:
         return call.layer in self.layers and queries < keys == self.key_count and has_summaries(self.stack)
 
     def on_call(self, call: AttentionCall) -> None:
-        """Keep what is asked of a layer's first call over the text's tokens; the report lists what is not read.
-
-        check: whether a layer that chooses its keys ends the pass.
-        """
-        if self.check and self._chooses_keys(call):
+        """Keep what is asked of a layer's first call over the text's tokens; the report lists what is not read."""
+        if self.forward.checks_padding and self._chooses_keys(call):
             raise PaddingError
         if call.call > 0 or (call.P.queries, call.P.keys) != (self.texts.ids_BT.shape[1], self.key_count):
             return
@@ -141,16 +167,17 @@ class StackCollector:
             self._texts[stack] = replace(self.texts, stack=stack, asked={})
         texts = self._texts[stack].to(call.P.device)
         # What a whole weight on a key adds to a logit, where logits are asked about.
-        written = None if self.directions is None else partial(self.directions.written, call)
+        directions, out = self.forward.directions, self.forward.out
+        written = None if directions is None else partial(directions.written, call)
         layer = Layer(key, call.P, kv_heads, texts, written=written)
-        if self.out is None:
+        if out is None:
             self._ask(layer)
         else:
-            self.out.when_known(call, lambda norms: self._ask(replace(layer, value_norms=norms)))
+            out.when_known(call, lambda norms: self._ask(replace(layer, value_norms=norms)))
 
     def _ask(self, layer: Layer) -> None:
         self._keep(self._pending.add(layer.P.device, self._batcher.add(layer)))
-        self.advance(1)
+        self.forward.advance(1)
 
     def _keep(self, ready: Mapping[LayerKey, Mapping[str, Any]]) -> None:
         for key, of_layer in ready.items():
@@ -175,7 +202,7 @@ class StackCollector:
     def of_texts(self) -> dict[str, Sequence[Any]]:
         """What was kept, one entry per text."""
         self._keep(self._pending.all() | self._batcher.all())
-        return {name: one.of_texts(self._kept[name], self.asked) for name, one in self.collectors.items()}
+        return {name: collector.of_texts(self._kept[name], self.asked) for name, collector in self.collectors.items()}
 
     def observation(self, row: int, report: CaptureReport, facts: Mapping[str, Any]) -> Observation:
         """One text's part of what was kept, cut to its length."""
@@ -205,19 +232,21 @@ class StackCollector:
     def _visible(self, key: LayerKey) -> str:
         layer = self.layers.get(key.layer)
         if layer is None:  # such as one that attends although its config calls it something else
-            layer = next((replace(one, of_unknown_type=True) for one in self.every if one.index == key.layer), None)
+            layer = next((other for other in self.every if other.index == key.layer), None)
+            layer = layer and replace(layer, of_unknown_type=True)
         return layer.in_words if layer else "full"
 
 
+@dataclass
 class StackRouter:
     """What reads the stacks of a pass: each call belongs to the stack that it names.
 
     readings: by stack. stacks: of which one has to be read. facts: what the manifest says of what was read.
     """
 
-    def __init__(self, readings: dict[str, StackCollector], stacks: Sequence[str]) -> None:
-        self.readings, self.stacks = readings, stacks
-        self.facts: dict[str, Any] = {}
+    readings: dict[str, StackCollector]
+    stacks: Sequence[str]
+    facts: dict[str, Any] = field(default_factory=dict, init=False)
 
     def stack_of(self, call: AttentionCall | CallCheck) -> str:
         """The stack of the reading that a call belongs to."""
@@ -238,9 +267,10 @@ class StackRouter:
         reading = self.readings[self.stacks[0]]
         tokens = len(reading.prompts[0])
         sizes = {(call.queries, call.keys) for call in report.calls if call.stack == reading.stack}
+        model_type = reading.forward.loaded.geometry.model_type
         heard = " or ".join(f"{queries} queries and {keys} keys" for queries, keys in sorted(sizes))
         message = (
-            f"no layer of {reading.model_type} attends from the {tokens} tokens of this text to the same {tokens}, "
+            f"no layer of {model_type} attends from the {tokens} tokens of this text to the same {tokens}, "
             f"but with {heard}"
         )
         if all(queries == tokens for queries, _ in sizes):
@@ -248,17 +278,14 @@ class StackRouter:
         raise InputError(f"{message}: its code adds tokens to this text", "choose another")
 
 
+@dataclass
 class OverSummaries(StackRouter):
-    """Stacks of which some layers attend to tokens and to summaries of them: these are maps of their own."""
+    """Stacks of which some layers attend to tokens and to summaries of them: these are maps of their own, the views."""
 
-    def __init__(
-        self, readings: dict[str, StackCollector], stacks: Sequence[str], views: Mapping[str, StackCollector]
-    ) -> None:
-        super().__init__(readings, stacks)
-        self.views = views
+    views: Mapping[str, StackCollector]
 
     def stack_of(self, call: AttentionCall | CallCheck) -> str:
-        return next((stack for stack, one in self.views.items() if one.heard(call)), call.stack)
+        return next((stack for stack, reading in self.views.items() if reading.heard(call)), call.stack)
 
 
 class Differential(StackRouter):
@@ -271,19 +298,13 @@ class Differential(StackRouter):
             self.facts.setdefault("lambda", {})[str(call.layer)] = strength(call.module)
 
 
+@dataclass
 class OverPatches(StackRouter):
     """Stacks over tokens and over patches of them: the first call that pools says where the patches are."""
 
-    def __init__(
-        self,
-        readings: dict[str, StackCollector],
-        stacks: Sequence[str],
-        collector: Callable[[str, Sequence[TextInputs]], StackCollector],
-        prompt: Prompt,
-        parts: int,
-    ) -> None:
-        super().__init__(readings, stacks)
-        self.collector, self.prompt, self.parts = collector, prompt, parts
+    collector: Callable[[str, Sequence[TextInputs]], StackCollector]
+    prompt: Prompt
+    parts: int
 
     def on_call(self, call: AttentionCall) -> None:
         if call.stack == POOLING and not self.readings.keys() & OVER_PATCHES:
@@ -296,21 +317,10 @@ class OverPatches(StackRouter):
         super().on_call(call)
 
 
-def stacks_of(
-    loaded: LoadedModel,
-    asked: Sequence[TextInputs],
-    request: Request,
-    check: bool,
-    advance: Callable[[int], object],
-    out: Projections | None = None,
-    directions: Directions | None = None,
-) -> StackRouter:
-    """What reads the stacks of some texts; check, advance, out, directions: see `StackCollector`."""
-    geometry = loaded.geometry
-
-    def collector(stack: str, texts: Sequence[TextInputs]) -> StackCollector:
-        return StackCollector(loaded, texts, request.of(stack, geometry.stack), check, advance, stack, out, directions)
-
+def stacks_of(forward: Pass) -> StackRouter:
+    """What reads the stacks of a pass."""
+    geometry, asked, request = forward.loaded.geometry, forward.asked, forward.request
+    collector = partial(StackCollector, forward)
     of_stacks = {
         stack: [part for text in asked for part in text.of(stack, geometry.stack)] for stack in geometry.stacks
     }
@@ -335,15 +345,6 @@ def stacks_of(
     if geometry.over_patches and not of_tokens:
         return OverPatches(readings, stacks, collector, asked[0].prompt, geometry.rates[POOLING])
     return StackRouter(readings, stacks)
-
-
-def projections_of(loaded: LoadedModel, asked: TextInputs) -> Projections:
-    """How the heads of a model write, found in passes over the beginning of a text."""
-    beginning, more = given_of(loaded, asked.prompt, asked.source, most=4)
-    modules = sum(len(layers) for layers in loaded.geometry.stacks.values())
-    plain, gated = plain_and_gated(loaded, beginning, modules, **more)
-    every = plain | gated
-    return Projections(every, norms_behind(loaded, every, beginning, **more), ProjectionInputs(gated))
 
 
 def observe(
@@ -376,42 +377,28 @@ def observe(
     chosen = [request.chosen(*pair) for pair in texts] if chosen is None else chosen
     asked = [TextInputs(prompt, tokens, source) for (prompt, source), tokens in zip(texts, chosen, strict=True)]
 
-    # Texts are read side by side where that leaves each as it would be alone.
-    def one_pass(texts: Sequence[TextInputs]) -> list[Observation]:
-        return _observed(loaded, texts, request, engine, facts or {}, advance, directions, states)
-
-    # Those whose numbers of parts differ are not.
+    every = Pass(loaded, asked, request, engine, facts or {}, advance, directions, states)
+    # Texts are read side by side where that leaves each as it would be alone; those with numbers of parts are not.
     alone = any((text.source or text.prompt).medium.inputs or text.prompt.medium.unasked for text in asked)
     if loaded.geometry.over_patches or alone:
-        return [one_pass([text])[0] for text in asked]
+        return [_observed(replace(every, asked=[text]))[0] for text in asked]
     lengths = {text.lengths for text in asked}
     if len(lengths) == 1 or padding.pads(loaded.model):
         try:
-            return one_pass(asked)
+            return _observed(every)
         except PaddingError:
             padding.remember_padding(loaded.model, max(lengths)[0], exact=False)
     # Where a pass has shown that padding is not exact, each length has one of its own.
-    of_length = {length: iter(one_pass([text for text in asked if text.lengths == length])) for length in lengths}
+    alike = {length: [text for text in asked if text.lengths == length] for length in lengths}
+    of_length = {length: iter(_observed(replace(every, asked=texts))) for length, texts in alike.items()}
     return [next(of_length[text.lengths]) for text in asked]
 
 
-def _observed(
-    loaded: LoadedModel,
-    asked: Sequence[TextInputs],
-    request: Request,
-    engine: Engine,
-    facts: Mapping[str, Any],
-    advance: Callable[[int], object],
-    directions: Directions | None,
-    states: Callable[[torch.Tensor], object] | None,
-) -> list[Observation]:
-    """One pass. Raises PaddingError where prompts of different length are not to be read side by side."""
-    prompts = [text.prompt for text in asked]
-    # Whether padding is exact is found in the pass itself, where the family does not say it.
-    mixed = len({len(prompt) for prompt in prompts}) > 1
-    check = mixed and padding.padding_is_unknown(loaded.model)
-    out = projections_of(loaded, asked[0]) if request.view.weights == "value" else None
-    stacks = stacks_of(loaded, asked, request, check, advance, out, directions)
+def _observed(forward: Pass) -> list[Observation]:
+    """The observations of a pass. Raises PaddingError where its prompts are not to be read side by side."""
+    loaded, asked, request, states = forward.loaded, forward.asked, forward.request, forward.states
+    prompts, mixed, out = [text.prompt for text in asked], forward.is_mixed, forward.out
+    stacks = stacks_of(forward)
     readings, plain = stacks.readings, loaded.geometry.stack
     # What the model's forward is given: of an encoder-decoder the source first.
     ids_BT = readings[plain].texts.ids_BT
@@ -435,7 +422,7 @@ def _observed(
             loaded.model,
             reads,
             stacks.on_call,
-            engine=engine,
+            engine=forward.engine,
             expected_layers=[
                 (layer, stack) for stack, layers in loaded.geometry.in_every_pass.items() for layer in layers
             ],
@@ -452,7 +439,7 @@ def _observed(
     if mixed and padding.padding_is_untried(loaded.model, report.tokens):
         row = min(range(len(prompts)), key=lambda place: len(prompts[place]))
         ids_BT, inputs = given_of(loaded, prompts[row])
-        report_alone = listen(loaded.model, ids_BT, lambda call: None, engine=engine, computed=False, **inputs)
+        report_alone = listen(loaded.model, ids_BT, lambda call: None, engine=forward.engine, computed=False, **inputs)
         alone_TE = report_alone.output[0][0].float()
         beside_TE = report.output[0][row, : len(alone_TE)].float()
         difference_T = (beside_TE - alone_TE).norm(dim=-1) / alone_TE.norm(dim=-1)
@@ -460,7 +447,7 @@ def _observed(
             raise PaddingError
         padding.remember_padding(loaded.model, report.tokens, exact=True)
     report = replace(report, output=None)  # hidden states that nobody asked for
-    facts = {**model_facts(loaded, engine, report), **stacks.facts, **facts}
+    facts = {**model_facts(loaded, forward.engine, report), **stacks.facts, **forward.facts}
 
     def seen(stack: str, row: int) -> Observation:
         row = len(readings[stack].prompts) - 1 if is_vision(stack) else row  # the whole picture follows its parts
@@ -487,10 +474,9 @@ def _observed(
 def model_facts(loaded: LoadedModel, engine: Engine, report: CaptureReport) -> dict[str, Any]:
     """What a manifest says of the model and of who computed its attention."""
     layers, heard = loaded.geometry.layers, report.of(loaded.geometry.stack).layers
-    without = {str(one.index): one.type for one in layers if not (one.attention or one.index in heard)}
-    unknown = {
-        str(one.index): one.type for one in layers if one.of_unknown_type or (one.index in heard and not one.attention)
-    }
+    without = {str(layer.index): layer.type for layer in layers if not (layer.attention or layer.index in heard)}
+    surprising = [layer for layer in layers if layer.of_unknown_type or (layer.index in heard and not layer.attention)]
+    unknown = {str(layer.index): layer.type for layer in surprising}
     both = {str(layer.index): layer.parallel for layer in layers if layer.attention and layer.parallel}
     return {
         "model": {
