@@ -14,12 +14,11 @@ import re
 import shutil
 import uuid
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from operator import attrgetter
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -32,17 +31,16 @@ from attnscope.corpus.tables import SCHEMA_VERSIONS, TableFile, schema_of
 from attnscope.errors import AttnscopeError
 from attnscope.hooks.generation import DEFAULT, POSITIONS
 from attnscope.hooks.report import joined_ways
-from attnscope.metrics.metrics import MASS, METRICS
 from attnscope.model.selection import STACKS, as_ranges, is_cross
+from attnscope.observe.records import HeadColumns
 from attnscope.observe.request import ENTRIES, codes
 from attnscope.utils.files import json_line
 from attnscope.utils.folders import sync, sync_file
-from attnscope.utils.tables import flags, integers, json_rows, numbers, texts_at, words
+from attnscope.utils.tables import integers, json_rows, numbers, texts_at, words
 
 if TYPE_CHECKING:
     from attnscope.inputs.tokens import TokenSelection
     from attnscope.observe.observation import Observation
-    from attnscope.observe.records import HeadColumns
 
 ROWS_A_PIECE = 1 << 19  # that are made, and written, at a time
 
@@ -127,6 +125,8 @@ def arrow_tables(measured: Measured, output: DatasetOutput) -> dict[str, pa.Tabl
     >>> arrow_tables(Measured(1, [(item, observation)], []), DatasetOutput())["relations"]
     """
     build = {"texts": _texts, "heads": _heads, "relations": _relations, "spans": _spans}
+    if not measured.seen:
+        return {name: schema_of(name, output).empty_table() for name in output.names}
     return {name: build[name](measured.seen, output) for name in output.names}
 
 
@@ -182,43 +182,18 @@ def _chosen(obs: Observation) -> dict[str, str | None]:
 def _heads(pairs: Sequence[tuple[Item, Observation]], output: DatasetOutput) -> pa.Table:
     # Each text has a row for each of its heads, of which a selection keeps some.
     every = [obs.every for _, obs in pairs]
-    kept = _joined([heads.kept for heads in every], bool)
-
-    def column(of: Callable[[HeadColumns], np.ndarray], dtype: Any) -> np.ndarray:
-        return _joined([of(heads) for heads in every], dtype)[kept]
-
-    # The tokens' texts are one dictionary for all rows, and a null where a head has no top key.
-    head = column(lambda heads: heads.head, np.int32)
-    roles = {name: column(attrgetter(name), object).tolist() for name in ("role", "text_role", "atlas_roles")}
-    stacks = [codes(heads.stack.tolist()) for heads in every]  # of all heads, as places in STACKS
+    whole, stacks = HeadColumns.joined(every), [codes(heads.stack.tolist()) for heads in every]
+    # The tokens' texts are one dictionary for all rows.
     top_keys = [obs.place("keys", stack, obs.every.top_key) for (_, obs), stack in zip(pairs, stacks, strict=True)]
-    mass = column(lambda heads: heads.top_key_mass, np.float32)
-    unasked, [tokens] = np.isnan(mass), _words([obs.names() for _, obs in pairs], top_keys, keep=kept)
-    columns: dict[str, Any] = {
-        **_about(pairs, [int(np.count_nonzero(heads.kept)) for heads in every]),
-        "layer": column(lambda heads: heads.layer, np.int32),
-        "head": numbers(head, head < 0),
-        "kv_head": column(lambda heads: heads.kv_head, np.int32),
-        **{name: words(of_heads).dictionary_encode() for name, of_heads in roles.items()},
-        "near_uniform": flags(column(lambda heads: heads.near_uniform, object).tolist()),
-        "top_key": numbers(column(lambda heads: heads.top_key, np.int32), unasked),
-        "top_key_token": pa.DictionaryArray.from_arrays(numbers(tokens.indices.to_numpy(), unasked), tokens.dictionary),
-        "top_key_mass": mass,
-    }
-    parts = [(name, name, "value") for name in (*METRICS, *output.metrics)]
-    parts += [("mass", MASS.id, "value"), ("uniform", MASS.id, "null")] if "key" in output.chosen else []
-    for title, name, part in parts:
-        values = column(lambda heads, name=name, part=part: getattr(heads.scores[name], part), np.float64)  # type: ignore[misc]
-        columns[title] = numbers(values.astype(np.float32))  # NaN is null
-    columns["stack"] = texts_at(STACKS, _joined(stacks, np.int8)[kept])
-    return _table(columns, schema_of("heads", output))
+    [tokens] = _words([obs.names() for _, obs in pairs], top_keys)
+    rows = whole.table(np.flatnonzero(whole.kept), tokens.dictionary.to_pylist(), tokens.indices.to_numpy())
+    about = _about(pairs, [int(np.count_nonzero(heads.kept)) for heads in every])
+    return _table(about | dict(zip(rows.column_names, rows.columns, strict=True)), schema_of("heads", output))
 
 
 def _relations(pairs: Sequence[tuple[Item, Observation]], output: DatasetOutput) -> pa.Table:
     parts = [obs.relation_numbers(output.min_weight) for _, obs in pairs]
-    columns_read = {name: _joined([part[name] for part in parts], np.int32) for name in parts[0]} if parts else {}
-    if not parts:
-        return schema_of("relations", output).empty_table()
+    columns_read = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     head, both = columns_read["head"], list(zip((obs for _, obs in pairs), parts, strict=True))
     queries = [obs.place("queries", part["stack"], part["query"], obs.group) for obs, part in both]
     keys = [obs.place("keys", part["stack"], part["key"], obs.group) for obs, part in both]
@@ -237,51 +212,44 @@ def _relations(pairs: Sequence[tuple[Item, Observation]], output: DatasetOutput)
 
 def _spans(pairs: Sequence[tuple[Item, Observation]], output: DatasetOutput) -> pa.Table:
     names, count = words(output.spans), len(output.spans)
-    kept = [np.flatnonzero(obs.every.kept) for _, obs in pairs]
+    whole = HeadColumns.joined([obs.every for _, obs in pairs])
+    kept = np.flatnonzero(whole.kept)
     code = np.indices((count, count), np.int32).reshape(2, -1)  # of every pair: its query span, its key span
 
-    def which(name: str) -> np.ndarray:
-        parts = [getattr(obs.every, name)[places] for (_, obs), places in zip(pairs, kept, strict=True)]
-        return np.repeat(_joined(parts, np.int32), count**2)
+    def of_pairs(of_heads: np.ndarray) -> np.ndarray:
+        return np.repeat(of_heads[kept], count**2)
 
     def span(code: np.ndarray) -> pa.DictionaryArray:
-        return pa.DictionaryArray.from_arrays(numbers(np.tile(code, sum(map(len, kept)))), names)
+        return pa.DictionaryArray.from_arrays(numbers(np.tile(code, len(kept))), names)
 
     def mass(name: str) -> pa.Array:
         of_layers = (layer for _, obs in pairs for stack in obs.stacks.values() for layer in stack.spans.values())
         parts = [getattr(layer, name).numpy().ravel() for layer in of_layers]
-        return numbers(_joined(parts, np.float64).astype(np.float32))  # NaN is null
+        return numbers(np.concatenate([np.empty(0), *parts]).astype(np.float32))  # NaN is null
 
     # Each head of each text has a row for every pair, in the order of `code`.
-    head = which("head")
-    stacks = [codes(obs.every.stack.tolist())[places] for (_, obs), places in zip(pairs, kept, strict=True)]
+    head = of_pairs(whole.head)
     columns = {
-        **_about(pairs, [len(places) * count**2 for places in kept]),
-        "layer": which("layer"),
+        **_about(pairs, [int(np.count_nonzero(obs.every.kept)) * count**2 for _, obs in pairs]),
+        "layer": of_pairs(whole.layer),
         "head": numbers(head, head < 0),
-        "kv_head": which("kv_head"),
+        "kv_head": of_pairs(whole.kv_head),
         "query_span": span(code[0]),
         "key_span": span(code[1]),
         "mass": mass("mass"),
         "uniform": mass("uniform"),
-        "stack": texts_at(STACKS, np.repeat(_joined(stacks, np.int8), count**2)),
+        "stack": texts_at(STACKS, of_pairs(codes(whole.stack.tolist()))),
     }
     return _table(columns, schema_of("spans", output))
 
 
-def _words(
-    units: Sequence[Sequence[str]], *columns: Sequence[np.ndarray], keep: np.ndarray | slice = slice(None)
-) -> list[pa.DictionaryArray]:
-    """The units of each text at the places of its part of each column; one dictionary for all. keep: which rows."""
+def _words(units: Sequence[Sequence[str]], *columns: Sequence[np.ndarray]) -> list[pa.DictionaryArray]:
+    """The units of each text at the places of its part of each column; one dictionary for all."""
     numbers_of: dict[str, int] = {}
     codes = [np.array([numbers_of.setdefault(name, len(numbers_of)) for name in names], np.int32) for names in units]
     dictionary = words(list(numbers_of))
-    joined = (_joined([code[at] for code, at in zip(codes, places, strict=True)], np.int32) for places in columns)
-    return [pa.DictionaryArray.from_arrays(numbers(index[keep]), dictionary) for index in joined]
-
-
-def _joined(arrays: Sequence[np.ndarray], dtype: Any) -> np.ndarray:
-    return np.concatenate(arrays) if arrays else np.empty(0, dtype)
+    joined = (np.concatenate([code[at] for code, at in zip(codes, places, strict=True)]) for places in columns)
+    return [pa.DictionaryArray.from_arrays(numbers(index), dictionary) for index in joined]
 
 
 def _about(pairs: Sequence[tuple[Item, Observation]], counts: Sequence[int]) -> dict[str, Any]:
@@ -294,7 +262,7 @@ def _about(pairs: Sequence[tuple[Item, Observation]], counts: Sequence[int]) -> 
 
 def _table(columns: Mapping[str, Any], schema: pa.Schema) -> pa.Table:
     arrays = [columns[field.name] for field in schema]
-    return pa.table([array if isinstance(array, pa.Array) else numbers(array) for array in arrays], schema=schema)
+    return pa.table([numbers(array) if isinstance(array, np.ndarray) else array for array in arrays], schema=schema)
 
 
 MOST_WAITING = 8  # texts whose maps are kept because they are not drawn yet
