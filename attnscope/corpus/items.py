@@ -236,10 +236,8 @@ def _record(raw: Raw) -> Raw:
         return Raw(line, problem=EMPTY_LINE)
     try:
         record = json.loads(text)
-    except RecursionError:
-        return Raw(line, problem="broken JSON: nested too deeply")
-    except ValueError as error:
-        return Raw(line, problem=f"broken JSON: {error}")
+    except (ValueError, RecursionError) as error:
+        return _broken(line, error)
     if not isinstance(record, dict):
         array = "; an array of records is a .json file" * isinstance(record, list)
         return Raw(line, problem=NO_OBJECT + type(record).__name__ + array)
@@ -258,8 +256,11 @@ def _json_records(corpus: Corpus, file: CorpusFile, read: BytesRead) -> Iterator
         except UnicodeDecodeError as error:
             yield Raw(number + 1, problem=f"not UTF-8: byte 0x{error.object[error.start]:02X}")
         except (ValueError, RecursionError) as error:
-            why = "nested too deeply" if isinstance(error, RecursionError) else error
-            yield Raw(number + 1, problem=f"broken JSON: {why}")
+            yield _broken(number + 1, error)
+
+
+def _broken(line: int | None, error: Exception) -> Raw:
+    return Raw(line, problem=f"broken JSON: {'nested too deeply' if isinstance(error, RecursionError) else error}")
 
 
 def _tsv_rows(file: CorpusFile, read: BytesRead) -> Iterator[Raw]:

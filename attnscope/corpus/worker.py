@@ -8,7 +8,6 @@ side by side. A batch's numbers do not depend on which replica runs it.
 from __future__ import annotations
 
 import copy
-import os
 import queue
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -33,6 +32,7 @@ from attnscope.corpus.folder import Failure, Job, Shard
 from attnscope.corpus.items import Item, given_spans, given_tokens
 from attnscope.corpus.rows import Measured
 from attnscope.errors import AttnscopeError, ForwardError, InputError, ModelError, UsageError
+from attnscope.figures.pool import cores
 from attnscope.hooks.engines import ENGINES, Engine
 from attnscope.hooks.generation import check_generates, say_ignored, translation
 from attnscope.inputs.prompt import Prompt, from_ids
@@ -62,7 +62,7 @@ class Replicas:
 
     def __init__(self, loaded: LoadedModel) -> None:
         self.loaded = loaded
-        self.threads = min(MOST_REPLICAS, _cores()) if loaded.device == "cpu" else 1
+        self.threads = min(MOST_REPLICAS, cores()) if loaded.device == "cpu" else 1
         self._free: queue.Queue[LoadedModel] = queue.Queue()
         self._pool: ThreadPoolExecutor | None = None
 
@@ -101,10 +101,6 @@ class Replicas:
                 wait(futures)
         left = [result for result in done if result is not None]
         return left if len(left) == len(groups) else None
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @ProcessWide

@@ -113,7 +113,7 @@ def by_eager(tiny):
 def test_the_kernel_gives_what_eager_gives_on_one_core_and_on_two(
     tiny, kernel, by_eager, monkeypatch, threads, installed
 ):
-    monkeypatch.setattr(replicas, "_cores", lambda: threads)
+    monkeypatch.setattr(replicas, "cores", lambda: threads)
     monkeypatch.setattr(choice.kernels_cpu, "installed", lambda: installed)
     found = measured(tiny, "auto")
     assert bool(kernel) == installed
@@ -159,7 +159,7 @@ def test_a_kernel_that_does_not_hold_is_left_and_its_texts_are_read_again(tiny, 
         return output, check
 
     monkeypatch.setattr(Engine, "run", wrong)
-    monkeypatch.setattr(replicas, "_cores", lambda: 1)
+    monkeypatch.setattr(replicas, "cores", lambda: 1)
     found = measured(tiny, "auto")
     assert found.failures == []
     assert set(found.engines) == {"eager"}
