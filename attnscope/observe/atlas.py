@@ -80,15 +80,19 @@ class HeadNames:
 
     def named(self, role: str) -> dict[int, tuple[int, ...]]:
         """{layer: heads} that have a role; empty where none has."""
-        found: dict[int, tuple[int, ...]] = {}
+        heads: dict[int, tuple[int, ...]] = {}
         for (layer, head), roles in self.roles.items():
             if role in roles:
-                found[layer] = (*found.get(layer, ()), head)
-        return found
+                heads[layer] = (*heads.get(layer, ()), head)
+        return heads
 
     def by_role(self) -> dict[str, dict[int, tuple[int, ...]]]:
         """{role: {layer: heads}} as `selection.select` takes it."""
         return {role: self.named(role) for role in ROLES}
+
+    def read(self) -> HeadNames:
+        """Itself: as that of `NamesBeside`, which is read when a name is wanted."""
+        return self
 
     def fits(self, model: Weights) -> bool | None:
         """Whether this is the atlas of a model's weights; None where neither the commit nor the files tell."""
@@ -186,8 +190,8 @@ def _beside(model: Weights, read: Callable[[Path], HeadNames]) -> HeadNames | No
         return None
     states = tuple(state_of(path) for path in (folder / NAME, folder / TABLE) if path.exists())
     try:
-        if _fits(_facts_as_they_are(folder, states), model):  # before the table is read: it may be of another
-            return _as_it_is(folder, states, read)
+        if _fits(_read_once(folder, states, _whole_facts), model):  # before the table is read: it may be of another
+            return _read_once(folder, states, read)
     except InputError as error:
         logger.warning("%s", error)
         return None
@@ -197,23 +201,21 @@ def _beside(model: Weights, read: Callable[[Path], HeadNames]) -> HeadNames | No
 
 def _fits(facts: Mapping[str, Any], model: Weights) -> bool | None:
     """As `HeadNames.fits`, by what its atlas.json says."""
-    said = facts["model"]
-    if model.revision and (said["name"], said["revision"]) == (model.name, model.revision):
+    scanned = facts["model"]
+    if model.revision and (scanned["name"], scanned["revision"]) == (model.name, model.revision):
         return True
-    scanned, there = said.get("weights_sha256"), weights_sha256(model.source_folder, model.base_folder)
-    return scanned == there if scanned and there else None
+    before, now = scanned.get("weights_sha256"), weights_sha256(model.source_folder, model.base_folder)
+    return before == now if before and now else None
 
 
-@lru_cache(maxsize=8)
-def _facts_as_they_are(folder: Path, states: tuple[FileState, ...]) -> dict[str, Any]:
-    """What the atlas.json of a folder says, read once for many texts; read again where the states are others."""
+def _whole_facts(folder: Path) -> dict[str, Any]:
     with damage(folder):
         return _facts_of(folder)
 
 
-@lru_cache(maxsize=8)
-def _as_it_is(folder: Path, states: tuple[FileState, ...], read: Callable[[Path], HeadNames]) -> HeadNames:
-    """The atlas of a folder, as `_facts_as_they_are`."""
+@lru_cache(maxsize=16)
+def _read_once(folder: Path, states: tuple[FileState, ...], read: Callable[[Path], Any]) -> Any:
+    """What is read of a folder, once for many texts; again where the states of its files are others."""
     return read(folder)
 
 

@@ -18,7 +18,7 @@ Shapes: B text, T token, H head, R row that is asked, V width of v, E model widt
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
@@ -114,8 +114,8 @@ def norms_after_attention(loaded: LoadedModel, ids: Sequence[int]) -> dict[nn.Mo
         return {}
     # modules that give what one of their own parts gives, and add no residual to it
     alone = [one for one in passed.heads if any(passed.same(one, part) for part in weighted(one))]
-    found = {one: next(_norms_of(passed.gave[one], loaded.model, passed), None) for one in alone}
-    return {one: norm for one, norm in found.items() if norm is not None}
+    norms = {one: next(_norms_of(passed.gave[one], loaded.model.modules(), passed), None) for one in alone}
+    return {one: norm for one, norm in norms.items() if norm is not None}
 
 
 class _NotPlainError(Exception):
@@ -177,7 +177,11 @@ def _way(loaded: LoadedModel, ids: Sequence[int], unembed: nn.Module) -> Way:
         sums.append(_sum_of(block, index, passed, out))
         before = passed.gave.get(block)
     assert before is not None
-    norm = _final_norm(loaded.model, blocks, before, passed)
+    # What else takes what the last block gives is a norm: the first that does.
+    within = {module for block in blocks for module in block.modules()}
+    norm = next(_norms_of(before, [module for module in passed.given if module not in within], passed), None)
+    if norm is None:
+        raise _NotPlainError("no RMSNorm or LayerNorm takes what the last block gives")
     factor, note = _logits_factor(unembed, passed.gave[norm.module], passed, config)
     # Each attention module reaches the last block's output with the factors of all blocks behind it.
     added, behind = dict[nn.Module, float](), 1.0
@@ -247,7 +251,7 @@ def _sum_of(block: nn.Module, index: int, passed: _Passed, out: Mapping[nn.Modul
     parts = [one for one in block.children() if one in passed.gave and attention not in list(one.modules())]
     inner = [one for part in parts for one in weighted(part) if one in passed.gave]
     writer = None if attention is None else _writer(attention, passed, out)
-    norms = [] if writer is None else list(_norms_of(passed.gave[writer], block, passed))
+    norms = [] if writer is None else list(_norms_of(passed.gave[writer], block.modules(), passed))
     # most have no factors, and most modules give what the block adds; others add the residual themselves
     for fitted, summed in ((False, parts), (False, parts + inner), (True, parts)):
         for norm in (None, *norms):
@@ -312,9 +316,9 @@ def _is_sum(terms: Sequence[Tensor], factors: Sequence[float], gave: Tensor) -> 
     return bool(((sum(scaled) - gave.float()).abs() <= allowed).all())
 
 
-def _norms_of(x: Tensor, within: nn.Module, passed: _Passed) -> Iterator[Norm]:
-    """The norms within a module that were given x; what leaves it as it is, as dropout here, is none."""
-    for module in within.modules():
+def _norms_of(x: Tensor, modules: Iterable[nn.Module], passed: _Passed) -> Iterator[Norm]:
+    """The norms among some modules that were given x; what leaves it as it is, as dropout here, is none."""
+    for module in modules:
         given = passed.given.get(module)
         if given is None or given.shape != x.shape or not torch.equal(given, x):
             continue
@@ -331,18 +335,6 @@ def _written(out: nn.Module, z_BTHV: Tensor) -> Tensor:
     with torch.no_grad():
         bias = out(z_BTHV.flatten(-2) * 0)
     return (torch.einsum("bthv,hve->bte", z_BTHV.float(), W_O_HVE.float()) + bias).cpu()
-
-
-def _final_norm(model: nn.Module, blocks: Sequence[nn.Module], last: Tensor, passed: _Passed) -> Norm:
-    """The norm that takes what the last block gives."""
-    within = {one for block in blocks for one in block.modules()}
-    for module, given in passed.given.items():
-        if module in within or given.shape != last.shape or not torch.equal(given, last):
-            continue
-        norm = norm_of(module, given.float(), passed.gave[module].float(), passed.close)
-        if norm is not None:
-            return norm
-    raise _NotPlainError("no RMSNorm or LayerNorm takes what the last block gives")
 
 
 def _logits_factor(unembed: nn.Module, normed: Tensor, passed: _Passed, config: Any) -> tuple[float, str]:

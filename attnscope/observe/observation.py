@@ -147,7 +147,7 @@ class Observation:
     @cached_property
     def atlas(self) -> HeadNames | None:
         """What names the model's heads, where there is something."""
-        return self.named_by.read() if isinstance(self.named_by, NamesBeside) else self.named_by
+        return self.named_by.read() if self.named_by else None
 
     @cached_property
     def columns(self) -> HeadColumns:

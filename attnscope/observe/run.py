@@ -100,8 +100,7 @@ class Run:
     @property
     def named(self) -> HeadsByRole | None:
         """The heads that the atlas names, as `selection.select` takes them."""
-        atlas = self.named_by.read() if isinstance(self.named_by, NamesBeside) else self.named_by
-        return atlas.by_role() if atlas else None
+        return _roles(self.named_by)
 
     @property
     def asked(self) -> dict[str, TextInputs]:
@@ -291,9 +290,13 @@ def _selected(loaded: LoadedModel, ask: CaptureSpec, named_by: HeadNames | Names
         select = CROSS  # of three stacks what is asked for most: which tokens of the text a target looks at
     if select is None:
         return ask.keep
-    atlas = named_by.read() if isinstance(named_by, NamesBeside) else named_by
-    heads = select_stacks(select, geometry.heads_of_stacks, geometry.stack, atlas.by_role() if atlas else None)
+    heads = select_stacks(select, geometry.heads_of_stacks, geometry.stack, _roles(named_by))
     return ask.keep.selecting(heads, geometry)
+
+
+def _roles(named_by: HeadNames | NamesBeside | None) -> HeadsByRole | None:
+    atlas = named_by.read() if named_by else None
+    return atlas.by_role() if atlas else None
 
 
 def _check_matrices(loaded: LoadedModel, request: Request, prompt: Prompt, source: int = 0, more: int = 0) -> None:
