@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -43,6 +44,7 @@ from attnscope.studies.residual_places import (
     ResidualPath,
     group_of,
     hidden_of,
+    hooked,
     is_norm,
     place_of,
     with_hidden,
@@ -81,24 +83,17 @@ class Recipe:
         """Keep a call until its module is left; for whoever listens."""
         self._call = call
 
-    @contextmanager
-    def heard(self, attention: Iterable[nn.Module], shown: nn.Module, heard: OnLeft) -> Iterator[None]:
-        """While open, the calls of attention modules are handed on when these are left, their output a variable.
+    def hooks(self, attention: Iterable[nn.Module], shown: nn.Module, heard: OnLeft) -> Iterator[RemovableHandle]:
+        """By these the calls of attention modules are handed on when these are left, their output a variable.
 
         shown: the module whose call has its q and k.
         """
-        with ExitStack() as hooks:
-            for module in attention:
-                handles = [
-                    module.register_forward_pre_hook(self._enter, with_kwargs=True),
-                    module.register_forward_hook(partial(self._leave, shown, heard)),
-                ]
-                if self._out:
-                    handles.append(module.get_submodule(self._out).register_forward_pre_hook(self._project))
-                    handles.append(module.get_submodule(self._out).register_forward_hook(self._projected))
-                for handle in handles:
-                    hooks.callback(handle.remove)
-            yield
+        for module in attention:
+            yield module.register_forward_pre_hook(self._enter, with_kwargs=True)
+            yield module.register_forward_hook(partial(self._leave, shown, heard))
+            if self._out:
+                yield module.get_submodule(self._out).register_forward_pre_hook(self._project)
+                yield module.get_submodule(self._out).register_forward_hook(self._projected)
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._given, self._call, self._variable, self._projection = (args, kwargs), None, None, None
@@ -163,7 +158,8 @@ def _one_pass(
 ) -> Iterator[WrittenSides]:
     recipe = None if calls_interface(loaded.model) else Recipe(loaded, stack, by_tokens)
     place = place_of(loaded, reads, inputs, stack, layer)
-    with FrozenNorms(loaded.model) as norms:
+    norms = FrozenNorms(loaded.model)
+    with hooked(norms.hooks()):
         one = _Pass(loaded, place, norms, recipe)
         try:
             yield one.run(reads, inputs)
@@ -227,20 +223,18 @@ class _Pass:
 
     def run(self, reads: Tensor, inputs: Mapping[str, Any]) -> WrittenSides:
         """The pass; what the layer's own code makes of another residual can then be asked."""
-        with ExitStack() as hooks:
-            for handle in self._hooks():
-                hooks.callback(handle.remove)
-            try:
-                with self.factors, ExitStack() as opened:
-                    on_call, how = self._reached, dict[str, Any](engine=replace(UNCHECKED, change=self._vary))
-                    if self.recipe is not None:
-                        opened.enter_context(self.recipe.heard(self.place.attention, self.place.module, self._heard))
-                        on_call, how = self.recipe.on_call, {"computed": self.recipe.by_tokens}
-                    listen(self.model, reads, on_call, gradients=True, **how, **inputs)
-            except _ReachedError:
-                pass  # the layer attended, as it has to
-            else:
-                raise ModelError(f"layer {self.place.layer} made no attention call", "choose another layer")
+        hooks, on_call = self._hooks(), self._reached
+        how: dict[str, Any] = {"engine": replace(UNCHECKED, change=self._vary)}
+        if self.recipe is not None:
+            hooks = chain(hooks, self.recipe.hooks(self.place.attention, self.place.module, self._heard))
+            on_call, how = self.recipe.on_call, {"computed": self.recipe.by_tokens}
+        try:
+            with hooked(hooks), self.factors:
+                listen(self.model, reads, on_call, gradients=True, **how, **inputs)
+        except _ReachedError:
+            pass  # the layer attended, as it has to
+        else:
+            raise ModelError(f"layer {self.place.layer} made no attention call", "choose another layer")
         assert self.spec is not None
         query = self.own.written
         query.rerun = partial(self._again, False)
@@ -394,7 +388,7 @@ class _Pass:
                 stack.enter_context(listening(self.model, on_call, engine=UNCHECKED))
             else:
                 own = place.module
-                stack.enter_context(self.recipe.heard([own], own, lambda call, *others: on_call(call)))
+                stack.enter_context(hooked(self.recipe.hooks([own], own, lambda call, *others: on_call(call))))
                 # as in the pass before, so that factors come in the same order
                 stack.enter_context(listening(self.model, self.recipe.on_call, computed=self.recipe.by_tokens))
             if frozen:

@@ -14,14 +14,15 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils.hooks import RemovableHandle
 
 from attnscope.errors import ModelError
 from attnscope.hooks.calls import relative_error
@@ -40,26 +41,31 @@ FROZEN_TRIED = 32  # tokens
 NORM = re.compile("norm", re.IGNORECASE)
 
 
+@contextmanager
+def hooked(handles: Iterable[RemovableHandle]) -> Iterator[None]:
+    """A block after which hooks are removed, also where one of them could not be registered."""
+    with ExitStack() as hooks:
+        for handle in handles:
+            hooks.callback(handle.remove)
+        yield
+
+
 class FrozenNorms:
-    """While open, a gradient passes each norm as if its scale were a constant; the values stay what they are.
+    """With its hooks, a gradient passes each norm as if its scale were a constant; the values stay what they are.
 
     `again` runs modules on other values with the scales that the first run found.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._norms = [one for one in model.modules() if is_norm(one)]
+        self._model = model
         self._found: dict[nn.Module, list[tuple[Norm, Tensor]]] = {}
         self._again: dict[nn.Module, Iterator[tuple[Norm, Tensor]]] | None = None
-        self._handles: list[Any] = []
 
-    def __enter__(self) -> Self:
-        self._handles = [one.register_forward_hook(self._freeze, with_kwargs=True) for one in self._norms]
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+    def hooks(self) -> Iterator[RemovableHandle]:
+        """One on each norm."""
+        for module in self._model.modules():
+            if is_norm(module):
+                yield module.register_forward_hook(self._freeze, with_kwargs=True)
 
     def forget(self, but: nn.Module | None = None) -> None:
         """Forget the scales so far: what is run again begins here. but: a norm that keeps its scale."""
@@ -177,7 +183,7 @@ def place_of(loaded: LoadedModel, reads: Tensor, inputs: Mapping[str, Any], stac
     # The first tokens of a text, and of its target, show the blocks; what is read otherwise is read as a whole.
     if not (reads.is_floating_point() or inputs.keys() - {TARGET}):
         reads, inputs = reads[:, :TRIED], {name: value[:, :TRIED] for name, value in inputs.items()}
-    with seen.watching():
+    with hooked(seen.hooks()):
         report = listen(loaded.model, reads, seen.on_call, engine=UNCHECKED, **inputs)
     for line in turned(report.calls):
         logger.warning("does not hold: %s", line)
@@ -196,19 +202,13 @@ class _Seen:
         self.target: CallSite | None = None
         self.norm: nn.Module | None = None
 
-    @contextmanager
-    def watching(self) -> Iterator[None]:
+    def hooks(self) -> Iterator[RemovableHandle]:
+        """What fills it."""
         listed = {id(part) for one in self.model.modules() if isinstance(one, nn.ModuleList) for part in one}
-        handles: list[Any] = []
         for module in self.model.modules():
-            handles.append(module.register_forward_pre_hook(self._before, with_kwargs=True))
+            yield module.register_forward_pre_hook(self._before, with_kwargs=True)
             if id(module) in listed or is_norm(module):
-                handles.append(module.register_forward_hook(self._after, with_kwargs=True))
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
+                yield module.register_forward_hook(self._after, with_kwargs=True)
 
     def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.events.append(module)
