@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument
@@ -20,6 +21,7 @@ from attnscope.cli.options import Facts, Noise
 from attnscope.errors import UsageError, brief
 from attnscope.model.selection import DECODER, STACKS, as_ranges
 from attnscope.utils import display as cells
+from attnscope.utils.display import Column, Sheet
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -188,28 +190,22 @@ def _sheet(facts: dict[str, Any]) -> Group:
     from rich.console import Group
 
     # Layers of one shape are one row, whatever their number.
-    layers = output.sheet()
     runs = _runs(facts)
     several = len({stack for stack, _, _ in runs}) > 1
-    for name in ("stack",) * several + ("layers", "type", "heads", "kv heads", "head dim", "value dim", "window"):
-        layers.add_column(name, justify="left" if name in ("stack", "layers", "type") else "right")
-    for stack, numbers, shape in runs:
-        words = ("" if value is None else str(value) for value in shape)
-        layers.add_row(*(stack,) * several, numbers, *words)
-    costs = output.sheet()
+    titles = ("stack", "layers", "type", "heads", "kv heads", "head dim", "value dim", "window")
+    columns = [Column(title, align="left" if title in titles[:3] else "right", fit="wrap") for title in titles]
+    rows = [dict(zip(titles, (stack, numbers, *shape), strict=True)) for stack, numbers, shape in runs]
+    layers = Sheet(rows, columns[not several :])
     # Of engines that take the same, the first has a column.
     names: dict[tuple[int, ...], str] = {}
     for name in facts["costs"][0]["engines"]:
         names.setdefault(tuple(cost["engines"][name] for cost in facts["costs"]), name)
-    engines = list(names.values())
-    for name in ("tokens", *(f"{name}: one layer" for name in engines), "all matrices kept"):
-        costs.add_column(name, justify="right")
-    if facts["costs"][0]["auto"]:
-        costs.add_column("auto takes")
-    for cost in facts["costs"]:
-        taking = [cells.decimal_bytes(cost["engines"][name]) for name in engines]
-        automatic = [cost["auto"]["words"]] if cost["auto"] else []
-        costs.add_row(str(cost["tokens"]), *taking, cells.decimal_bytes(cost["all_matrices_bytes"]), *automatic)
+    takes = partial(Column, format=cells.decimal_bytes, fit="wrap")
+    columns = [Column("tokens", fit="wrap"), *(takes(f"{name}: one layer", name=name) for name in names.values())]
+    columns.append(takes("all matrices kept", name="all_matrices_bytes"))
+    columns += [Column("auto takes", align="left", fit="wrap")] * bool(facts["costs"][0]["auto"])
+    rows = [{**cost, **cost["engines"], "auto takes": (cost["auto"] or {}).get("words")} for cost in facts["costs"]]
+    costs = Sheet(rows, columns)
     # The heading is of what is known: a config may lack what counts parameters, a checkpoint may not be here.
     size = "parameters not counted"
     if facts["parameters"] and facts["weights_bytes"]:

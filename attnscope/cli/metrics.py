@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument
@@ -11,6 +12,7 @@ from attnscope.cli.completion import metrics as metric_names
 from attnscope.cli.config import with_options
 from attnscope.cli.groups import option_group
 from attnscope.cli.options import Format
+from attnscope.utils.display import Column, Sheet
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -52,26 +54,24 @@ def _everything(columns: dict[str, list[str]]) -> Group:
 
     from attnscope.metrics.roles import NEAR_UNIFORM, OTHER, ROLES
 
-    shown = _table("id", "short", "range", "reading")
-    for row in zip(*(columns[name] for name in ("id", "short", "range", "reading")), strict=True):
-        shown.add_row(*map(Text, row))
-    roles = _table("role on a text", "named where")
-    for role in ROLES:
-        roles.add_row(role.name, Text(f"{role.condition}; {role.needed} rows ({role.rows})"))
-    roles.add_row(OTHER, "none of these, where the text has the rows for all of them; else -")
+    shown = ("id", "short", "range", "reading")
+    roles = [(role.name, f"{role.condition}; {role.needed} rows ({role.rows})") for role in ROLES]
+    roles.append((OTHER, "none of these, where the text has the rows for all of them; else -"))
     mark = f"a mark, no role: entropy_normalised at least {NEAR_UNIFORM}, as random weights give"
-    roles.add_row("near_uniform", mark)
+    roles.append(("near_uniform", mark))
     atlas = "with an atlas (attnscope scan) role is what it names, and these are text_role"
     more = "formula, rows, unit and source of a metric: attnscope metrics ID"
-    return Group(shown, roles, Text(f"{atlas}\n{more}", style="dim"))
+    tables = (
+        _table(shown, zip(*(columns[name] for name in shown), strict=True)),
+        _table(("role on a text", "named where"), roles),
+    )
+    return Group(*tables, Text(f"{atlas}\n{more}", style="dim"))
 
 
-def _table(*titles: str) -> RichTable:
+def _table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> Sheet:
     """Columns of which the last is wrapped between words."""
-    table = output.sheet()
-    for title in titles:
-        table.add_column(title, no_wrap=title != titles[-1])
-    return table
+    columns = [Column(title, align="left", fit="wrap" if title == titles[-1] else "whole") for title in titles]
+    return Sheet([dict(zip(titles, row, strict=True)) for row in rows], columns)
 
 
 def _sheet(columns: dict[str, list[str]]) -> RichTable:

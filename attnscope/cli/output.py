@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
     from rich.progress import Task
     from rich.segment import Segment
-    from rich.table import Table as RichTable
     from rich.text import Text
 
 DATA_LINES = {**LINES, "\t": "\t"}
@@ -185,21 +184,6 @@ def console(stream: Any) -> Console:
         markup=False,
         emoji=False,
     )
-
-
-def sheet() -> RichTable:
-    """An empty table in the house's style."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    return Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-
-
-def one_line(text: str) -> Text:
-    """Text that is cut where its column ends, not wrapped."""
-    from rich.text import Text
-
-    return Text(text, no_wrap=True, overflow="ellipsis")
 
 
 @contextmanager

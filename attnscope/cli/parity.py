@@ -18,11 +18,11 @@ from attnscope.cli.options import ModelTexts, Printing, Selected
 from attnscope.cli.output import check_file
 from attnscope.cli.single import load_model, read_given
 from attnscope.model.selection import DECODER, prefix
+from attnscope.utils.display import Column, Sheet, plain
 from attnscope.utils.signals import unwinding
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from rich.table import Table as RichTable
 
     from attnscope.certificate.check import ParityReport
     from attnscope.certificate.verdicts import Largest
@@ -148,7 +148,7 @@ def _where(largest: Largest, report: ParityReport) -> str:
     return f"{value:.2g} ({name}, {report.name(layer)})"
 
 
-def parity_sheet(table: pa.Table) -> RichTable:
+def parity_sheet(table: pa.Table) -> Sheet:
     """The rows for a person, without the columns that say nothing."""
     from attnscope.certificate.check import ATOL
 
@@ -158,17 +158,15 @@ def parity_sheet(table: pa.Table) -> RichTable:
         places = zip(stacks, columns["layer"], strict=True)
         columns["layer"] = [f"{prefix(stack)}L{layer}" for stack, layer in places]
     telling = {name: column for name, column in columns.items() if any(value != silent.get(name) for value in column)}
-    shown = output.sheet()
+    sheet = []
     for name, column in telling.items():
         number = all(type(value) in (int, float, NoneType) for value in column)
         words = name.replace("_", " ")  # a heading breaks between words where the screen is narrow
-        shown.add_column(words, justify="right" if number else "left")
-    for row in zip(*telling.values(), strict=True):
-        shown.add_row(*(_cell(value) for value in row))
-    return shown
+        sheet.append(Column(words, _cell, name, "right" if number else "left", "wrap"))
+    return Sheet([dict(zip(telling, row, strict=True)) for row in zip(*telling.values(), strict=True)], sheet)
 
 
 def _cell(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "NO"
-    return "" if value is None else f"{value:.1e}" if isinstance(value, float) else str(value)
+    return f"{value:.1e}" if isinstance(value, float) else plain(value)

@@ -16,12 +16,11 @@ from attnscope.cli.options import Heads, Question, Relations, Results, TextRun, 
 from attnscope.cli.output import Top
 from attnscope.cli.single import export_text, observe_text, report_checks
 from attnscope.utils import display as cells
+from attnscope.utils.display import Column, Fit, Sheet
 from attnscope.utils.folders import TABLES
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from rich.table import Table as RichTable
-    from rich.text import Text as RichText
 
     from attnscope.observe.request import View
 
@@ -122,7 +121,7 @@ def relations(asked: TextRun, entries: Related, question: Question, top: Top, pr
     return report_checks(seen, printing.quiet)
 
 
-def relations_sheet(table: pa.Table, top: int | None, wrapped: str = "") -> RichTable:
+def relations_sheet(table: pa.Table, top: int | None, wrapped: str = "") -> Sheet:
     """The first rows for a person; where the screen is narrow the texts are cut, never the numbers.
 
     wrapped: a column with texts that are never cut either.
@@ -131,7 +130,6 @@ def relations_sheet(table: pa.Table, top: int | None, wrapped: str = "") -> Rich
 
     from attnscope.utils.tables import rows, words
 
-    shown = output.sheet()
     if "stack" in table.column_names and len(table.column("stack").unique()) <= 1:  # a file has it in any case
         table = table.drop_columns("stack")
     if "kv_head" in table.column_names:
@@ -143,22 +141,20 @@ def relations_sheet(table: pa.Table, top: int | None, wrapped: str = "") -> Rich
         table = table.drop_columns(["layer", "head"] + ["kv_head"] * (not shared))
         table = table.rename_columns({"kv_head": "kv"}) if shared else table
         table = table.add_column(0, "head", words(names))
+    columns = []
     for field in table.schema:
         number = types.is_integer(field.type) or types.is_floating(field.type)
-        shown.add_column(field.name, justify="right" if number else "left", no_wrap=number, min_width=3)
-    for row in rows(table.slice(0, top)):
-        named = zip(table.column_names, row, strict=True)
-        shown.add_row(*(str(value or "") if name == wrapped else _cell(name, value) for name, value in named))
-    return shown
+        fit: Fit = "whole" if number else "wrap" if field.name == wrapped else "cut"
+        columns.append(Column(field.name, align="right" if number else "left", fit=fit, min_width=3))
+    named = (zip(table.column_names, row, strict=True) for row in rows(table.slice(0, top)))
+    return Sheet([{name: _cell(name, value) for name, value in row} for row in named], columns)
 
 
-def _cell(name: str, value: object) -> RichText:
+def _cell(name: str, value: object) -> str:
     from attnscope.inputs.labels import visible_blanks
 
     if name == "logit" and isinstance(value, float):
-        return output.one_line(f"{value:+.3f}")
+        return f"{value:+.3f}"
     if isinstance(value, float):
-        return output.one_line(cells.share(value))
-    return output.one_line(
-        "" if value is None else visible_blanks(str(value)) if name.endswith("token") else str(value)
-    )
+        return cells.share(value)
+    return visible_blanks(cells.plain(value)) if name.endswith("token") else cells.plain(value)

@@ -160,6 +160,7 @@ def shortened(text: str, most: int) -> str:
 
 
 Row = Mapping[str, Any]
+Fit = Literal["whole", "cut", "wrap"]
 GAP = 2  # characters after a column
 
 
@@ -174,14 +175,16 @@ class Column:
 
     title: its heading. format: a value as a cell; a text stays as it is, and a row without the name has an empty cell.
     name: of the value in a row, where that is not the title. fit: what happens on a narrow screen. whole: the column
-    gives no room away while others can; cut: its cells end in `…`; wrap: they continue in the next line.
+    gives no room away while others can; cut: its cells end in `…`; wrap: they continue in the next line. min_width: the
+    characters that it takes at least.
     """
 
     title: str
     format: Callable[[Any], str] = plain
     name: str = ""
     align: Literal["left", "right"] = "right"
-    fit: Literal["whole", "cut", "wrap"] = "whole"
+    fit: Fit = "whole"
+    min_width: int | None = None
 
     @property
     def key(self) -> str:
@@ -216,7 +219,8 @@ class Sheet:
 
         table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
         for column in self.columns:
-            table.add_column(_text(column.title, column), justify=column.align, no_wrap=column.fit == "whole")
+            title, whole = _text(column.title, column), column.fit == "whole"
+            table.add_column(title, justify=column.align, no_wrap=whole, min_width=column.min_width)
         for place, row in enumerate(self.rows):
             if place == self.dim:
                 table.add_section()
