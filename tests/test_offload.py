@@ -18,9 +18,8 @@ from attnscope.corpus.run import run_folder
 from attnscope.hooks import modules
 from attnscope.interventions.passes import prepared
 from attnscope.interventions.spec import HeadSet
-from attnscope.model.loaded import LoadedModel
+from attnscope.model.loaded import LoadedModel, weights_of
 from attnscope.model.loading import wrap
-from attnscope.model.modules import weights_of
 from attnscope.observe.logit_path import Way, way_to_logits
 from attnscope.observe.request import View
 from attnscope.steps.traced import explain_head

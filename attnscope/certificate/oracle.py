@@ -23,7 +23,8 @@ from attnscope.hooks.calls import AttentionCall
 from attnscope.hooks.modules import ModuleRun
 from attnscope.inputs.prompt import Patch
 from attnscope.model.geometry import window_side
-from attnscope.model.modules import is_prefix, weights_of
+from attnscope.model.loaded import weights_of
+from attnscope.model.modules import is_prefix
 from attnscope.model.selection import CROSSING, DECODER, VISION, is_cross
 from attnscope.reference.attention import apply_mask, attention_logits, attention_output, logit_terms, softmax
 from attnscope.reference.layouts import UNREAD, UNREAD_ENCODERS, UNREAD_TOWERS, Layout

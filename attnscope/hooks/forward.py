@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
 from attnscope.errors import ForwardError, UsageError, first_line
-from attnscope.model.modules import cache_argument, hooks_of
+from attnscope.model.loaded import hooks_of
+from attnscope.model.modules import cache_argument
 from attnscope.utils.memory import is_out_of_memory
 
 if TYPE_CHECKING:

@@ -20,7 +20,8 @@ from attnscope.hooks.calls import AttentionCall
 from attnscope.hooks.families import FROM_ENCODER
 from attnscope.hooks.listen import listening
 from attnscope.hooks.windows import in_one
-from attnscope.model.modules import hooks_of, is_prefix
+from attnscope.model.loaded import hooks_of
+from attnscope.model.modules import is_prefix
 from attnscope.model.selection import is_cross, is_vision
 
 ATTENTION = re.compile(r"attention|attn|mla", re.IGNORECASE)

@@ -26,7 +26,7 @@ from attnscope.hooks.engines import ENGINES, UNCHECKED, full_precision
 from attnscope.hooks.forward import attention_modules, temporary
 from attnscope.hooks.listen import calls_interface, listen
 from attnscope.hooks.report import tolerance
-from attnscope.model.modules import weights_of
+from attnscope.model.loaded import weights_of
 from attnscope.model.quantised import is_plain
 from attnscope.model.selection import DIFFERENCE
 

@@ -522,7 +522,7 @@ def _arithmetic(model: PreTrainedModel, config: Any, name: str) -> quantised.Ari
 
 def _loaded(model: PreTrainedModel, geometry: Geometry, **facts: Any) -> LoadedModel:
     """The record of a model, with what the model itself says; facts: the other fields of the record."""
-    from attnscope.model.modules import device_of
+    from attnscope.model.loaded import device_of
 
     # Of weights that are packed by two in a byte only transformers counts each.
     packed = getattr(model, "is_quantized", False)

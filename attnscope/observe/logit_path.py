@@ -44,7 +44,7 @@ from attnscope.hooks.projections import (
     weighted,
 )
 from attnscope.hooks.report import tolerance
-from attnscope.model.modules import as_input, weights_of
+from attnscope.model.loaded import as_input, weights_of
 from attnscope.observe.values import Directions
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from attnscope.errors import UsageError
-from attnscope.model.modules import as_input
+from attnscope.model.loaded import as_input
 from attnscope.reference.attention import Operands, attention_logits, attention_output
 from attnscope.reference.projections import LayerInputs
 from attnscope.reference.reader import OutputStages, operands_of, output_stages

@@ -30,7 +30,7 @@ from attnscope.hooks.engines import UNCHECKED
 from attnscope.hooks.listen import listen
 from attnscope.hooks.projections import Norm, norm_of
 from attnscope.hooks.report import tolerance, turned
-from attnscope.model.modules import weights_of
+from attnscope.model.loaded import weights_of
 from attnscope.model.selection import DECODER, ENCODER, VISION, is_cross, prefix
 
 if TYPE_CHECKING:
