@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from attnscope.corpus.folder import Failure, Journal, Record, Shard
 from attnscope.corpus.rows import Measured
 from attnscope.errors import InputError
-from attnscope.utils.signals import ProcessWide
+from attnscope.model.libraries import ProcessWide
 
 if TYPE_CHECKING:
     from attnscope.corpus.folder import Job

@@ -38,6 +38,7 @@ from attnscope.hooks.generation import check_generates, say_ignored, translation
 from attnscope.inputs.prompt import Prompt, from_ids
 from attnscope.inputs.tokens import NOWHERE, TokenMatch, TokenSelection, naming
 from attnscope.model.geometry import with_tower
+from attnscope.model.libraries import ProcessWide
 from attnscope.model.loaded import LoadedModel, pads
 from attnscope.model.loading import load
 from attnscope.model.selection import NAMES, SEQ2SEQ, select_stacks
@@ -47,7 +48,6 @@ from attnscope.observe.inputs import reading_targets
 from attnscope.observe.observation import Observation
 from attnscope.observe.request import Request
 from attnscope.utils.memory import is_out_of_memory, keep_freed_memory
-from attnscope.utils.signals import ProcessWide
 
 MOST_REPLICAS = 4
 T = TypeVar("T")

@@ -43,8 +43,8 @@ from attnscope.hooks.calls import (
 from attnscope.hooks.report import CallCheck
 from attnscope.model.families import family
 from attnscope.model.geometry import Geometry
+from attnscope.model.libraries import ProcessWide
 from attnscope.utils.memory import DTYPE_BYTES, free_memory, is_out_of_memory
-from attnscope.utils.signals import ProcessWide
 
 if TYPE_CHECKING:
     from attnscope.model.loaded import LoadedModel

@@ -54,12 +54,11 @@ from attnscope.hooks.report import CallCheck, CaptureReport, settle, tolerance
 from attnscope.hooks.windows import WindowedTower
 from attnscope.model.families import Family, family_of
 from attnscope.model.geometry import geometry_of
-from attnscope.model.libraries import knows_interface, needed
+from attnscope.model.libraries import ProcessWide, knows_interface, needed
 from attnscope.model.loaded import device_of, hooks_of, pads_exactly, settle_rotary
 from attnscope.model.modules import CACHE_ARGUMENTS
 from attnscope.model.selection import CROSS, DECODER, is_bidirectional, is_causal, is_cross, is_vision
 from attnscope.model.tasks import layer_of
-from attnscope.utils.signals import ProcessWide
 
 
 @hints_of()

@@ -1,5 +1,7 @@
 """The libraries underneath: their versions, their switches, and their progress bars, logs and warnings.
 
+`ProcessWide` is for settings of the whole process that several threads may change at once.
+
 A model's generation config: which of its settings an answer follows, for the time of one call.
 
 An answer is the likeliest token, one after another, each by one pass over what is there so far. A setting is followed
@@ -16,18 +18,48 @@ import os
 import platform
 import sys
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from copy import deepcopy
 from functools import partial, wraps
 from importlib import import_module
-from typing import Any
+from typing import Any, Generic, ParamSpec
 
 from attnscope._version import __version__
 from attnscope.errors import ModelError, brief
-from attnscope.utils.signals import ProcessWide
 
 TRIED = ("5.17.0", "5.23.0")  # versions of transformers, the oldest and the newest: docs/versions.md
+
+P = ParamSpec("P")
+
+
+class ProcessWide(Generic[P]):
+    """A change that holds while anyone needs it: the first who enters makes it, the last who leaves undoes it.
+
+    Each thread that read the setting for itself and put back what it read would undo another's change, and leave its
+    own in place.
+
+    >>> @ProcessWide
+    ... @contextmanager
+    ... def more_threads(): ...
+    """
+
+    def __init__(self, change: Callable[P, AbstractContextManager[object]]) -> None:
+        self.change, self.lock, self.users, self.undo = change, threading.Lock(), 0, ExitStack()
+
+    @contextmanager
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Iterator[None]:
+        with self.lock:
+            if not self.users:
+                self.undo.enter_context(self.change(*args, **kwargs))
+            self.users += 1
+        try:
+            yield
+        finally:
+            with self.lock:
+                self.users -= 1
+                if not self.users:
+                    self.undo.close()
 
 
 @contextmanager

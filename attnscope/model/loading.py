@@ -34,7 +34,7 @@ from attnscope.model import adapters, checkpoint, fitting, gguf, quantised, sour
 from attnscope.model.families import family
 from attnscope.model.geometry import MOST_NUMBER, Geometry, geometry_of, longer, number_bytes, weight_bytes
 from attnscope.model.libraries import bars_as_elsewhere, knows_interface, needed, uncollected
-from attnscope.model.loaded import LoadedModel, LoadedTokenizer
+from attnscope.model.loaded import LoadedModel, LoadedTokenizer, device_of
 from attnscope.model.options import RUNS_CODE, TRUST, LoadOptions, unread
 from attnscope.model.selection import ENCODER_ONLY, SEQ2SEQ, VISION, VISION_ONLY
 from attnscope.model.sources import DEMO_FOLDER, Source
@@ -522,7 +522,6 @@ def _arithmetic(model: PreTrainedModel, config: Any, name: str) -> quantised.Ari
 
 def _loaded(model: PreTrainedModel, geometry: Geometry, **facts: Any) -> LoadedModel:
     """The record of a model, with what the model itself says; facts: the other fields of the record."""
-    from attnscope.model.loaded import device_of
 
     # Of weights that are packed by two in a byte only transformers counts each.
     packed = getattr(model, "is_quantized", False)

@@ -1,4 +1,4 @@
-"""How a process answers Ctrl-C and SIGTERM, and settings of the whole process that a call changes for its time.
+"""How a process answers Ctrl-C and SIGTERM.
 
 A command leaves at once while nothing is being written, and unwinds while something is (`listen`, `unwinding`). Work in
 parts finishes the part at hand at the first signal, and ends at once at the second (`GracefulStop`). A process that was
@@ -7,8 +7,6 @@ started to help leaves Ctrl-C to its parent, which the terminal signals too (`be
 Leaving at once is the rule because an exception raised inside an import of PyTorch can abort the process, and one
 raised inside a weakref's callback is swallowed. Compiled code may make another error of it (matplotlib does, "Invalid
 affine transformation matrix"), so the signal's number is kept: `arrived()` says whether an error is a signal's.
-
-`ProcessWide` is for settings that several threads may change at once.
 """
 
 from __future__ import annotations
@@ -19,9 +17,9 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import socket
@@ -222,35 +220,3 @@ def _end(receiving: socket.socket, sending: socket.socket) -> None:
     leaving.set()
     with busy:
         os._exit(1)
-
-
-P = ParamSpec("P")
-
-
-class ProcessWide(Generic[P]):
-    """A change that holds while anyone needs it: the first who enters makes it, the last who leaves undoes it.
-
-    Each thread that read the setting for itself and put back what it read would undo another's change, and leave its
-    own in place.
-
-    >>> @ProcessWide
-    ... @contextmanager
-    ... def more_threads(): ...
-    """
-
-    def __init__(self, change: Callable[P, AbstractContextManager[object]]) -> None:
-        self.change, self.lock, self.users, self.undo = change, threading.Lock(), 0, ExitStack()
-
-    @contextmanager
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Iterator[None]:
-        with self.lock:
-            if not self.users:
-                self.undo.enter_context(self.change(*args, **kwargs))
-            self.users += 1
-        try:
-            yield
-        finally:
-            with self.lock:
-                self.users -= 1
-                if not self.users:
-                    self.undo.close()
