@@ -15,8 +15,8 @@ from attnscope.cli.batch_options import BatchRun
 from attnscope.cli.config import with_options
 from attnscope.cli.groups import fill, held, parameters, recorded
 from attnscope.cli.info import Named
-from attnscope.cli.load_options import EngineName
-from attnscope.cli.options import PANELS, Printing, Relations, TextRun
+from attnscope.cli.options import PANELS, EngineName, Relations, TextRun
+from attnscope.cli.output import Printing
 from attnscope.cli.parity import Certified
 from attnscope.cli.scan import Scanned, Studied
 from attnscope.errors import UsageError

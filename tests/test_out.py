@@ -10,8 +10,7 @@ import attnscope
 from attnscope.api import why_record
 from attnscope.api.ablate import QUESTIONS
 from attnscope.cli.groups import DRAWN, parameters
-from attnscope.cli.options import Writing
-from attnscope.cli.output import check_writable, settle_figures
+from attnscope.cli.output import Writing, check_writable, settle_figures
 from attnscope.errors import UsageError
 from attnscope.export import manifest
 from attnscope.figures.style import ImageFormat

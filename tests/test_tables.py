@@ -15,7 +15,7 @@ import pytest
 
 from attnscope.cli.batch_options import Dataset
 from attnscope.cli.groups import parameters
-from attnscope.cli.options import Format
+from attnscope.cli.output import Format
 from attnscope.errors import UsageError
 from attnscope.inputs.prompt import from_text
 from attnscope.observe.collect import observe

@@ -18,8 +18,8 @@ from attnscope.cli.config import with_options
 from attnscope.cli.figure_options import MOST_SEQUENCES, MOST_SETS, Look, Sequences, StudyTable
 from attnscope.cli.groups import FIRST, command_line, fill, option_group
 from attnscope.cli.heads import GROUPS
-from attnscope.cli.options import Heads, Seed, writing_to
-from attnscope.cli.output import Top
+from attnscope.cli.options import Heads, Seed
+from attnscope.cli.output import Top, writing_to
 from attnscope.cli.scan import Studied
 from attnscope.cli.study import show_cost
 from attnscope.cli.study_tables import (

@@ -21,7 +21,7 @@ from attnscope.utils.signals import GracefulStop, unwinding
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from attnscope.cli.options import Writing
+    from attnscope.cli.output import Writing
     from attnscope.corpus.folder import Failure, Job
     from attnscope.corpus.pipeline import Tally
     from attnscope.corpus.records import Corpus

@@ -11,9 +11,8 @@ from attnscope.cli.config import with_options
 from attnscope.cli.figure_options import Look, ManyTexts
 from attnscope.cli.groups import FIRST, UNRECORDED, command_line, fill, option_group, recorded
 from attnscope.cli.heads import GROUPS
-from attnscope.cli.load_options import Memory
-from attnscope.cli.options import ModelTexts, OtherSide, Results, Selected, writing_to
-from attnscope.cli.output import Top
+from attnscope.cli.options import Memory, ModelTexts, OtherSide, Selected
+from attnscope.cli.output import Results, Top, writing_to
 from attnscope.cli.study_tables import open_line
 from attnscope.errors import UsageError
 from attnscope.model.selection import SEQ2SEQ

@@ -13,8 +13,7 @@ from attnscope.cli.config import refuse_others
 from attnscope.cli.figure_options import DEPTH, Drawing, Look, place_of_pictures
 from attnscope.cli.groups import command_line, parameters
 from attnscope.cli.head_tables import UNIFORM
-from attnscope.cli.options import Results
-from attnscope.cli.output import Top, write_file
+from attnscope.cli.output import Results, Top, write_file
 from attnscope.cli.study_tables import open_line
 from attnscope.errors import UsageError
 from attnscope.metrics.metrics import KEPT_FIRST

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from attnscope.cli import output
 from attnscope.cli.completion import cache_folder, cached_models
 from attnscope.cli.config import with_options
-from attnscope.cli.options import Facts
+from attnscope.cli.output import Facts
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable

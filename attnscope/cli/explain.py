@@ -13,7 +13,8 @@ from attnscope.cli.config import with_options
 from attnscope.cli.figure_options import Look
 from attnscope.cli.groups import FIRST, command_line, option_group
 from attnscope.cli.heads import GROUPS
-from attnscope.cli.options import Config, Format, MayAsk, OneHead, PairedText, Query, Seed, Selected, Writing
+from attnscope.cli.options import MayAsk, OneHead, PairedText, Query, Seed, Selected
+from attnscope.cli.output import Config, Format, Writing
 from attnscope.cli.single import answer, read_text
 from attnscope.errors import UsageError
 from attnscope.utils.folders import PICTURES

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from typer import Option
 
 from attnscope.cli.groups import DRAWN, FIRST, HELD, SETTING, fill, option_group
-from attnscope.cli.options import Config, Exporting, Format, Question
+from attnscope.cli.options import Question
+from attnscope.cli.output import Config, Exporting, Format
 from attnscope.errors import UsageError
 
 if TYPE_CHECKING:

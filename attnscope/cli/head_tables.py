@@ -1,6 +1,6 @@
 """The ranked heads as a person sees them: as many columns as the terminal has room for.
 
-Below the table: what its words mean, what it leaves out, what the text cannot show.
+Below the table: what its words mean, and what it leaves out.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from attnscope.metrics.metrics import COLUMNS, KEPT_FIRST, KNOWN, LENGTHS, LOOKBACKS, MASS, METRICS, order_of
-from attnscope.metrics.roles import NEEDED_ROWS, not_shown, unsupported
 from attnscope.model.geometry import NOT_KNOWN
-from attnscope.model.selection import as_ranges, has_decoder_heads
+from attnscope.model.selection import as_ranges
 from attnscope.utils import display as cells
 from attnscope.utils.display import Column, Row, Sheet, fitting
 
@@ -87,8 +86,8 @@ def head_row(seen: Observation, head: Head, between: str) -> Row:
         "unif": "≈" * bool(head.near_uniform),
         **head.score,
         UNIFORM: head.uniform,
-        "top_key_mass": f"{_token(stack.keys, head.top_key)} {cells.number(head.top_key_mass)}",
-        RELATION: f"{_token(stack.queries, relation.query)} → {_token(stack.keys, relation.key)}"
+        "top_key_mass": f"{token_name(stack.keys, head.top_key)} {cells.number(head.top_key_mass)}",
+        RELATION: f"{token_name(stack.queries, relation.query)} → {token_name(stack.keys, relation.key)}"
         if relation
         else cells.MISSING,
         "weight": relation.weight if relation else None,
@@ -119,7 +118,8 @@ def score_columns(seen: Observation) -> list[Column]:
     return columns
 
 
-def _token(prompt: Prompt, position: int) -> str:
+def token_name(prompt: Prompt, position: int) -> str:
+    """A token in a line: `bank(8)`, a long one with an ellipsis."""
     from rich.text import Text
 
     label = prompt.labels[position]
@@ -182,29 +182,3 @@ def without_attention(seen: Observation) -> list[str]:
         for layer, what in said:
             places.setdefault((f"{stack} " * (stack in seen.other_stacks), what), []).append(layer)
     return [f"{stack}layers {as_ranges(layers)} {what}" for (stack, what), layers in places.items()]
-
-
-def missing_support(seen: Observation) -> list[str]:
-    """What the text is too short, or repeats too little, to show in some layers; and what shows it."""
-    if seen.of_two_texts:
-        return []  # roles are of one text
-    asked, of_text = seen.chosen.query, "text " * (seen.atlas is not None)  # an atlas needs no text for its roles
-    if asked and len(asked.positions) < NEEDED_ROWS:
-        return [f"no {of_text}roles: they need at least {NEEDED_ROWS} queries, got {len(asked.positions)}"]
-    where: dict[str, list[tuple[int, str]]] = {}
-    for key, support in seen.support.items():
-        # Each role has its reason; where many roles have several, their names say more.
-        missing, who_has = not_shown(support, key.stack), "this text has" if asked is None else "these queries have"
-        names = ", ".join(name for roles in missing.values() for name in roles)
-        reasons = [f"{names}: {who_has} too few tokens, or too few that are repeated"]
-        for line in reasons if len(missing) > 1 else unsupported(support, who_has, key.stack):
-            where.setdefault(line, []).append((key.layer, seen.visible[key]))
-    lines = []
-    for line, places in where.items():
-        stacks = ", ".join(dict.fromkeys(stack for _, stack in places))
-        some = f" in layers {as_ranges([layer for layer, _ in places])} ({stacks})" * (len(places) < len(seen.support))
-        lines.append(f"{'text roles ' * bool(of_text)}not judged{some}: {line}")
-    if lines and not seen.atlas and all(has_decoder_heads(key.stack) for key in seen.support):
-        name = seen.facts["model"]["name"]
-        lines[-1] += f"; attnscope scan {name} --out DIR finds roles without a text, --atlas DIR shows them"
-    return lines

@@ -15,8 +15,8 @@ from attnscope.cli.completion import metrics as metric_names
 from attnscope.cli.config import with_options
 from attnscope.cli.figure_options import FIGURES, Drawing, kinds_of_file
 from attnscope.cli.groups import SETTING, build, command_line, of_run, option_group
-from attnscope.cli.options import Entries, Question, Relations, Results, TextRun, writing_to
-from attnscope.cli.output import Top
+from attnscope.cli.options import Entries, Question, Relations, TextRun
+from attnscope.cli.output import Results, Top
 from attnscope.cli.single import FEW, Show, draw, export_text, observe_text, report_checks, stream
 from attnscope.errors import UsageError
 from attnscope.utils.folders import PICTURES, TABLES
@@ -127,8 +127,16 @@ class Ranking(Top):
         return f"-{sort.removeprefix('-')}" if self.ascending else sort
 
 
-OUT = "Write tables and figures here; or the table, or one picture, to this file."
-RankedHeads = writing_to(Results, OUT, *PICTURES, *TABLES)
+@option_group
+class RankedHeads(Results):
+    """A table to stdout; tables, figures and a manifest to --out."""
+
+    files = (*PICTURES, *TABLES)
+    out: Annotated[
+        Path | None, "Write tables and figures here; or the table, or one picture, to this file.", "DIR|FILE"
+    ] = None
+
+
 GROUPS = (TextRun, MeasuredEntries, Question, Ranking, RankedHeads, Relations, Drawing, Show)
 
 
@@ -156,7 +164,7 @@ def heads(
     entries: MeasuredEntries,
     question: Question,
     ranking: Ranking,
-    printing: Results,
+    printing: RankedHeads,
     relations: Relations,
     drawing: Drawing,
     showing: Show,
@@ -242,18 +250,49 @@ def _print(
 
     shown: the heads that a person sees.
     """
-    from attnscope.cli.head_tables import heads_table, legend, missing_support, without_attention
-
     lines = missing_support(seen)
     if format != "table":
         output.emit_data(seen.table(order, ranking.limit(format)), format, printing.spreadsheet)
     else:
+        from attnscope.cli.head_tables import heads_table, legend, without_attention
+
         table = heads_table(seen, shown, order, output.width())
         output.show(table.sheet)
         output.log_lines(legend(table, shown), printing.quiet)
         rest = ranking.rest(len(shown), len(seen.kept_heads()), "heads shown")
         lines = [*rest, *without_attention(seen), *lines]
     output.log_lines(lines, printing.quiet)
+
+
+def missing_support(seen: Observation) -> list[str]:
+    """What the text is too short, or repeats too little, to show in some layers; and what shows it."""
+    from attnscope.metrics.roles import NEEDED_ROWS, not_shown, unsupported
+    from attnscope.model.selection import as_ranges, has_decoder_heads
+
+    if seen.of_two_texts:
+        return []  # roles are of one text
+    queries, of_text = seen.chosen.query, "text " * (seen.atlas is not None)  # an atlas needs no text for its roles
+    if queries and len(queries.positions) < NEEDED_ROWS:
+        return [f"no {of_text}roles: they need at least {NEEDED_ROWS} queries, got {len(queries.positions)}"]
+    where: dict[str, list[tuple[int, str]]] = {}
+    for key, support in seen.support.items():
+        # Each role has its reason; where many roles have several, their names say more.
+        missing, who_has = not_shown(support, key.stack), "this text has" if queries is None else "these queries have"
+        names = ", ".join(name for roles in missing.values() for name in roles)
+        reasons = [f"{names}: {who_has} too few tokens, or too few that are repeated"]
+        for line in reasons if len(missing) > 1 else unsupported(support, who_has, key.stack):
+            where.setdefault(line, []).append((key.layer, seen.visible[key]))
+    lines = []
+    for line, places in where.items():
+        stacks = ", ".join(dict.fromkeys(stack for _, stack in places))
+        layers = f" in layers {as_ranges([layer for layer, _ in places])} ({stacks})" * (
+            len(places) < len(seen.support)
+        )
+        lines.append(f"{'text roles ' * bool(of_text)}not judged{layers}: {line}")
+    if lines and not seen.atlas and all(has_decoder_heads(key.stack) for key in seen.support):
+        name = seen.facts["model"]["name"]
+        lines[-1] += f"; attnscope scan {name} --out DIR finds roles without a text, --atlas DIR shows them"
+    return lines
 
 
 def over_picture(asked: TextRun, entries: MeasuredEntries, question: Question, drawing: Drawing) -> bool:

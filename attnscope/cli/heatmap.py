@@ -16,7 +16,8 @@ from attnscope.cli.figure_options import DEPTH, FIGURES, Drawing, kinds_of_file,
 from attnscope.cli.groups import SETTING, build, command_line, of_run, option_group, parameters
 from attnscope.cli.heads import GROUPS as OF_HEADS
 from attnscope.cli.heads import MeasuredEntries, Ranking, over_picture
-from attnscope.cli.options import Config, Exporting, Question, TextRun
+from attnscope.cli.options import Question, TextRun
+from attnscope.cli.output import Config, Exporting
 from attnscope.cli.single import FEW, Show, draw, export_text, observe_text, report_checks, stream
 from attnscope.errors import UsageError, visible
 from attnscope.utils.folders import PICTURES

@@ -16,8 +16,8 @@ from attnscope.cli import output
 from attnscope.cli.completion import models
 from attnscope.cli.config import with_options
 from attnscope.cli.groups import option_group
-from attnscope.cli.load_options import Checkpoint
-from attnscope.cli.options import Facts, Noise
+from attnscope.cli.options import Checkpoint
+from attnscope.cli.output import Facts, Noise
 from attnscope.errors import UsageError, brief
 from attnscope.model.selection import DECODER, STACKS, as_ranges
 from attnscope.utils import display as cells

@@ -1,7 +1,7 @@
 """The options that commands share, each declared once, in the groups that commands take.
 
-Here are the text, what is asked about it, and where tables go; `load_options.py` has the model and its engine,
-`study_options.py` many texts and sequences, `figure_options.py` pictures. A group's panel is the section of `--help
+Here are the model and its engine, the text, and what is asked about it; `output.py` has where tables go,
+`figure_options.py` pictures, many texts and sequences. A group's panel is the section of `--help
 all` that lists its options. Those that most people type are marked FIRST: the first section lists them, with the
 options of groups that have no panel, and a plain `--help` shows that section alone. Those that few people change are
 marked SETTING: `--set NAME=VALUE` gives them.
@@ -13,17 +13,15 @@ import os
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from typer import Argument, Option
+from typer import Argument, BadParameter, Option
 
-from attnscope.cli.completion import models
+from attnscope.cli.completion import models, offer
 from attnscope.cli.groups import FIRST, HELD, SETTING, UNRECORDED, fill, option_group
-from attnscope.cli.load_options import MOST_TOKENS, Checkpoint, EngineChoice, Loading
-from attnscope.cli.output import check_out, count_of, count_or_all
-from attnscope.errors import UsageError
+from attnscope.cli.output import count_of, count_or_all
+from attnscope.errors import UsageError, brief
 from attnscope.model.options import DEMO
-from attnscope.utils.folders import TABLES, suffix_of
 
 if TYPE_CHECKING:
     from attnscope.model.options import LoadOptions
@@ -37,6 +35,123 @@ PANELS = (
 OF_RECORDS = (".jsonl", ".csv", ".tsv", ".parquet")  # suffixes of corpora
 ENDS = r"txt|md|json|jsonl|csv|tsv|html?|ya?ml|log|pdf"
 FILE_NAME = re.compile(rf"[^\s\"'<>]*/[^\s\"'<>]*|[^\s\"'<>]+\.({ENDS})")  # one word: what else has a slash is a text
+
+
+@option_group
+class Checkpoint:
+    """Which model, and how it is read."""
+
+    panel = "Model"
+    model: Annotated[
+        str, "demo, a folder, a GGUF file, or a hub id.", "NAME", Option("-m", autocompletion=models), FIRST, HELD
+    ] = "demo"
+    device: Annotated[
+        str,
+        "auto, cpu, cuda, cuda:N or mps.",
+        "DEVICE",
+        Option(autocompletion=offer("auto", "cpu", "cuda", "mps")),
+        FIRST,
+        HELD,
+    ] = "auto"
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "float16"],
+        "auto: the checkpoint's on an accelerator, float32 on CPU.",
+        HELD,
+    ] = "auto"
+    revision: Annotated[str | None, "Branch, tag or commit on the hub.", "REVISION", HELD] = None
+    offline: Annotated[bool, "Never use the network."] = False
+    trust_remote_code: Annotated[bool, "Run code from the model's files."] = False
+    base: Annotated[
+        str | None, "The model that an adapter changes (default: what its config names).", "NAME", HELD, SETTING
+    ] = None
+    task: Annotated[
+        Literal["auto", "decoder", "encoder", "seq2seq", "vision"] | None,
+        "What the model is read as (default: auto, as its config says).",
+        HELD,
+        SETTING,
+    ] = None
+    gguf: Annotated[
+        Literal["check", "trust"],
+        "`trust`: read a GGUF file whatever it states that is left out (default: check).",
+        HELD,
+        SETTING,
+    ] = "check"
+
+    def load_options(self) -> LoadOptions:
+        """What `load` takes."""
+        from attnscope.model.options import LoadOptions
+
+        return fill(LoadOptions, self)
+
+
+@option_group
+class Loading(Checkpoint):
+    """Where its weights go."""
+
+    device_map: Annotated[str | None, "`auto` spreads the model over several devices.", "MAP", HELD, SETTING] = None
+    quantize: Annotated[Literal["8bit", "4bit"] | None, "Load with bitsandbytes.", HELD] = None
+    adapter: Annotated[
+        Literal["merged", "beside"] | None,
+        "`merged`: added to its base's weights (default, but for quantized ones); `beside`: kept separate.",
+        "WHERE",
+        HELD,
+        SETTING,
+    ] = None
+    allow_pickle: Annotated[bool, "Read weights that are not safetensors.", SETTING] = False
+
+
+MOST_TOKENS = 10**9  # of a text, a batch, an answer
+ENGINE_WORDS = ("auto", "eager", "fused")  # that --help lists; others are one way of these
+
+
+def engine_word(text: str) -> str:
+    """The name of an engine. Raises BadParameter for a word that is none."""
+    if text not in ENGINE_WORDS:
+        from attnscope.hooks.engines import ENGINES
+
+        if text not in ENGINES:
+            raise BadParameter(f"expected {', '.join(ENGINE_WORDS[:-1])} or {ENGINE_WORDS[-1]}, got {brief(text)}")
+    return text
+
+
+@option_group
+class EngineName:
+    """Who computes the attention."""
+
+    panel = "Engine"
+    engine: Annotated[
+        str,
+        "eager: the model's own matrices, bit for bit; fused: no matrix is stored; auto: the faster one that "
+        "gives what is asked and fits the memory.",
+        "|".join(ENGINE_WORDS),
+        Option(parser=engine_word, autocompletion=offer(*ENGINE_WORDS)),
+        FIRST,
+        HELD,
+    ] = "auto"
+
+
+@option_group
+class Memory(EngineName):
+    """Who computes the attention, and in how much memory."""
+
+    panel = "Engine"
+    memory: Annotated[
+        str | None, "What a layer's matrices may take, e.g. 4GB (default: half of what is free).", "SIZE", SETTING
+    ] = None
+
+
+@option_group
+class EngineChoice(Memory):
+    """Who computes the attention, and whether it is checked."""
+
+    listen: Annotated[bool, "Fused: keep the model's own attention call, too.", SETTING] = False
+    positions: Annotated[
+        int | None,
+        "Extend the model to so many positions, by linear rope scaling.",
+        Option(min=1, max=MOST_TOKENS),
+        SETTING,
+    ] = None
+    verify: Annotated[bool, "Check every layer against the oracle, as `parity` does."] = False
 
 
 @option_group
@@ -388,122 +503,3 @@ class Relations:
             return count_of(count_or_all(self.top_k))
         except ValueError as error:
             raise UsageError(f"--top-k: {error}", "write --top-k 5, or --top-k all") from None
-
-
-@option_group
-class Quiet:
-    """Whether messages are printed."""
-
-    panel = "Messages"
-    quiet: Annotated[bool, "Print no messages on stderr.", Option("-q"), UNRECORDED] = False
-
-
-@option_group
-class Noise(Quiet):
-    """Which messages stderr gets, those of other libraries among them."""
-
-    verbose: Annotated[bool, "Show library warnings and tracebacks.", UNRECORDED] = False
-
-
-@option_group
-class Writing(Noise):
-    """Where files go, and which messages stderr gets."""
-
-    files = tuple[str, ...]()  # the suffixes of files that --out may name in a folder's place
-    of_folders = tuple[str, ...]()  # those that a folder's name may have, too
-    out: Annotated[Path | None, "Write tables and figures here.", "DIR", Option("-o"), FIRST] = None
-
-    def __post_init__(self) -> None:
-        if self.out is not None:
-            check_out(self.out, self._suffix, self.files)
-
-    @property
-    def _suffix(self) -> str:
-        return "" if self.out is None else suffix_of(self.out, self.of_folders)
-
-    @property
-    def file(self) -> Path | None:
-        """The file that --out names; None where it names a folder."""
-        return self.out if self._suffix else None
-
-    @property
-    def folder(self) -> Path | None:
-        """The folder that --out names; None where it names a file."""
-        return None if self._suffix else self.out
-
-    @property
-    def draws(self) -> bool:
-        """Whether pictures are written."""
-        return self.out is not None and self._suffix not in TABLES
-
-
-W = TypeVar("W", bound=Writing)
-
-
-def writing_to(group: type[W], help: str, *files: str) -> type[W]:
-    """A group whose --out has this help; files: suffixes that it may name in a folder's place.
-
-    >>> writing_to(Results, "Write keys.csv here, or the table to this file.", ".csv")
-    """
-    out = Annotated[Path | None, help, "DIR|FILE" if files else "DIR"]
-    fields = {"__annotations__": {"out": out}, "out": None, "files": files}
-    return option_group(cast("type[W]", type(group.__name__, (group,), fields)))
-
-
-@option_group
-class Exporting(Writing):
-    """A folder that holds one run."""
-
-    panel = "Files"
-    force: Annotated[bool, "Write over another run in --out.", UNRECORDED] = False
-
-
-@option_group
-class Format:
-    """How a table is printed."""
-
-    format: Annotated[
-        Literal["table", "csv", "tsv", "jsonl", "parquet", "arrow"] | None,
-        "Default: table on a terminal, csv in a pipe.",
-        UNRECORDED,
-    ] = None
-
-
-@option_group
-class Facts(Format):
-    """How facts that are no table are printed."""
-
-    format: Annotated[Literal["table", "json"] | None, "Default: table on a terminal, json in a pipe."] = None  # type: ignore[assignment]
-
-
-@option_group
-class Config:
-    """Where options come from that no flag gives."""
-
-    panel = "Files"
-    config: Annotated[Path | None, "A YAML file of options and settings; flags win over it.", UNRECORDED] = None
-
-
-@option_group
-class Printing(Config, Format, Writing):
-    """A table to stdout, files to --out."""
-
-
-@option_group
-class Spreadsheet:
-    """Who reads the tables."""
-
-    panel = "Files"
-    spreadsheet: Annotated[
-        bool, "Escape cells of csv and tsv that a spreadsheet would run as formulas.", HELD, SETTING
-    ] = False
-
-
-@option_group
-class Results(Spreadsheet, Printing, Exporting):
-    """A table to stdout, a run to --out."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.spreadsheet and self.format not in (None, "table", "csv", "tsv"):
-            raise UsageError("--spreadsheet is for csv and tsv alone", "add --format csv")

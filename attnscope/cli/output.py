@@ -1,7 +1,7 @@
 """Where things go: data to stdout, messages to stderr, colour and progress only where a person looks.
 
-First messages and data, then progress, the notes on half precision, `--top`, and last what `--out` may name: a folder,
-or, where a command makes one table or one picture, a file of that format.
+First messages and data, then progress, the notes on half precision, `--top`, and what `--out` may name: a folder, or,
+where a command makes one table or one picture, a file of that format. Last the groups of options of all this.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any, cast
+from typing import IO, TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast
 
 from typer import Option
 
-from attnscope.cli.groups import DRAWN, option_group, parameters
+from attnscope.cli.groups import DRAWN, FIRST, HELD, SETTING, UNRECORDED, option_group, parameters
 from attnscope.errors import LINES, UsageError, in_a_line, numbered, visible
 from attnscope.observe.progress import Progress
 from attnscope.utils import signals
@@ -410,3 +410,122 @@ def settle_figures(groups: tuple[type, ...], given: Mapping[str, Any], typed: Co
     if "image" in typed and f".{given['image']}" != suffix:
         raise UsageError(f"--out {out} and --image {given['image']} name two formats", "leave out --image")
     return {"image": suffix[1:]}
+
+
+@option_group
+class Quiet:
+    """Whether messages are printed."""
+
+    panel = "Messages"
+    quiet: Annotated[bool, "Print no messages on stderr.", Option("-q"), UNRECORDED] = False
+
+
+@option_group
+class Noise(Quiet):
+    """Which messages stderr gets, those of other libraries among them."""
+
+    verbose: Annotated[bool, "Show library warnings and tracebacks.", UNRECORDED] = False
+
+
+@option_group
+class Writing(Noise):
+    """Where files go, and which messages stderr gets."""
+
+    files = tuple[str, ...]()  # the suffixes of files that --out may name in a folder's place
+    of_folders = tuple[str, ...]()  # those that a folder's name may have, too
+    out: Annotated[Path | None, "Write tables and figures here.", "DIR", Option("-o"), FIRST] = None
+
+    def __post_init__(self) -> None:
+        if self.out is not None:
+            check_out(self.out, self._suffix, self.files)
+
+    @property
+    def _suffix(self) -> str:
+        return "" if self.out is None else suffix_of(self.out, self.of_folders)
+
+    @property
+    def file(self) -> Path | None:
+        """The file that --out names; None where it names a folder."""
+        return self.out if self._suffix else None
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder that --out names; None where it names a file."""
+        return None if self._suffix else self.out
+
+    @property
+    def draws(self) -> bool:
+        """Whether pictures are written."""
+        return self.out is not None and self._suffix not in TABLES
+
+
+W = TypeVar("W", bound=Writing)
+
+
+def writing_to(group: type[W], help: str, *files: str) -> type[W]:
+    """A group whose --out has this help; files: suffixes that it may name in a folder's place.
+
+    >>> writing_to(Results, "Write keys.csv here, or the table to this file.", ".csv")
+    """
+    out = Annotated[Path | None, help, "DIR|FILE" if files else "DIR"]
+    fields = {"__annotations__": {"out": out}, "out": None, "files": files}
+    return option_group(cast("type[W]", type(group.__name__, (group,), fields)))
+
+
+@option_group
+class Exporting(Writing):
+    """A folder that holds one run."""
+
+    panel = "Files"
+    force: Annotated[bool, "Write over another run in --out.", UNRECORDED] = False
+
+
+@option_group
+class Format:
+    """How a table is printed."""
+
+    format: Annotated[
+        Literal["table", "csv", "tsv", "jsonl", "parquet", "arrow"] | None,
+        "Default: table on a terminal, csv in a pipe.",
+        UNRECORDED,
+    ] = None
+
+
+@option_group
+class Facts(Format):
+    """How facts that are no table are printed."""
+
+    format: Annotated[Literal["table", "json"] | None, "Default: table on a terminal, json in a pipe."] = None  # type: ignore[assignment]
+
+
+@option_group
+class Config:
+    """Where options come from that no flag gives."""
+
+    panel = "Files"
+    config: Annotated[Path | None, "A YAML file of options and settings; flags win over it.", UNRECORDED] = None
+
+
+@option_group
+class Printing(Config, Format, Writing):
+    """A table to stdout, files to --out."""
+
+
+@option_group
+class Spreadsheet:
+    """Who reads the tables."""
+
+    panel = "Files"
+    spreadsheet: Annotated[
+        bool, "Escape cells of csv and tsv that a spreadsheet would run as formulas.", HELD, SETTING
+    ] = False
+
+
+@option_group
+class Results(Spreadsheet, Printing, Exporting):
+    """A table to stdout, a run to --out."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.spreadsheet and self.format not in (None, "table", "csv", "tsv"):
+            raise UsageError("--spreadsheet is for csv and tsv alone", "add --format csv")

@@ -14,8 +14,8 @@ from attnscope.cli import output
 from attnscope.cli.config import with_options
 from attnscope.cli.groups import option_group
 from attnscope.cli.heads import GROUPS
-from attnscope.cli.options import ModelTexts, Printing, Selected
-from attnscope.cli.output import check_file
+from attnscope.cli.options import ModelTexts, Selected
+from attnscope.cli.output import Printing, check_file
 from attnscope.cli.single import load_model, read_given
 from attnscope.model.selection import DECODER, prefix
 from attnscope.utils.display import Column, Sheet, plain

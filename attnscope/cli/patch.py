@@ -15,7 +15,8 @@ from attnscope.cli.figure_options import Look, StudyTable
 from attnscope.cli.groups import FIRST, UNRECORDED, command_line, option_group
 from attnscope.cli.heads import GROUPS
 from attnscope.cli.knockout_options import Answered, Compared
-from attnscope.cli.options import Named, Selected, writing_to
+from attnscope.cli.options import Named, Selected
+from attnscope.cli.output import writing_to
 from attnscope.cli.study import Printed, load_studied, questions, read_one, run_study
 from attnscope.cli.study_tables import patch_notes, patch_sheet
 from attnscope.interventions.spec import Method, Over, PatchTarget

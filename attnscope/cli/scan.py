@@ -13,9 +13,8 @@ from attnscope.cli.figure_options import Look, Sequences, StudyTable
 from attnscope.cli.groups import FIRST, command_line, fill, option_group
 from attnscope.cli.heads import GROUPS
 from attnscope.cli.info import Named
-from attnscope.cli.load_options import Loading
-from attnscope.cli.options import Seed, writing_to
-from attnscope.cli.output import Top
+from attnscope.cli.options import Loading, Seed
+from attnscope.cli.output import Top, writing_to
 from attnscope.cli.study import show_cost
 from attnscope.cli.study_tables import contrasts, effects_at, left_out, scanned_sheet
 from attnscope.errors import UsageError

@@ -21,8 +21,8 @@ from typer import Option
 from attnscope.cli import output
 from attnscope.cli.config import with_options
 from attnscope.cli.groups import FIRST, fill, option_group
-from attnscope.cli.load_options import Loading
-from attnscope.cli.options import Quiet
+from attnscope.cli.options import Loading
+from attnscope.cli.output import Quiet
 from attnscope.errors import InputError, UsageError, in_a_line
 from attnscope.utils import display as cells
 

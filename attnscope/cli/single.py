@@ -15,20 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO, Unpack
 
 from attnscope.cli import output
 from attnscope.cli.groups import Mark, option_group
-from attnscope.cli.load_options import Checkpoint
-from attnscope.cli.options import (
-    Config,
-    Exporting,
-    MayAsk,
-    ModelTexts,
-    Noise,
-    OneText,
-    Selected,
-    Spreadsheet,
-    TextRun,
-    Writing,
-)
-from attnscope.cli.output import ONE_PICTURE
+from attnscope.cli.options import Checkpoint, MayAsk, ModelTexts, OneText, Selected, TextRun
+from attnscope.cli.output import ONE_PICTURE, Config, Exporting, Noise, Spreadsheet, Writing
 from attnscope.errors import UsageError
 from attnscope.utils import display as cells
 from attnscope.utils.signals import unwinding

@@ -21,9 +21,8 @@ if TYPE_CHECKING:
 
     from attnscope.cli.figure_options import StudyTable
     from attnscope.cli.knockout_options import Answered, Compared
-    from attnscope.cli.load_options import Checkpoint
-    from attnscope.cli.options import Writing
-    from attnscope.cli.output import Top
+    from attnscope.cli.options import Checkpoint
+    from attnscope.cli.output import Top, Writing
     from attnscope.model.loaded import LoadedModel
     from attnscope.studies.parts import StudyRecord
     from attnscope.studies.study import Cost, Study

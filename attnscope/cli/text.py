@@ -11,7 +11,8 @@ from attnscope.cli.config import with_options
 from attnscope.cli.figure_options import Scale
 from attnscope.cli.groups import FIRST, fill, of_run, option_group
 from attnscope.cli.heads import GROUPS
-from attnscope.cli.options import Heads, Question, Results, TextRun, writing_to
+from attnscope.cli.options import Heads, Question, TextRun
+from attnscope.cli.output import Results, writing_to
 from attnscope.cli.single import export_text, observe_text, report_checks
 from attnscope.errors import UsageError
 from attnscope.utils.folders import TABLES
@@ -116,24 +117,16 @@ def positions(seen: Observation, name: str) -> tuple[int, ...]:
 
 def scale_legend(seen: Observation, look: Look, shown_T: np.ndarray) -> str:
     """The words next to the scale: the largest weight, the sink's, that of the chosen keys, and what is marked."""
-    query, key = (positions(seen, name) for name in ("query", "key"))
-    weight_T, largest = np.nan_to_num(look.weight_T), int(np.nan_to_num(shown_T).argmax())
-    said = [f"largest {weight_T[largest]:.2f} {named(seen, largest)}"]
-    if not seen.chosen.keys_alone:
-        left_out = " (left out)" * bool(np.isnan(shown_T[look.sink]))
-        said.append(f"sink {named(seen, look.sink)} {weight_T[look.sink]:.2f}{left_out}")
-        said += [f"keys {weight_T[list(key)].sum():.2f}"] * bool(key)
-    said += ["»query«"] * bool(query) + ["‹key›"] * bool(key)
-    return ", ".join(said)
-
-
-def named(seen: Observation, position: int) -> str:
-    """A token in a line: `bank(8)`."""
-    from rich.text import Text
-
+    from attnscope.cli.head_tables import token_name
     from attnscope.observe.observation import coloured
 
-    label = coloured(seen).labels[position]
-    shown = Text(label.strip("·") or label)
-    shown.truncate(16, overflow="ellipsis")
-    return f"{shown.plain}({position})"
+    query, key = (positions(seen, name) for name in ("query", "key"))
+    weight_T, largest = np.nan_to_num(look.weight_T), int(np.nan_to_num(shown_T).argmax())
+    prompt = coloured(seen)
+    words = [f"largest {weight_T[largest]:.2f} {token_name(prompt, largest)}"]
+    if not seen.chosen.keys_alone:
+        left_out = " (left out)" * bool(np.isnan(shown_T[look.sink]))
+        words.append(f"sink {token_name(prompt, look.sink)} {weight_T[look.sink]:.2f}{left_out}")
+        words += [f"keys {weight_T[list(key)].sum():.2f}"] * bool(key)
+    words += ["»query«"] * bool(query) + ["‹key›"] * bool(key)
+    return ", ".join(words)

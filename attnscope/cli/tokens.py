@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from attnscope.cli import output
 from attnscope.cli.config import with_options
 from attnscope.cli.groups import option_group
-from attnscope.cli.options import Format, MayAsk, Noise, OneText, Pair, Question
+from attnscope.cli.options import MayAsk, OneText, Pair, Question
+from attnscope.cli.output import Format, Noise
 from attnscope.cli.relations import relations_sheet
 from attnscope.cli.single import read_text, served
 from attnscope.inputs.tokens import GRAMMAR, PRECEDENCE

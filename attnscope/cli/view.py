@@ -14,8 +14,8 @@ from attnscope.cli.config import with_options
 from attnscope.cli.copied import reproduce
 from attnscope.cli.groups import FIRST, command_line, option_group
 from attnscope.cli.heads import GROUPS
-from attnscope.cli.options import Config, OtherSide, Question, Selected, TextRun, Writing
-from attnscope.cli.output import check_file
+from attnscope.cli.options import OtherSide, Question, Selected, TextRun
+from attnscope.cli.output import Config, Writing, check_file
 from attnscope.cli.single import answer, load_model, read_run, report_checks
 from attnscope.errors import UsageError
 from attnscope.serve.questions import ShowPage

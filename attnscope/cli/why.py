@@ -15,8 +15,8 @@ from attnscope.cli.config import with_options
 from attnscope.cli.figure_options import Look, StudyTable
 from attnscope.cli.groups import FIRST, command_line, fill, option_group
 from attnscope.cli.heads import GROUPS
-from attnscope.cli.options import Generated, MayAsk, ModelTexts, OneHead, Question, writing_to
-from attnscope.cli.output import Top
+from attnscope.cli.options import Generated, MayAsk, ModelTexts, OneHead, Question
+from attnscope.cli.output import Top, writing_to
 from attnscope.cli.study import Printed, print_study
 from attnscope.cli.study_tables import logit_sheet, why_notes
 from attnscope.utils.folders import PICTURES, TABLES

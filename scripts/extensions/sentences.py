@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from attnscope.cli import output
 from attnscope.cli.config import with_options
-from attnscope.cli.options import ModelText, Printing
+from attnscope.cli.options import ModelText
+from attnscope.cli.output import Printing
 
 EXAMPLES = ('attnscope sentences --text "The bank. The river."',)
 
