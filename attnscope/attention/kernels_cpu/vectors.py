@@ -117,12 +117,8 @@ store = _stores(Floats, FLOATS)
 
 splat = emits(Floats, f32)(lambda b, value: _splat(b, value, FLOATS))
 integers = emits(Ints, types.int32)(lambda b, value: _splat(b, value, INTS))
-
-
-@emits(Ints, types.int32)
-def ascending(b: Any, first: Any) -> Any:
-    """first, first + 1, ..."""
-    return b.add(_splat(b, first, INTS), ir.Constant(INTS, list(range(LANES))))
+# first, first + 1, ...
+ascending = emits(Ints, types.int32)(lambda b, first: b.add(_splat(b, first, INTS), ir.Constant(INTS, [*range(LANES)])))
 
 
 def _of_each_pair(instruction: str) -> Any:
@@ -137,24 +133,10 @@ at_least = emits(Mask, Floats, Floats)(lambda b, x, y: b.fcmp_ordered(">=", x, y
 equal = emits(Mask, Ints, Ints)(lambda b, x, y: b.icmp_signed("==", x, y))
 below = emits(Mask, Ints, Ints)(lambda b, x, y: b.icmp_signed("<", x, y))
 both = emits(Mask, Mask, Mask)(lambda b, x, y: b.and_(x, y))
-
-
-@emits(Floats, Floats, Floats, Floats)
-def fma(b: Any, x: Any, y: Any, z: Any) -> Any:
-    """x y + z."""
-    return _call(b, "llvm.fma", FLOATS, x, y, z)
-
-
-@emits(i64, Mask)
-def bits(b: Any, mask: Any) -> Any:
-    """A mask as a number, the first of its lanes the lowest bit."""
-    return b.zext(b.bitcast(mask, ir.IntType(LANES)), LONG)
-
-
-@emits(i64, i64)
-def lowest(b: Any, value: Any) -> Any:
-    """The place of the lowest bit of a number other than 0."""
-    return b.cttz(value, ir.Constant(ir.IntType(1), 1))
+fma = emits(Floats, Floats, Floats, Floats)(lambda b, x, y, z: _call(b, "llvm.fma", FLOATS, x, y, z))  # x y + z
+# A mask as a number, the first of its lanes the lowest bit; and the place of the lowest bit of a number other than 0.
+bits = emits(i64, Mask)(lambda b, mask: b.zext(b.bitcast(mask, ir.IntType(LANES)), LONG))
+lowest = emits(i64, i64)(lambda b, value: b.cttz(value, ir.Constant(ir.IntType(1), 1)))
 
 
 def _reduce(b: Any, values: Any, pick: Callable[[Any, Any], Any]) -> Any:
