@@ -39,6 +39,7 @@ from attnscope.inputs.processor import (
 )
 from attnscope.inputs.prompt import Medium, Patch, Prompt, from_ids, isolation_for, turn_spans, unnamed_tokens
 from attnscope.model.geometry import window_side
+from attnscope.model.selection import consecutive
 from attnscope.utils.isolation import IsolatedCall
 
 if TYPE_CHECKING:
@@ -145,24 +146,24 @@ def reading_with_pictures(loaded: LoadedModel) -> Iterator[Callable[[str, Sequen
         whole = render_chat(processor, messages, count, answered) if chat else with_places(processor, text, count)
         # A template may have written the begin token, which the tokenizer would then add a second time.
         begin = processor.tokenizer.bos_token
-        how = {"add_special_tokens": False} if chat and begin is not None and whole.startswith(begin) else {}
+        options = {"add_special_tokens": False} if chat and begin is not None and whole.startswith(begin) else {}
         images = [picture.image for picture in pictures]
-        inputs = _processed(lambda: processor(images=images, text=whole, return_tensors="np", **how))
+        inputs = _processed(lambda: processor(images=images, text=whole, return_tensors="np", **options))
         ids = inputs.pop("input_ids")[0].tolist()
         plain = from_ids(processor.tokenizer, ids)
         # Pixels in more parts than pictures are tiles; a grid is counted in patches before the model merges them.
-        images_by = processor.image_processor
-        sight, pixels = Sight(tuple(_seen(images_by, picture) for picture in pictures)), inputs.get("pixel_values")
+        image_processor, pixels = processor.image_processor, inputs.get("pixel_values")
+        sight = Sight(tuple(_seen(image_processor, picture) for picture in pictures))
         if (grid := inputs.get("image_grid_thw")) is not None:
-            side = int(getattr(images_by, "merge_size", 1))
+            side = int(getattr(image_processor, "merge_size", 1))
             sight = replace(sight, grids=tuple((int(rows) // side, int(columns) // side) for _, rows, columns in grid))
         elif pixels is not None and pixels.ndim >= 4:
             tiled = int(np.prod(pixels.shape[:-3])) > len(pictures)
             sight = replace(sight, shape=(pixels.shape[-2], pixels.shape[-1]), tiled=tiled)
-        image = [token == loaded.model.config.image_token_id for token in ids]
-        if not any(image):
+        is_patch = [token == loaded.model.config.image_token_id for token in ids]
+        if not any(is_patch):
             raise InputError("the processor made no tokens of the picture", "choose another model")
-        return _named(plain, patches_of(plain.tokens, image, sight), messages), inputs, sight
+        return _named(plain, patches_of(plain.tokens, is_patch, sight), messages), inputs, sight
 
     # Templates and processors are others' programs; what needs the model stays in this process.
     with IsolatedCall(make, isolation_for(loaded, chat=True)) as making:
@@ -182,7 +183,8 @@ def reading_with_pictures(loaded: LoadedModel) -> Iterator[Callable[[str, Sequen
             # What the model is given next to its ids, and how its tower reads that.
             inputs = _tensors({name: values for name, values in outputs.items() if name not in LEFT_OUT})
             tower = tuple(_tower(loaded, inputs, sight, prompt))
-            hashes, images = " ".join(picture.sha256 for picture in pictures), tuple(one.image for one in pictures)
+            hashes = " ".join(picture.sha256 for picture in pictures)
+            images = tuple(picture.image for picture in pictures)
             return replace(prompt, medium=Medium(inputs, hashes, None, patches, images, tower))
 
         yield read
@@ -341,11 +343,8 @@ def _tower(loaded: LoadedModel, inputs: Mapping[str, Any], sight: Sight, prompt:
         # The picture, and the part of it, of each of the tiles that the tower is given.
         parts = list(enumerate(sight.boxes))
         if sight.tiled:
-            runs: list[list[Patch]] = []  # a tile's patches are tokens side by side
-            for at, patch in prompt.medium.patches.items():
-                if at - 1 not in prompt.medium.patches:
-                    runs.append([])
-                runs[-1].append(patch)
+            patches = prompt.medium.patches
+            runs = [[patches[at] for at in run] for run in consecutive(patches)]  # a tile's tokens are side by side
             runs = runs if len(runs) == pixels.shape[:-3].numel() else []
             edges = [list(zip(*(patch.box or WHOLE for patch in run), strict=True)) for run in runs]
             boxes = ((min(left), min(top), max(right), max(bottom)) for left, top, right, bottom in edges)

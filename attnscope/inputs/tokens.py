@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from itertools import groupby
 from math import prod
 from typing import Any, Literal
 
@@ -15,7 +14,7 @@ from attnscope.errors import InputError, UsageError, brief, nearest, visible
 from attnscope.inputs.labels import tokens_touching, visible_blanks
 from attnscope.inputs.prompt import Prompt
 from attnscope.inputs.spans import ends_between
-from attnscope.model.selection import OF_TWO_TEXTS, sides
+from attnscope.model.selection import OF_TWO_TEXTS, consecutive, sides
 
 Kind = Literal["number", "slice", "range", "name", "text", "pattern"]
 # What may be written, and the tokens that it names: `attnscope tokens --help` shows it, docs/asking.md explains it.
@@ -44,7 +43,7 @@ PRECEDENCE = (
 
 _NUMBER = r"[0-9]{1,18}"
 _PART = re.compile(
-    rf"""\s*(?P<away>\^?)\s*
+    rf"""\s*(?P<excluded>\^?)\s*
     (?:"(?P<text>(?:[^"\\]|\\.)*)"|/(?P<pattern>(?:[^/\\]|\\.)+)/|(?P<name>[^,]*?))
     (?:\#(?P<place>-?{_NUMBER}))?\s*(?P<more>,|\Z)""",
     re.VERBOSE | re.DOTALL,
@@ -76,7 +75,7 @@ class Part:
     kind: Kind
     value: str
     place: int | None = None
-    away: bool = False
+    excluded: bool = False
 
 
 @lru_cache(maxsize=256)
@@ -111,7 +110,7 @@ def parse(expression: str) -> tuple[Part, ...]:
             if value[0] == '"' or (value[0] == "/" and value.count("/") == 1):
                 raise UsageError(f"{value!r} is not closed", f"end it with {value[0]}, or write it in quotes")
             kind = next((kind for kind, shape in _SHAPES.items() if shape.fullmatch(value)), "name")
-        parts.append(Part(written, kind, value, number, bool(match["away"])))
+        parts.append(Part(written, kind, value, number, bool(match["excluded"])))
     return tuple(parts)
 
 
@@ -163,7 +162,7 @@ def _depth(expression: str, groups: Mapping[str, str], within: tuple[str, ...], 
     for part in parse(expression):
         name = part.value
         if part.kind == "pattern":
-            compiled(name)
+            compile_pattern(name)
         if part.kind != "name" or name not in groups:
             continue
         if name in within:
@@ -178,7 +177,7 @@ def _depth(expression: str, groups: Mapping[str, str], within: tuple[str, ...], 
 
 
 @lru_cache(maxsize=256)
-def compiled(pattern: str) -> Any:
+def compile_pattern(pattern: str) -> Any:
     """The regular expression, of the library `regex`, whose matches can be given a deadline."""
     import regex
 
@@ -280,16 +279,16 @@ def choose(
         if name in defined or name in prompt.parts:
             with suppress(NotThereError):
                 named[name] = find(prompt, name, defined, parts)
-    return TokenSelection(_asking(prompt, match(query)), match(key), named)
+    return TokenSelection(_with_queries(prompt, match(query)), match(key), named)
 
 
 def naming(prompt: Prompt, chosen: TokenSelection, tokens: Mapping[str, TokenMatch]) -> TokenSelection:
     """The same with these tokens of the text as its query or key. Raises as `choose`."""
     query, key = tokens.get("query", chosen.query), tokens.get("key", chosen.key)
-    return replace(chosen, query=_asking(prompt, query), key=key)
+    return replace(chosen, query=_with_queries(prompt, query), key=key)
 
 
-def _asking(prompt: Prompt, match: TokenMatch | None) -> TokenMatch | None:
+def _with_queries(prompt: Prompt, match: TokenMatch | None) -> TokenMatch | None:
     """Those of the tokens that have queries. Raises NotThereError where none has."""
     if match is None or not prompt.medium.unasked or not match.positions:
         return match
@@ -355,11 +354,11 @@ class _Search:
     def places(self, expression: str) -> list[TokenPlace]:
         """The places of every part in order, without the tokens that a part with `^` takes away."""
         parts = parse(expression)
-        away = {at for part in parts if part.away for place in self.of(part) for at in place}
-        named = [place for part in parts if not part.away for place in self.of(part)]
-        if all(part.away for part in parts):
+        excluded = {at for part in parts if part.excluded for place in self.of(part) for at in place}
+        named = [place for part in parts if not part.excluded for place in self.of(part)]
+        if all(part.excluded for part in parts):
             named = self._each(range(len(self.prompt)))
-        left = (tuple(at for at in place if at not in away) for place in named)
+        left = (tuple(at for at in place if at not in excluded) for place in named)
         return [place for place in dict.fromkeys(left) if place]  # each once: groups of groups would double them
 
     def of(self, part: Part) -> list[TokenPlace]:
@@ -372,7 +371,7 @@ class _Search:
             places = self._name(part)
         else:
             places = self._each(self._positions(part))
-        if not places and not (part.away and part.value == "special"):  # nothing to take away is as good
+        if not places and not (part.excluded and part.value == "special"):  # nothing to take away is as good
             raise self._unmatched(part)
         if part.place is None:
             return places
@@ -432,7 +431,7 @@ class _Search:
 
     def _spans(self, pattern: str) -> list[tuple[int, int]]:
         try:
-            return [match.span() for match in compiled(pattern).finditer(self.prompt.text, timeout=SECONDS)]
+            return [match.span() for match in compile_pattern(pattern).finditer(self.prompt.text, timeout=SECONDS)]
         except (TimeoutError, MemoryError):
             raise InputError(f"/{pattern}/ takes too long on this text", "write one that repeats less") from None
 
@@ -495,8 +494,7 @@ def described(prompt: Prompt, match: TokenMatch) -> str:
     >>> described(prompt, find(prompt, "bank"))
     'bank(2), bank(8)'
     """
-    groups = groupby(enumerate(match.positions), lambda pair: pair[1] - pair[0])
-    runs, words = [[at for _, at in group] for _, group in groups], list[str]()
+    runs, words = consecutive(match.positions), list[str]()
     for first, last in ((run[0], run[-1]) for run in runs[:MOST]):
         text = "".join(prompt.plain[first : last + 1]).strip()
         label = visible(text, SPACES) if text else visible_blanks(prompt.tokens[first])

@@ -273,10 +273,15 @@ def pairs(selection: Mapping[int, Iterable[int]]) -> list[tuple[int, int]]:
     return [(layer, head) for layer, heads in selection.items() for head in heads]
 
 
-def as_ranges(numbers: Sequence[int]) -> str:
+def consecutive(numbers: Iterable[int]) -> list[list[int]]:
+    """Ascending numbers by runs without a gap: [0, 1, 2, 5] -> [[0, 1, 2], [5]]."""
+    groups = groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])
+    return [[number for _, number in group] for _, group in groups]
+
+
+def as_ranges(numbers: Iterable[int]) -> str:
     """Numbers as a selection writes them: [0, 1, 2, 5] -> `0-2,5`."""
-    runs = [list(run) for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])]
-    return ",".join(f"{run[0][1]}-{run[-1][1]}" if len(run) > 1 else str(run[0][1]) for run in runs)
+    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in consecutive(numbers))
 
 
 def check_one_head(text: str) -> None:
