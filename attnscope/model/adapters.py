@@ -181,8 +181,8 @@ def set_labels(config: Any, kind: Any, folder: Path) -> None:
         return
     head = dict(empty_of(kind, config).named_parameters())
     for name, shape in shapes.items():
-        own = list(head[name].shape) if name in head else shape
-        if own != shape and own[:1] == [config.num_labels] and own[1:] == shape[1:]:
+        own = tuple(head[name].shape) if name in head else shape
+        if own != shape and own[:1] == (config.num_labels,) and own[1:] == shape[1:]:
             config.num_labels = shape[0]
             return
 
@@ -232,11 +232,11 @@ def attach(model: PreTrainedModel, folder: Path, merged: bool) -> PreTrainedMode
             )
 
         # Weights that are read anyway are drawn nowhere before, in sizes that the config alone would say.
-        how: dict[str, Any] = {"low_cpu_mem_usage": not begins_from_base}
-        adapted = PeftModel(model, config, **how)
+        options: dict[str, Any] = {"low_cpu_mem_usage": not begins_from_base}
+        adapted = PeftModel(model, config, **options)
         mapping = getattr(model, "_checkpoint_conversion_mapping", {})
         try:
-            report = adapted.load_adapter(str(folder), "default", key_mapping=mapping, **how, **PERMITS.given)
+            report = adapted.load_adapter(str(folder), "default", key_mapping=mapping, **options, **PERMITS.given)
             # Embeddings that were resized and trained PEFT writes twice, and reads by their plain name.
             unexpected = report.unexpected_keys
             weights = load_peft_weights(str(folder), device="cpu", **PERMITS.given) if unexpected else {}
@@ -267,7 +267,7 @@ def unwrap(model: Any) -> Any:
     Of one with prompt, prefix or P-tuning it is a second model of the same weights, which knows the virtual tokens as
     they are now. Raises ModelError where an adapter is more than either, UsageError where dropout changes such tokens.
 
-    >>> bare(model) is model
+    >>> unwrap(model) is model
     True
     """
     model = getattr(model, "_orig_mod", model)
@@ -340,11 +340,7 @@ def _check_kind(config: Any, what: str) -> None:
         )
 
 
-def _shapes(weights: Path) -> dict[str, list[int]]:
+def _shapes(weights: Path) -> dict[str, tuple[int, ...]]:
     """The shape of each weight in a safetensors file; none where there is no such file."""
-    from safetensors import safe_open
-
-    if not weights.is_file():
-        return {}
-    with safe_open(weights, framework="numpy") as file:
-        return {key: file.get_slice(key).get_shape() for key in file.keys()}  # noqa: SIM118
+    stored = checkpoint.stored_tensors([weights] if weights.is_file() else ())
+    return {name: tensor.shape for name, tensor in stored.items()}
