@@ -19,7 +19,7 @@ from attnscope.hooks.calls import CHECKED_ROWS, sampled_rows
 from attnscope.hooks.engines import ENGINES, Engine, engine_named
 from attnscope.hooks.listen import listen
 from attnscope.inputs.prompt import from_text
-from attnscope.model.geometry import geometry_of, longer
+from attnscope.model.geometry import geometry_of, stretch_positions
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.loading import load
 from attnscope.model.options import LoadOptions
@@ -189,16 +189,16 @@ def test_the_difference_is_measured_in_the_run_s_dtype(loaded: LoadedModel) -> N
 @pytest.mark.parametrize("positions", [None, 100, 512])
 def test_positions_that_are_there_are_left_alone(positions: int | None) -> None:
     config = tiny_config("llama")
-    assert longer(config, positions).rope_parameters["rope_type"] == "default"
+    assert stretch_positions(config, positions).rope_parameters["rope_type"] == "default"
 
 
 def test_positions_are_stretched_linearly() -> None:
-    config = longer(tiny_config("llama"), 5120)
+    config = stretch_positions(tiny_config("llama"), 5120)
     assert config.rope_parameters["rope_type"] == "linear"
     assert config.rope_parameters["factor"] == 10
     assert config.max_position_embeddings == 5120
     with pytest.raises(UsageError, match="no rotary positions"):
-        longer(tiny_config("gpt2"), 5120)
+        stretch_positions(tiny_config("gpt2"), 5120)
 
 
 @pytest.mark.parametrize(

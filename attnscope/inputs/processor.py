@@ -25,7 +25,7 @@ from attnscope.errors import AttnscopeError, InputError, ModelError, UsageError,
 from attnscope.inputs.chat import Message, by_template, parts_of, pictures_of, texts_of
 from attnscope.inputs.prompt import Patch, picture_name
 from attnscope.model.checkpoint import read_json
-from attnscope.model.options import unread
+from attnscope.model.options import read_error
 from attnscope.utils.isolation import without_stderr
 
 if TYPE_CHECKING:
@@ -222,7 +222,7 @@ def _loading(loaded: LoadedModel) -> Iterator[Path]:
             f"the processor of {loaded.name} needs a package: {first_line(error)}", "install that"
         ) from error
     except Exception as error:  # any family's processor, with any files
-        raise unread(f"the processor of {loaded.name}", error, "check its files") from error
+        raise read_error(f"the processor of {loaded.name}", error, "check its files") from error
 
 
 def read_files(folder: Path) -> dict[Path, dict[str, Any]]:

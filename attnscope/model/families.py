@@ -1,7 +1,7 @@
 """What is known of a model family by its name, because its config does not say it: one table, read by everything else.
 
 A family that needs nothing of this has no entry. Words that families share stay with whoever reads them: those of
-configs (`TYPES` and the attribute names) in `geometry`, those of module classes in `seam.modules`. The oracle in
+configs (`TYPES` and the attribute names) in `geometry`, those of module classes in `hooks.families`. The oracle in
 `reference` keeps its own knowledge of families, so that it shares no mistake with what it checks.
 """
 
@@ -20,7 +20,7 @@ class Family:
 
     # Its attention modules compute attention themselves and never ask `AttentionInterface`, so it is read through
     # forward hooks, under eager attention alone. Only its code says so; of code that is not transformers', a pass over
-    # two tokens does (`seam.route`).
+    # two tokens does (`hooks.families.route_of`).
     bypasses_interface: bool = False
     # Its modules return their weights only to a forward pass with output_attentions=True; again only the code says so.
     returns_weights_when_asked: bool = False

@@ -152,12 +152,12 @@ def best_fit(kinds: Sequence[Any], load: Load) -> Fit:
     return first if best is first.kind else Fit.of(best, load)
 
 
-def unfinished(error: BaseException) -> tuple[Fit, str] | None:
+def interrupted_fit(error: BaseException) -> tuple[Fit, str] | None:
     """What was loaded of a model before an error that only refers to transformers' report, and what that report says.
 
     transformers logs the report, and has it at hand where it raises the error. None for any other error.
 
-    >>> unfinished(RuntimeError("see the above report"))
+    >>> interrupted_fit(RuntimeError("see the above report"))
     """
     for frame, _ in walk_tb(error.__traceback__):
         report: Any = frame.f_locals.get("loading_info")

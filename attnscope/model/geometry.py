@@ -30,6 +30,7 @@ from attnscope.model.selection import (
     STACKS,
     VISION,
     VISION_ONLY,
+    is_bidirectional,
     is_vision,
     main_stack,
 )
@@ -38,7 +39,7 @@ from attnscope.utils.memory import DTYPE_BYTES
 
 # What families, and older configs, call their layer types; transformers' own list is `ALLOWED_ATTN_LAYER_TYPES`.
 # "sparse" layers choose the keys of each query by content; the keys of "compressed" layers are a window of tokens and
-# summaries of what came before it. What another name means, `attending` reads from the code of its modules.
+# summaries of what came before it. What another name means, `attending_layers` reads from the code of its modules.
 TYPES = {
     "full_attention": "full",
     "attention": "full",
@@ -65,7 +66,8 @@ OF_GENERATED = ("reference_sliding_attention",)  # those whose window is over ge
 NOT_KNOWN = "keys not known before the pass"
 ATTENTION_TYPES = ("full", "sliding", "chunked", "windowed", "sparse", "compressed", "patch")
 WINDOWS = ("sliding_window", "sliding_window_size", "attention_window_size", "window_size")
-SIZES = ("heads", "kv_heads", "head_dim", "value_dim")  # of a layer
+SIZES = ("max_positions", "decoder_positions", "hidden_size", "vocab_size")  # of a model
+LAYER_SIZES = ("heads", "kv_heads", "head_dim", "value_dim")
 MOST_LAYERS, MOST_NUMBER = 1000, 2**40  # a config that says more is no model's
 POSITIONS = ("max_position_embeddings", "n_positions", "max_target_positions", "max_seq_len", "max_sequence_length")
 
@@ -78,7 +80,7 @@ class LayerGeometry:
     own bytes, a byte its patch) for softmax attention; anything else has none over the text: `ssm` (a state space
     model: Mamba, RWKV), `recurrent` (a gated linear recurrence), `linear` (linear or gated delta attention), `conv`,
     `mlp`, `moe`, `cross` to a picture. It says what the layer is; the stack that it is in is another thing, see
-    `stacks.py`. `window` is the sliding window (of an encoder's layer the keys on either side of the query's own), the
+    `selection`. `window` is the sliding window (of an encoder's layer the keys on either side of the query's own), the
     chunk or the window of patches, in tokens. `parallel`: what a layer with attention computes of the text too, `ssm`
     of Falcon-H1's. `both_ways`: whether its queries see the tokens after them too. `of_unknown_type`: whether `type`
     is a word of the config that attnscope does not know, of a layer whose modules attend: which keys a query sees is
@@ -231,8 +233,8 @@ def geometry_of(config: Any, *, count: bool = True, task: str | None = None) -> 
     layers = vision_layers(text) if task == VISION_ONLY else _layers(config, main_stack(task))
     # Of a model that reads bytes and patches of them, the layers of every part.
     added, types = getattr(text, "compress_rates", None) or {}, getattr(text, "layer_types", None) or ()
-    summaries = {CSA: "compressed_sparse_attention", HCA: "heavily_compressed_attention"}
-    summaries = {stack: name for stack, name in summaries.items() if name in added and name in types}
+    compressed = {CSA: "compressed_sparse_attention", HCA: "heavily_compressed_attention"}
+    summaries = {stack: name for stack, name in compressed.items() if name in added and name in types}
     rates = {stack: added[name] for stack, name in summaries.items()}
     if parts := family(config.model_type).parts:
         others, rates = {stack: _layers(config, stack) for stack in parts}, {POOLING: config.cross_attn_k}
@@ -251,19 +253,7 @@ def geometry_of(config: Any, *, count: bool = True, task: str | None = None) -> 
     if hasattr(text, "lambda_std_dev"):
         pairs = (replace(layer, heads=layer.heads // 2, kv_heads=max(1, layer.kv_heads // 2)) for layer in layers)
         views[DIFFERENCE] = tuple(pairs)
-
-    most = most_of_decoder = None
-    if "dynamic" in rotary_types(config):
-        pass  # such positions stretch themselves: no text is too long for them
-    elif task == SEQ2SEQ:
-        # A text has no more than the least of two stacks with a config each. LED states both in one.
-        encoder, decoder = (stack_config(config, stack) for stack in (ENCODER, DECODER))
-        most_of_encoder = _positions(encoder, "max_encoder_position_embeddings")
-        most_of_decoder = _positions(decoder, "max_decoder_position_embeddings")
-        limits = [limit for limit in (most_of_encoder, most_of_decoder) if limit is not None]
-        most = next(iter(limits), None) if encoder is decoder else min(limits, default=None)
-    else:
-        most = _positions(stack_config(config, main_stack(task)))
+    max_positions, decoder_positions = _limits(config, task)
     geometry = Geometry(
         model_type=config.model_type,
         task=task,
@@ -275,13 +265,13 @@ def geometry_of(config: Any, *, count: bool = True, task: str | None = None) -> 
         layers=layers,
         hidden_size=_first(text, "hidden_size", "d_model", "n_embd") or 0,
         vocab_size=_first(text, "decoder_vocab_size", "vocab_size") or 0,
-        max_positions=most,
-        decoder_positions=most_of_decoder,
+        max_positions=max_positions,
+        decoder_positions=decoder_positions,
         parameters=count_parameters(config) if count else None,
     )
-    for holder in (geometry, *geometry.layers):
-        for name in (*("max_positions", "decoder_positions", "hidden_size", "vocab_size"), *SIZES):
-            value = getattr(holder, name, None)
+    for holder, names in ((geometry, SIZES), *((layer, LAYER_SIZES) for layer in layers)):
+        for name in names:
+            value = getattr(holder, name)
             if value is not None and not (isinstance(value, int | float) and 0 <= value <= MOST_NUMBER):
                 raise ValueError(f"expected a size as {name}, got {brief(value)}")
     return geometry
@@ -325,7 +315,7 @@ def window_side(tower: Any) -> int:
 
 def with_tower(geometry: Geometry, config: Any) -> Geometry:
     """The geometry with the layers of a decoder's vision tower; as it is where there are none."""
-    layers = () if geometry.stack == VISION else vision_layers(getattr(config, "vision_config", None))
+    layers = () if is_vision(geometry.stack) else vision_layers(getattr(config, "vision_config", None))
     return replace(geometry, other_stacks={**geometry.other_stacks, VISION: layers}) if layers else geometry
 
 
@@ -375,7 +365,7 @@ def number_bytes(config: Any, dtype: str) -> int:
     return DTYPE_BYTES.get(own if dtype == "auto" else dtype, 4)
 
 
-def longer(config: Any, positions: int | None) -> Any:
+def stretch_positions(config: Any, positions: int | None) -> Any:
     """The config with room for `positions` tokens, its rotary positions stretched linearly; unchanged where it has it.
 
     Raises UsageError for a family without rotary positions.
@@ -396,6 +386,20 @@ def longer(config: Any, positions: int | None) -> Any:
     text.rope_parameters = {**rope, "rope_type": "linear", "factor": positions / current}
     text.max_position_embeddings = positions
     return config
+
+
+def _limits(config: Any, task: str) -> tuple[Any, Any]:
+    """The most tokens that a model reads, and those of an encoder-decoder's decoder; None where nothing limits them."""
+    if "dynamic" in rotary_types(config):  # such positions stretch themselves: no text is too long for them
+        return None, None
+    if task != SEQ2SEQ:
+        return _positions(stack_config(config, main_stack(task))), None
+    # A text has no more than the least of two stacks with a config each. LED states both in one.
+    encoder, decoder = (stack_config(config, stack) for stack in (ENCODER, DECODER))
+    of_encoder = _positions(encoder, "max_encoder_position_embeddings")
+    of_decoder = _positions(decoder, "max_decoder_position_embeddings")
+    limits = [limit for limit in (of_encoder, of_decoder) if limit is not None]
+    return next(iter(limits), None) if encoder is decoder else min(limits, default=None), of_decoder
 
 
 def _positions(text: Any, own: str = "") -> Any:
@@ -465,7 +469,7 @@ def _layers(config: Any, stack: str) -> tuple[LayerGeometry, ...]:
         replace(
             _layer(text, index, name, stack),
             parallel="ssm" if index in parallel else "",
-            both_ways=stack == ENCODER,
+            both_ways=is_bidirectional(stack),
             of_unknown_type=index in attending,
             generated_window=_window(text) if words and words[index] in OF_GENERATED else None,
         )
@@ -501,7 +505,7 @@ def _layer(text: Any, index: int, layer_type: str, stack: str = DECODER) -> Laye
         window = _window(config)
         # Of a window that looks both ways the query's own key is one where the family makes it of its causal one.
         counts_itself = getattr(config, "use_bidirectional_attention", None) and getattr(config, "is_causal", True)
-        if window and stack == ENCODER and counts_itself:
+        if window and is_bidirectional(stack) and counts_itself:
             window -= 1
 
     per_layer = getattr(config, "num_attention_heads_per_layer", None)

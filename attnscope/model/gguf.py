@@ -27,7 +27,7 @@ from attnscope.errors import AttnscopeError, ModelError, brief, listed
 from attnscope.model.checkpoint import check_counts
 from attnscope.model.geometry import MOST_LAYERS
 from attnscope.model.libraries import needed
-from attnscope.model.options import TrustPolicy, unread
+from attnscope.model.options import TrustPolicy, read_error
 from attnscope.model.tasks import empty_model
 from attnscope.utils.files import FileState, state_of
 
@@ -203,7 +203,7 @@ def load_config(path: Path, permits: TrustPolicy, trust: bool = False) -> Any:
     try:
         config = CONFIG_MAPPING[raw["model_type"]].from_dict(raw)
     except Exception as error:  # any family's config class, with any values
-        raise unread(f"the config of {path}", error, "check its values") from error
+        raise read_error(f"the config of {path}", error, "check its values") from error
     config.name_or_path = str(path.parent)
     return config
 
@@ -254,7 +254,7 @@ def _statement(path: Path, permits: TrustPolicy, state: FileState) -> Statement:
         if raw["model_type"] == "mistral" and header.architecture == "llama":
             raw["model_type"] = "llama"  # that is what a file named "mistral" is; transformers cannot name its tensors
     except Exception as error:  # any architecture, with any keys
-        raise unread(f"the config of {path}", error, "choose a file of another architecture") from error
+        raise read_error(f"the config of {path}", error, "choose a file of another architecture") from error
     check_counts(raw, path)
     if raw["model_type"] not in CONFIG_MAPPING:
         raise ModelError(
@@ -268,7 +268,7 @@ def _statement(path: Path, permits: TrustPolicy, state: FileState) -> Statement:
     except AttnscopeError:
         raise
     except Exception as error:  # any keys, with values of any type
-        raise unread(f"the keys of {path}", error, "convert the model again") from error
+        raise read_error(f"the keys of {path}", error, "convert the model again") from error
     names = [*sorted(reading.left), *_unread(header, kind, reading.raw)]
     return Statement(
         header.architecture, reading.raw, {name: header.keys.get(name) for name in names}, tuple(reading.unstated)

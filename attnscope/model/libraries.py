@@ -17,6 +17,7 @@ import logging
 import os
 import platform
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager

@@ -32,10 +32,10 @@ from attnscope.errors import (
 )
 from attnscope.model import adapters, checkpoint, fitting, gguf, quantised, sources, tasks
 from attnscope.model.families import family
-from attnscope.model.geometry import MOST_NUMBER, Geometry, geometry_of, longer, number_bytes, weight_bytes
+from attnscope.model.geometry import MOST_NUMBER, Geometry, geometry_of, number_bytes, stretch_positions, weight_bytes
 from attnscope.model.libraries import bars_as_elsewhere, knows_interface, needed, uncollected
 from attnscope.model.loaded import LoadedModel, LoadedTokenizer, device_of
-from attnscope.model.options import RUNS_CODE, TRUST, LoadOptions, unread
+from attnscope.model.options import RUNS_CODE, TRUST, LoadOptions, read_error
 from attnscope.model.selection import ENCODER_ONLY, SEQ2SEQ, VISION, VISION_ONLY
 from attnscope.model.sources import DEMO_FOLDER, Source
 from attnscope.utils.isolation import without_stderr
@@ -79,7 +79,7 @@ def load(options: LoadOptions) -> LoadedModel:
     config, replaced = _config(source, options)
     task = tasks.chosen_task(config, options.task, source.name)
     trained = _geometry(config, source, task).max_positions
-    config = longer(config, options.positions)
+    config = stretch_positions(config, options.positions)
     geometry = _geometry(config, source, task)
     if not geometry.layers:
         tasks.model_class(config, task, source.name)  # one that reads no text has none, and that is the better answer
@@ -302,7 +302,7 @@ def _config(source: Source, options: LoadOptions) -> tuple[Any, dict[str, Any]]:
             with options.permits.held():
                 config = AutoConfig.from_pretrained(source.folder, **options.permits.given)
         except Exception as error:  # any family's config class, with any content
-            raise unread(f"the config of {source.name}", error, "check its values") from error
+            raise read_error(f"the config of {source.name}", error, "check its values") from error
         config.transformers_weights = None  # a list of weights of its own, which nobody has judged
         if source.snapshot:
             config.name_or_path = source.name  # what transformers would have written, had it looked the name up itself
@@ -391,7 +391,7 @@ def _tokenizer(source: Source, config: Any, options: LoadOptions) -> PreTrainedT
     except BaseException as error:  # any tokenizer class, with any files
         if not (isinstance(error, Exception) or is_panic(error)):
             raise
-        raise unread(f"the tokenizer of {source.name}", error, "check its files") from error
+        raise read_error(f"the tokenizer of {source.name}", error, "check its files") from error
 
 
 def _model(
@@ -503,13 +503,13 @@ def _not_loaded(error: Exception, source: Source, config: Any, files: Sequence[P
     if isinstance(error, ImportError):  # what a quantised checkpoint needs, named by transformers
         what = f"{source.name} cannot be loaded without another package: {first_line(error)}"
         return ModelError(what, "install that package")
-    if (report := fitting.unfinished(error)) is not None:
+    if (report := fitting.interrupted_fit(error)) is not None:
         fit, reasons = report
         quantised.check_numbers(fit, config, checkpoint.stored_tensors(files), source.name)
         hint = "check its config against its files, or download the model again"
         return ModelError(f"{source.name} cannot be loaded: {reasons}", hint)
     hint = "its cause says where it failed; {verbose} shows it"
-    return unread(source.name, error, hint, "loaded")
+    return read_error(source.name, error, hint, "loaded")
 
 
 def _arithmetic(model: PreTrainedModel, config: Any, name: str) -> quantised.Arithmetic | None:

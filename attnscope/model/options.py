@@ -47,10 +47,10 @@ def needs_code(error: BaseException) -> bool:
     return "trust_remote_code" in str(error)  # which it tells its caller to pass
 
 
-def unread(what: str, error: BaseException, hint: str, way: str = "read") -> ModelError:
+def read_error(what: str, error: BaseException, hint: str, way: str = "read") -> ModelError:
     """What went wrong in a library that was to read something of a model, in a line.
 
-    >>> str(unread("the config of m", ValueError("no such layer"), "check its values"))
+    >>> str(read_error("the config of m", ValueError("no such layer"), "check its values"))
     'the config of m cannot be read: no such layer; check its values'
     """
     if needs_code(error):
