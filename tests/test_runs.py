@@ -23,7 +23,7 @@ from attnscope.inputs.prompt import Prompt
 from attnscope.observe.request import CaptureSpec
 from attnscope.observe.run import prepare, read
 from attnscope.studies.comparison import check_folder
-from attnscope.utils.tables import FORMULA_STARTS, as_table, save, tamed, write
+from attnscope.utils.tables import FORMULA_STARTS, as_table, escape_formulas, save, write
 from helpers.command_line import call
 from helpers.families import tiny_model
 from helpers.forks import Forked
@@ -659,7 +659,7 @@ def _is_number(cell: str) -> bool:
 
 def test_tamed_cells_keep_their_nulls(tmp_path):
     table = as_table({"query_token": ["=1", None, "a"], "role": ["-", "sink", None], "n": [1, 2, None]})
-    assert tamed(table).to_pylist() == [
+    assert escape_formulas(table).to_pylist() == [
         {"query_token": "'=1", "role": "'-", "n": 1},
         {"query_token": None, "role": "sink", "n": 2},
         {"query_token": "a", "role": None, "n": None},

@@ -115,10 +115,10 @@ def emit_first(
 
 def emit_data(table: pa.Table, format: str, spreadsheet: bool = False) -> None:
     """Write a table to stdout as data; spreadsheet: as for `emit`."""
-    from attnscope.utils.tables import tamed, write
+    from attnscope.utils.tables import escape_formulas, write
 
     stream = data_stream(format)
-    write(tamed(table) if spreadsheet else table, stream, format)
+    write(escape_formulas(table) if spreadsheet else table, stream, format)
     stream.flush()
 
 

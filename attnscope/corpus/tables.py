@@ -32,7 +32,7 @@ from attnscope.observe.request import ENTRIES
 from attnscope.studies.statistics import means
 from attnscope.utils.files import FOREIGN, write_whole
 from attnscope.utils.folders import locked
-from attnscope.utils.tables import FORMATS, Pieces, numbers, tamed, texts_at
+from attnscope.utils.tables import FORMATS, Pieces, escape_formulas, numbers, texts_at
 
 SCHEMA_VERSIONS = {"texts": 2, "heads": 5, "relations": 2, "spans": 2, "summary": 2, "weights": 1}
 TOKEN = pa.dictionary(pa.int32(), pa.string())
@@ -105,7 +105,7 @@ class TableFile:
 
     def write(self, table: pa.Table) -> None:
         self.rows += len(table)
-        table = tamed(table) if self.output.spreadsheet else table
+        table = escape_formulas(table) if self.output.spreadsheet else table
         if self._pieces is None:
             about = {  # what a Parquet file says of itself
                 "attnscope.schema": f"{self.name}/{SCHEMA_VERSIONS[self.name]}",

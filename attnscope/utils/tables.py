@@ -119,13 +119,16 @@ def write(table: pa.Table, stream: IO[bytes], format: str) -> None:
 
 
 def save(table: pa.Table, path: Path, format: str | None = None, spreadsheet: bool = False) -> Path:
-    """Write the table to a file, whole or not at all; the format is the suffix's unless given; cells as in `tamed`."""
+    """Write the table to a file, whole or not at all; the format is the suffix's unless given.
+
+    spreadsheet: with cells as `escape_formulas` makes them.
+    """
     with whole_file(path) as stream:
-        write(tamed(table) if spreadsheet else table, stream, format or path.suffix.lstrip(".").lower())
+        write(escape_formulas(table) if spreadsheet else table, stream, format or path.suffix.lstrip(".").lower())
     return path
 
 
-def tamed(table: pa.Table) -> pa.Table:
+def escape_formulas(table: pa.Table) -> pa.Table:
     """The table with text that a spreadsheet would run as a formula behind an apostrophe."""
 
     def quoted(column: pa.Array) -> pa.Array:

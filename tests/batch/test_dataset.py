@@ -32,7 +32,7 @@ from attnscope.model.options import LoadOptions
 from attnscope.model.selection import STACKS
 from attnscope.observe.collect import observe
 from attnscope.observe.request import Request
-from attnscope.utils.tables import FORMATS, as_text, json_rows, tamed
+from attnscope.utils.tables import FORMATS, as_text, escape_formulas, json_rows
 from helpers.command_line import call
 from helpers.corpora import batch, differs, jsonl, rows, some_texts, written
 from helpers.pictures import without_command
@@ -183,7 +183,7 @@ def test_a_table_spelled_as_json_is_what_json_says() -> None:
 def test_spreadsheet_cells_that_look_like_formulas_are_neutralised(start: str) -> None:
     cells = [f"{start}cmd|'/c calc'!A0", f" {start}1", "plain", None]
     table = pa.table({"token": pa.array(cells).dictionary_encode(), "text": cells, "n": [-1, 2, 3, 4]})
-    found = as_text(tamed(table)).to_pydict()
+    found = as_text(escape_formulas(table)).to_pydict()
     assert found["token"] == found["text"] == [f"'{cells[0]}", f"'{cells[1]}", "plain", None]
     assert found["n"] == [-1, 2, 3, 4]
     assert as_text(table).to_pydict()["token"] == cells
