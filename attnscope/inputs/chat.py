@@ -67,14 +67,14 @@ def pictures_of(message: Message) -> int:
     return sum(part["type"] == "image" for part in parts_of(message))
 
 
-def by_template(tokenizer: Any, messages: Sequence[Message], answered: bool = False, **how: Any) -> str:
+def by_template(tokenizer: Any, messages: Sequence[Message], answered: bool = False, **options: Any) -> str:
     """The text that a chat template makes of messages; answered: with the assistant's turn opened after them.
 
-    how: more arguments of `apply_chat_template`. Raises InputError where the template refuses.
+    options: more arguments of `apply_chat_template`. Raises InputError where the template refuses.
     """
     try:
-        how |= {"tokenize": False, "add_generation_prompt": answered}
-        return str(tokenizer.apply_chat_template(list(messages), **how))
+        options |= {"tokenize": False, "add_generation_prompt": answered}
+        return str(tokenizer.apply_chat_template(list(messages), **options))
     except MemoryError:
         raise
     except Exception as error:  # a template is a program of its own and may raise anything
@@ -83,10 +83,10 @@ def by_template(tokenizer: Any, messages: Sequence[Message], answered: bool = Fa
         ) from error
 
 
-def in_form(render: Render, messages: list[Message]) -> list[Message]:
+def join_parts(render: Render, messages: list[Message]) -> list[Message]:
     """The messages as a template takes them: without parts of a content, joined by spaces, where it writes none.
 
-    >>> in_form(lambda messages: str(messages), [{"role": "user", "content": [{"type": "text", "text": "hi"}]}])
+    >>> join_parts(lambda messages: str(messages), [{"role": "user", "content": [{"type": "text", "text": "hi"}]}])
     [{'role': 'user', 'content': 'hi'}]
     """
     with_parts = [isinstance(message.get("content"), list) for message in messages]

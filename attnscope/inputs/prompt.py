@@ -8,7 +8,7 @@ from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from attnscope.errors import InputError, UsageError
-from attnscope.inputs.chat import Bounds, by_template, in_form, pictures_of, read_messages, token_turns, turn_bounds
+from attnscope.inputs.chat import Bounds, by_template, join_parts, pictures_of, read_messages, token_turns, turn_bounds
 from attnscope.inputs.labels import Characters, in_order, locate_tokens, over_marks, pieces_of, read_pieces
 from attnscope.inputs.spans import sentence_ranges, word_ranges
 from attnscope.utils.isolation import IsolatedCall, Where
@@ -306,7 +306,7 @@ def from_chat(
     messages = read_messages(chat)
     if any(pictures_of(message) for message in messages):
         raise InputError("the chat has a picture, and a text alone is read", "give the picture with {picture}")
-    messages = in_form(render, messages)
+    messages = join_parts(render, messages)
     if answer is not None and messages[-1]["role"] == "assistant":
         raise InputError("the chat ends with the assistant's own turn", "leave out that message: the answer follows it")
     text = by_template(tokenizer, messages)
