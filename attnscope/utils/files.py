@@ -105,10 +105,10 @@ def read_small(path: Path, most: int = SMALL_BYTES) -> bytes:
         raise OSError(errno.ETIMEDOUT, f"no answer within {seconds()} seconds", str(path)) from error
 
 
-def read_json(path: Path, most: int = SMALL_BYTES) -> Any:
+def read_json(path: Path) -> Any:
     """What a JSON document holds. Raises OSError as `read_small`, ValueError for a file that is no JSON in UTF-8."""
     try:
-        return json.loads(read_small(path, most).decode())
+        return json.loads(read_small(path).decode())
     except RecursionError:
         raise ValueError("nested too deeply") from None
 
