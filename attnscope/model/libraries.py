@@ -251,7 +251,7 @@ def ignored_settings(model: Any) -> tuple[str, ...]:
     >>> ignored_settings(loaded.model)
     ('max_time', 'token_healing')
     """
-    return tuple(sorted(_set(model) - (FOLLOWED | {STOP} | LENGTH | CHANCE_AND_BEAMS | MEANS)))
+    return tuple(sorted(_changed_settings(model) - (FOLLOWED | {STOP} | LENGTH | CHANCE_AND_BEAMS | MEANS)))
 
 
 def choosing_settings(model: Any) -> tuple[str, ...]:
@@ -260,10 +260,10 @@ def choosing_settings(model: Any) -> tuple[str, ...]:
     >>> choosing_settings(loaded.model)
     ('repetition_penalty', 'suppress_tokens')
     """
-    return tuple(sorted(_set(model) & CHOOSING))
+    return tuple(sorted(_changed_settings(model) & CHOOSING))
 
 
-def _set(model: Any) -> set[str]:
+def _changed_settings(model: Any) -> set[str]:
     """The settings that change something."""
     changing = set()
     for config in map(_own_config, _generating(model)):

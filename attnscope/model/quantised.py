@@ -104,7 +104,7 @@ def method_of(config: Any) -> str | None:
 
     >>> method_of(LlamaConfig())
     """
-    stated = _stated(config)
+    stated = _quantization(config)
     method = None if stated is None else stated.get("quant_method") or "bitsandbytes"
     return None if method is None else str(getattr(method, "value", method))
 
@@ -114,7 +114,7 @@ def check_method(config: Any, name: str) -> None:
 
     Of a method that it does not know transformers itself would load the tensors as if they were the weights.
     """
-    stated = _stated(config)
+    stated = _quantization(config)
     if stated is None:
         return
     try:
@@ -158,7 +158,7 @@ def check_numbers(fit: Fit, config: Any, stored: Mapping[str, Stored], name: str
     check_plain(fit.model, name)
     # Float8 weights are unpacked by blocks: transformers divides the sides of a weight by their number. Where a side is
     # no multiple of the blocks, the last of which is then smaller, that makes blocks of another size, or no whole ones.
-    size: Sequence[int] = () if packs else (_stated(config) or {}).get("weight_block_size") or ()
+    size: Sequence[int] = () if packs else (_quantization(config) or {}).get("weight_block_size") or ()
     for key, tensor in stored.items() if size else ():
         scales = stored.get(f"{key}_scale_inv") or stored.get(f"{key.removesuffix('.weight')}.scale")
         sides = tensor.shape[-2:]
@@ -201,7 +201,7 @@ def packed_bytes(config: Any, stored: Mapping[str, Stored], width: int, device: 
     width: bytes of a number of the weights that are not packed. Whether a method unpacks them its quantizer says, which
     also asks for packages and devices: one that cannot be loaded here counts as packed.
     """
-    stated = _stated(config)
+    stated = _quantization(config)
     if stated is None or not stored:
         return None
     try:
@@ -238,7 +238,7 @@ def check_plain(model: Any, name: str) -> None:
             raise ModelError(f"{name} has {path}.weight in {kind}, and nothing that unpacks it", OTHERWISE)
 
 
-def _stated(config: Any) -> dict[str, Any] | None:
+def _quantization(config: Any) -> dict[str, Any] | None:
     """What a config states of its quantization, where transformers looks: of the whole model, or of its language.
 
     None for one of bitsandbytes with both of its ways switched off, as training without them leaves it.
