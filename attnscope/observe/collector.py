@@ -142,8 +142,12 @@ def wanted_collectors(texts: Sequence[TextInputs], request: Request) -> dict[str
 
 def collect_layer(collectors: Mapping[str, LayerCollector], layer: Layer) -> dict[str, Any]:
     """What each collector keeps of a layer, on its device; all their questions are answered in one pass."""
-    answers = layer.P.together([question for one in collectors.values() for question in one.questions(layer)])
+    answers = layer.P.together(_questions(collectors, layer))
     return {name: collector.collect(layer, answers) for name, collector in collectors.items()}
+
+
+def _questions(collectors: Mapping[str, LayerCollector], layer: Layer) -> list[Question]:
+    return [question for collector in collectors.values() for question in collector.questions(layer)]
 
 
 class LayerBatcher:
@@ -183,22 +187,21 @@ class LayerBatcher:
 def collect_together(collectors: Mapping[str, Collector], layers: Sequence[Layer]) -> dict[LayerKey, dict[str, Any]]:
     """What the collectors keep of alike layers, from one block with the heads of all; see `LayerBatcher.add`."""
     whole = side_by_side(layers)
-    of_heads = {name: one for name, one in collectors.items() if one.of_heads}
-    of_layers = {name: one for name, one in collectors.items() if not one.of_heads}
+    of_heads = {name: collector for name, collector in collectors.items() if collector.of_heads}
+    of_layers = {name: collector for name, collector in collectors.items() if not collector.of_heads}
     # A question that every layer asks, of every head, is asked once of the block: its answer is cut by heads.
-    asked = [[question for one in of_layers.values() for question in one.questions(layer)] for layer in layers]
+    asked = [_questions(of_layers, layer) for layer in layers]
     shared = [question for question in asked[0] if _of_all_heads(question) and all(question in own for own in asked)]
-    questions = [question for one in of_heads.values() for question in one.questions(whole)]
-    answers = whole.P.together([*questions, *shared])
+    answers = whole.P.together([*_questions(of_heads, whole), *shared])
     kept: dict[LayerKey, dict[str, Any]] = {}
     for number, (layer, own) in enumerate(zip(layers, asked, strict=True)):
         heads = slice(number * layer.P.heads, (number + 1) * layer.P.heads)
         known = {question: _of_heads(answers[question], heads) for question in shared}
         known |= layer.P.together([question for question in own if question not in known])
-        kept[layer.key] = {name: one.collect(layer, known) for name, one in of_layers.items()}
+        kept[layer.key] = {name: collector.collect(layer, known) for name, collector in of_layers.items()}
         if isinstance(layer.P, SmallAttention):
             layer.P.answered(answers)  # its report says who answered what, here the block
-    kept[layers[0].key] |= {name: one.collect(whole, answers) for name, one in of_heads.items()}
+    kept[layers[0].key] |= {name: collector.collect(whole, answers) for name, collector in of_heads.items()}
     return kept
 
 
@@ -207,7 +210,7 @@ def side_by_side(layers: Sequence[Layer]) -> Layer:
     first = layers[0]
     if len(layers) == 1:
         return first
-    P = DenseAttention(torch.cat([one.P.dense() for one in layers], 1), first.P.visible)
+    P = DenseAttention(torch.cat([layer.P.dense() for layer in layers], 1), first.P.visible)
     P.sums_to_one = first.P.sums_to_one
     further = [layer.key for layer in layers[1:]]
     return Layer(first.key, P, first.kv_heads * len(layers), first.texts, further=further)
@@ -322,13 +325,13 @@ def groups_of(prompts: Sequence[Prompt], group: str) -> Tensor:
     return groups_BT
 
 
-def marked(found: Sequence[TokenMatch | None], longest: int, default: bool) -> Tensor | None:
+def marked(matches: Sequence[TokenMatch | None], longest: int, default: bool) -> Tensor | None:
     """True on each text's named tokens, (B, T); `default` in a text that names none, None where none does."""
-    if not any(found):
+    if not any(matches):
         return None
-    marked_BT = torch.full((len(found), longest), default)
-    for row, one in enumerate(found):
-        if one is not None:
+    marked_BT = torch.full((len(matches), longest), default)
+    for row, match in enumerate(matches):
+        if match is not None:
             marked_BT[row] = False
-            marked_BT[row, list(one.positions)] = True
+            marked_BT[row, list(match.positions)] = True
     return marked_BT

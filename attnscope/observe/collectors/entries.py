@@ -167,9 +167,14 @@ class ChosenKeys(TopKeys):
         """The chosen queries of all texts as ranges of rows, none longer than a block."""
         chosen = sorted({*chain.from_iterable(self.query)})
         for start, stop in blocks:
-            for _, run in groupby(enumerate(chosen[inside(chosen, start, stop)]), lambda pair: pair[1] - pair[0]):
-                _, rows = zip(*run, strict=True)
-                yield rows[0], rows[-1] + 1
+            yield from _ranges(chosen[inside(chosen, start, stop)])
+
+
+def _ranges(positions: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """[2, 3, 4, 8] -> (2, 5), (8, 9): runs of neighbours, where each begins and ends."""
+    for _, run in groupby(enumerate(positions), lambda pair: pair[1] - pair[0]):
+        _, neighbours = zip(*run, strict=True)
+        yield neighbours[0], neighbours[-1] + 1
 
 
 def _renumbered(groups_BT: Tensor, chosen: Sequence[Sequence[int]]) -> Tensor:
@@ -191,6 +196,7 @@ def _top(entries: Tensor, k: int | None) -> tuple[Tensor, Tensor]:
 class KeptMap(NamedTuple):
     """The matrices to draw of one layer: heads (H numbers), values (H, rows, columns), NaN for what is not visible.
 
+    Of texts that are drawn whole values are (B, H, Q, K).
     key0: where key 0 is split off binned weights, the mean mass on it over the queries that see it and another, (H,).
     """
 
@@ -253,10 +259,11 @@ class Maps(MapCollector):
         self.rows = Cells.of(range(self.tokens) if self.queries is None else self.queries, self.side)
         every_key = range(self._keys) if self.keys is None else self.keys
         self.columns = Cells.of(every_key, self.side, self.split_sink)
-        self._groups: tuple[Tensor, Tensor] = (
-            self.rows.groups(self.tokens)[None],
-            self.columns.groups(self._keys)[None],
-        )
+        self._groups = self.rows.groups(self.tokens)[None], self.columns.groups(self._keys)[None]
+        self._binned = max(self.rows.size, self.columns.size) > 1
+        self._summed = self._binned and self.rule == "sum"
+        key0_apart = self._binned and self.split_sink and self.columns.tokens[0] == 0
+        self._key0_apart = key0_apart and self.view.weights == "softmax"
 
     def ask(self, layer: Layer) -> Sequence[Question]:
         key0 = [Key(0)] if self._key0_apart else []
@@ -281,24 +288,12 @@ class Maps(MapCollector):
         columns = list(range(self._keys) if self.keys is None else self.keys)
         return values_HQK[:, rows][:, :, columns]
 
-    @property
-    def _binned(self) -> bool:
-        return max(self.rows.size, self.columns.size) > 1
-
-    @property
-    def _key0_apart(self) -> bool:
-        return self.split_sink and self._binned and self.view.weights == "softmax" and self.columns.tokens[0] == 0
-
     def _mean_of_key0(self, layer: Layer, heads: list[int], answers: Answers) -> np.ndarray:
         visible, mass_BHQ, rows = layer.P.visible, answers[Key(0)], torch.tensor(self.rows.tokens)
         seen_BHQ = visible.at(visible.position_Q[None] * 0) & (visible.counts_BHQ >= 2)
         seen_BHQ = seen_BHQ.to(mass_BHQ.device).expand_as(mass_BHQ)[..., rows]
         mean_BH = (mass_BHQ[..., rows] * seen_BHQ).sum(-1) / seen_BHQ.sum(-1)
         return self.view.select(layer, heads, mean_BH)[0].cpu().numpy()
-
-    @property
-    def _summed(self) -> bool:
-        return self.rule == "sum" and self._binned
 
     def _largest(self, layer: Layer, heads: list[int]) -> Tensor:
         strips = []
@@ -335,7 +330,7 @@ class Maps(MapCollector):
 
     def _read(self, start: int, stop: int, rows: Callable[[int, int], Tensor]) -> Tensor:
         """The map's own rows [start, stop) and columns, of a reader of ranges of queries."""
-        parts = [rows(first, last + 1) for first, last in _neighbours(self.rows.tokens[start:stop])]
+        parts = [rows(first, end) for first, end in _ranges(self.rows.tokens[start:stop])]
         read = torch.cat(parts, -2) if len(parts) > 1 else parts[0]
         if self.keys is None:
             return read[..., : self._keys]
@@ -348,25 +343,12 @@ class Maps(MapCollector):
         return [(a, min(count, a + step)) for a in range(0, count, step)]
 
 
-def _neighbours(tokens: Sequence[int]) -> list[tuple[int, int]]:
-    """[2, 3, 4, 8] -> (2, 4), (8, 8): the first and the last of each run of neighbours."""
-    ends = [place for place in range(1, len(tokens)) if tokens[place] != tokens[place - 1] + 1]
-    return [(tokens[a], tokens[b - 1]) for a, b in zip([0, *ends], [*ends, len(tokens)], strict=True)]
-
-
 def layer_maps(maps: Maps, kept: Mapping[LayerKey, KeptMap]) -> LayerMaps:
     """What can be drawn of one text, from what was kept of each layer."""
-    values = PerLayer({key: one.values for key, one in kept.items()})
-    heads = PerLayer({key: one.heads for key, one in kept.items()})
-    key0 = PerLayer({key: one.key0 for key, one in kept.items() if one.key0 is not None})
+    values = PerLayer({key: of_layer.values for key, of_layer in kept.items()})
+    heads = PerLayer({key: of_layer.heads for key, of_layer in kept.items()})
+    key0 = PerLayer({key: of_layer.key0 for key, of_layer in kept.items() if of_layer.key0 is not None})
     return LayerMaps(values, heads, maps.rows, maps.columns, maps.rule, key0)
-
-
-class WholeMap(NamedTuple):
-    """The matrices of one layer over several texts: heads (H numbers), values (B, H, Q, K), NaN for what is hidden."""
-
-    heads: list[int]
-    values: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -376,17 +358,17 @@ class WholeMaps(MapCollector):
     view: View
     maps: Sequence[Maps]
 
-    def keep(self, layer: Layer, heads: list[int], answers: Answers) -> WholeMap:
+    def keep(self, layer: Layer, heads: list[int], answers: Answers) -> KeptMap:
         parts = []
         for a, b in layer.P.blocks():
             seen = self.view.seen(layer, heads, layer.P.visible.rows(a, b).to(layer.P.device))
             shown = self.view.rows(layer, heads, a, b).masked_fill(~seen, torch.nan)
             parts.append(shown.masked_fill(torch.isneginf(shown), torch.nan))
-        return WholeMap(heads, torch.cat(parts, 2).cpu().numpy())
+        return KeptMap(heads, torch.cat(parts, 2).cpu().numpy())
 
-    def of_texts(self, collected: Mapping[LayerKey, WholeMap], texts: Sequence[TextInputs]) -> list[LayerMaps]:
+    def of_texts(self, collected: Mapping[LayerKey, KeptMap], texts: Sequence[TextInputs]) -> list[LayerMaps]:
         return [
-            layer_maps(maps, {key: KeptMap(one.heads, maps.cut(one.values[row])) for key, one in collected.items()})
+            layer_maps(maps, {key: kept._replace(values=maps.cut(kept.values[row])) for key, kept in collected.items()})
             for row, maps in enumerate(self.maps)
         ]
 
@@ -397,17 +379,20 @@ def drawn_whole(text: TextInputs, request: Request) -> bool:
 
 
 @dataclass(frozen=True)
-class MatrixCollector(ViewCollector):
-    """The whole matrices, for those who ask: (B, H, Q, K) fp32 on the CPU; 0 in rows of tokens without a query."""
+class WholeCollector(ViewCollector):
+    """What is kept whole, of the heads that its own field of the request names."""
 
     view: View = View()
 
-    name = "weights"
-
     @classmethod
-    def of(cls, texts: Sequence[TextInputs], request: Request) -> MatrixCollector:
-        """The matrices of the heads that the request names."""
-        return cls(request.view_of(request.weights))
+    def of(cls, texts: Sequence[TextInputs], request: Request) -> WholeCollector:
+        return cls(request.view_of(getattr(request, cls.name)))
+
+
+class MatrixCollector(WholeCollector):
+    """The whole matrices, for those who ask: (B, H, Q, K) fp32 on the CPU; 0 in rows of tokens without a query."""
+
+    name = "weights"
 
     def keep(self, layer: Layer, heads: list[int], answers: Answers) -> Matrices:
         blocks = [self.view.rows(layer, heads, a, b).cpu() for a, b in layer.P.blocks()]
@@ -420,18 +405,10 @@ class MatrixCollector(ViewCollector):
         return Matrices(collected.heads, collected.weights[row, :, : len(text.prompt), : len(text.looked_at)])
 
 
-@dataclass(frozen=True)
-class OperandCollector(ViewCollector):
+class OperandCollector(WholeCollector):
     """q, k and v of the heads of a view; nothing of a layer whose weights do not follow from them by one formula."""
 
-    view: View
-
     name = "operands"
-
-    @classmethod
-    def of(cls, texts: Sequence[TextInputs], request: Request) -> OperandCollector:
-        """q, k and v of the heads that the request names."""
-        return cls(request.view_of(request.operands))
 
     def keep(self, layer: Layer, heads: list[int], answers: Answers) -> KeptOperands | None:
         spec = layer.P.spec

@@ -80,7 +80,7 @@ class HeadScores:
         return self._uniform.of(layer.P.visible, make)
 
 
-class Relation(NamedTuple):
+class HeadRelations(NamedTuple):
     """Per text and head the weight, query and key of one relation, (B, H) each; the weight is NaN for none."""
 
     weight: Tensor
@@ -102,7 +102,7 @@ class TopRelation:
         """The largest of every row: with its key where a walk finds both, else the key is looked up in one row."""
         return [MaxWeight(not self.key_zero)] if layer.P.finds_largest else [TopK(1, skip_key0=not self.key_zero)]
 
-    def collect(self, layer: Layer, answers: Answers) -> Relation:
+    def collect(self, layer: Layer, answers: Answers) -> HeadRelations:
         [question] = self.questions(layer)
         answer = answers[question]
         weight_BHQ = answer if layer.P.finds_largest else answer[0][..., 0]
@@ -113,7 +113,7 @@ class TopRelation:
         else:
             key_BH = answer[1][..., 0].gather(-1, best.indices)[..., 0]
         weight_BH = weight_BH.masked_fill(torch.isneginf(best.values[..., 0]), torch.nan)
-        return Relation(weight_BH, query_BH, key_BH)
+        return HeadRelations(weight_BH, query_BH, key_BH)
 
 
 def _expected(layer: Layer) -> Tensor:
@@ -163,7 +163,7 @@ class LayerHeads(NamedTuple):
 
     layers: Sequence[LayerKey]
     scores: LayerScores
-    relation: Relation
+    relation: HeadRelations
     top: KeyMass
 
 
@@ -289,7 +289,7 @@ def _relations(layers: Sequence[LayerHeads], count: int, view: View) -> list[np.
         if view.by_kv:
             weight = relation.weight.unflatten(1, (heads.scores.kv_heads, -1))
             best = weight.nan_to_num(-torch.inf).argmax(-1, keepdim=True)
-            relation = Relation(*(part.view_as(weight).gather(-1, best)[..., 0] for part in relation))
+            relation = HeadRelations(*(part.view_as(weight).gather(-1, best)[..., 0] for part in relation))
         parts.append([part.numpy() for part in relation])
     if not parts:
         return [np.empty((count, 0))] * 3
