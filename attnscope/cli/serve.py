@@ -133,7 +133,8 @@ def hold(served: Served, session: Session, quiet: bool) -> int:
             with output.progress(f"loading {cells.model_name(name)}", None, quiet):
                 if not server.hold(fill(LoadOptions, served, model=name)):
                     return 0
-        output.log(f"answering for {', '.join(server.names)}; attnscope serve --stop ends it", quiet)
+        names = ", ".join(options.model for options in server.options)
+        output.log(f"answering for {names}; attnscope serve --stop ends it", quiet)
         stopped()
         with ExitStack() as stack:
             if Page is not None:

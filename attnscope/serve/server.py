@@ -118,11 +118,6 @@ class Server:
         """How the models that are held were asked for."""
         return [model.options for model in self.models]
 
-    @property
-    def names(self) -> list[str]:
-        """The models that are held, as they were named."""
-        return [model.options.model for model in self.models]
-
     def serve(self) -> None:
         """Answer until `stop` is called, or there was no question for `idle` seconds."""
         self.ready, self.used = True, time.monotonic()
@@ -197,11 +192,10 @@ class Server:
 
     def _answer(self, link: socket.socket, frame: wire.Frame, spare: bool) -> None:
         question = frame.header if isinstance(frame.header, dict) else {}
-        if question.get("what") == "status":
+        if question.get("what") in ("status", "stop"):
             send(link, to_json(self.status()), last=True)
-        elif question.get("what") == "stop":
-            send(link, to_json(self.status()), last=True)
-            self._stop.set()
+            if question["what"] == "stop":
+                self._stop.set()
         elif spare:
             send(link, FULL, last=True)
         elif question.get("what") == "page":
