@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from types import NoneType
 from typing import Any, Protocol, TypeVar, overload
@@ -142,9 +143,9 @@ def columns_of(path: Path, schema: pa.Schema, lists: str = "") -> Mapping[str, l
     for more rows, or longer names, than any has.
     """
     table = read_columns(pa.BufferReader(read_small(path)), schema, MOST_ROWS)
-    columns = {name: [one for part in table[name].chunks for one in python_values(part)] for name in table.column_names}
+    columns = {name: [*chain.from_iterable(map(python_values, table[name].chunks))] for name in table.column_names}
     for name, values in columns.items():
-        if name != lists and any(len(one) > LONGEST_TEXT for one in set(values) if isinstance(one, str)):
+        if name != lists and any(len(value) > LONGEST_TEXT for value in set(values) if isinstance(value, str)):
             raise ValueError(f"{name} holds a long text")
     return columns
 

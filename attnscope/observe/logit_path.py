@@ -113,9 +113,9 @@ def norms_after_attention(loaded: LoadedModel, ids: Sequence[int]) -> dict[nn.Mo
     except _NotPlainError:
         return {}
     # modules that give what one of their own parts gives, and add no residual to it
-    alone = [one for one in passed.heads if any(passed.same(one, part) for part in weighted(one))]
-    norms = {one: next(_norms_of(passed.gave[one], loaded.model.modules(), passed), None) for one in alone}
-    return {one: norm for one, norm in norms.items() if norm is not None}
+    alone = [module for module in passed.heads if any(passed.same(module, part) for part in weighted(module))]
+    norms = {module: next(_norms_of(passed.gave[module], loaded.model.modules(), passed), None) for module in alone}
+    return {module: norm for module, norm in norms.items() if norm is not None}
 
 
 class _NotPlainError(Exception):
@@ -146,14 +146,14 @@ class _Passed:
     logits: Tensor
     dtype: torch.dtype
 
-    def same(self, one: nn.Module, other: nn.Module) -> bool:
+    def same(self, module: nn.Module, other: nn.Module) -> bool:
         """Whether two modules gave the same numbers."""
-        return one in self.gave and other in self.gave and torch.equal(self.gave[one], self.gave[other])
+        return module in self.gave and other in self.gave and torch.equal(self.gave[module], self.gave[other])
 
-    def close(self, found: Tensor, expected: Tensor) -> bool:
+    def close(self, result: Tensor, expected: Tensor) -> bool:
         """As far as matrix products in the model's own precision allow."""
         allowed = tolerance(self.dtype, "bfloat16")[1]
-        return found.shape == expected.shape and float(relative_error(found, expected)) <= allowed
+        return result.shape == expected.shape and float(relative_error(result, expected)) <= allowed
 
 
 def _way(loaded: LoadedModel, ids: Sequence[int], unembed: nn.Module) -> Way:
@@ -184,12 +184,13 @@ def _way(loaded: LoadedModel, ids: Sequence[int], unembed: nn.Module) -> Way:
         raise _NotPlainError("no RMSNorm or LayerNorm takes what the last block gives")
     factor, note = _logits_factor(unembed, passed.gave[norm.module], passed, config)
     # Each attention module reaches the last block's output with the factors of all blocks behind it.
-    added, behind = dict[nn.Module, float](), 1.0
+    added, after, behind = dict[nn.Module, float](), dict[nn.Module, Norm](), 1.0
     for part in reversed(sums):
         if part.attention is not None:
             added[part.attention] = part.added * behind
+            if part.norm is not None:
+                after[part.attention] = part.norm
         behind *= part.kept
-    after = {one.attention: one.norm for one in sums if one.attention is not None and one.norm is not None}
     return Way(out, added, norm, unembed, factor, note, frozenset(gated), after)
 
 
@@ -204,8 +205,8 @@ def _passed(loaded: LoadedModel, ids: Sequence[int]) -> _Passed:
         came, went = _first([*inputs, kwargs.get("hidden_states")]), _first([output])
         if came is not None and went is not None:
             given[module], gave[module] = came.detach().cpu().clone(), went.detach().cpu().clone()
-            others = [one for one in (*inputs, *kwargs.values()) if isinstance(one, Tensor) and one.ndim > 3]
-            extras[module] = [one.detach().cpu().clone() for one in others if one is not came]
+            others = [value for value in (*inputs, *kwargs.values()) if isinstance(value, Tensor) and value.ndim > 3]
+            extras[module] = [value.detach().cpu().clone() for value in others if value is not came]
 
     def on_call(call: AttentionCall) -> None:
         if call.call > 0:
@@ -215,7 +216,7 @@ def _passed(loaded: LoadedModel, ids: Sequence[int]) -> _Passed:
         heads[call.module] = call.layer, call.output_BQHV
 
     # Hooks go whatever happens: the model is somebody else's.
-    handles = [one.register_forward_hook(keep, with_kwargs=True) for one in loaded.model.modules()]
+    handles = [module.register_forward_hook(keep, with_kwargs=True) for module in loaded.model.modules()]
     ids_BT = torch.tensor([list(ids)], device=loaded.device)
     try:
         report = listen(loaded.model, ids_BT, on_call, engine=UNCHECKED, logits_at=range(len(ids)))
@@ -229,17 +230,17 @@ def _passed(loaded: LoadedModel, ids: Sequence[int]) -> _Passed:
 def _first(values: Sequence[Any]) -> Tensor | None:
     """The first tensor of numbers, also within tuples."""
     for value in values:
-        found = _first(value) if isinstance(value, tuple | list) else value
-        if isinstance(found, Tensor) and found.is_floating_point():
-            return found
+        first = _first(value) if isinstance(value, tuple | list) else value
+        if isinstance(first, Tensor) and first.is_floating_point():
+            return first
     return None
 
 
 def _blocks(model: nn.Module, attentions: Sequence[nn.Module]) -> list[nn.Module]:
     """The blocks that hold the attention modules: the one list of modules whose items hold one each at most."""
-    lists = [one for one in model.modules() if isinstance(one, nn.ModuleList)]
+    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
     for blocks in lists:
-        held = [sum(one in attentions for one in block.modules()) for block in blocks]
+        held = [sum(module in attentions for module in block.modules()) for block in blocks]
         if sum(held) == len(attentions) and max(held, default=0) == 1:
             return list(blocks)
     raise _NotPlainError("its attention modules do not lie in one list of blocks")
@@ -247,16 +248,16 @@ def _blocks(model: nn.Module, attentions: Sequence[nn.Module]) -> list[nn.Module
 
 def _sum_of(block: nn.Module, index: int, passed: _Passed, out: Mapping[nn.Module, nn.Module]) -> _Sum:
     """The sum that a block is: of its attention, the heads through the projection, and of other modules' outputs."""
-    attention = next((one for one in block.modules() if one in passed.heads), None)
-    parts = [one for one in block.children() if one in passed.gave and attention not in list(one.modules())]
-    inner = [one for part in parts for one in weighted(part) if one in passed.gave]
+    attention = next((module for module in block.modules() if module in passed.heads), None)
+    parts = [module for module in block.children() if module in passed.gave and attention not in list(module.modules())]
+    inner = [module for part in parts for module in weighted(part) if module in passed.gave]
     writer = None if attention is None else _writer(attention, passed, out)
     norms = [] if writer is None else list(_norms_of(passed.gave[writer], block.modules(), passed))
     # most have no factors, and most modules give what the block adds; others add the residual themselves
     for fitted, summed in ((False, parts), (False, parts + inner), (True, parts)):
         for norm in (None, *norms):
             adds = writer if norm is None else norm.module
-            factors = _factors(block, adds, [one for one in summed if one is not adds], passed, fitted)
+            factors = _factors(block, adds, [module for module in summed if module is not adds], passed, fitted)
             if factors is not None:
                 return _Sum(factors[0]) if adds is None else _Sum(factors[0], attention, factors[1], norm)
     if attention is not None and writer is not attention:
@@ -274,7 +275,7 @@ def _writer(attention: nn.Module, passed: _Passed, out: Mapping[nn.Module, nn.Mo
         raise _NotPlainError(f"layer {layer}: no projection takes the heads side by side, as they come or gated")
     gated_BTHV = passed.given[out[attention]].reshape(z_BTHV.shape).to(z_BTHV.device)
     written_BTE = _written(out[attention], gated_BTHV)
-    writers = [one for one in (attention, out[attention]) if passed.close(written_BTE, passed.gave[one])]
+    writers = [writer for writer in (attention, out[attention]) if passed.close(written_BTE, passed.gave[writer])]
     if not writers:
         raise _NotPlainError(f"layer {layer}: {OTHERWISE}")
     return writers[0]
@@ -288,9 +289,9 @@ def _factors(
     None where it gives something else. fitted: with factors other than 1; then that module must be needed.
     """
     given, gave, always = passed.given[block], passed.gave[block], [] if adds is None else [passed.gave[adds]]
-    if any(one.shape != gave.shape for one in always):
+    if any(term.shape != gave.shape for term in always):
         return None
-    shaped = [passed.gave[one].reshape(gave.shape) for one in parts if passed.gave[one].numel() == gave.numel()]
+    shaped = [passed.gave[part].reshape(gave.shape) for part in parts if passed.gave[part].numel() == gave.numel()]
     for count in range(MOST_PARTS + 1):
         for chosen in combinations(shaped, count):
             terms = [given, *always, *chosen]
@@ -304,14 +305,14 @@ def _factors(
 
 def _fitted(terms: Sequence[Tensor], gave: Tensor) -> list[float]:
     """The factors with which the sum of the terms is nearest: Granite's, MiniCPM3's and Beam's are not 1."""
-    columns = torch.stack([one.double().flatten() for one in terms], 1)
-    found: list[float] = torch.linalg.lstsq(columns, gave.double().flatten()[:, None]).solution[:, 0].tolist()
-    return found
+    columns = torch.stack([term.double().flatten() for term in terms], 1)
+    factors: list[float] = torch.linalg.lstsq(columns, gave.double().flatten()[:, None]).solution[:, 0].tolist()
+    return factors
 
 
 def _is_sum(terms: Sequence[Tensor], factors: Sequence[float], gave: Tensor) -> bool:
-    scaled = [factor * one.float() for factor, one in zip(factors, terms, strict=True)]
-    size = sum(one.abs() for one in (*scaled, gave.float()))
+    scaled = [factor * term.float() for factor, term in zip(factors, terms, strict=True)]
+    size = sum(term.abs() for term in (*scaled, gave.float()))
     allowed = ROUNDINGS * torch.finfo(gave.dtype).eps * size
     return bool(((sum(scaled) - gave.float()).abs() <= allowed).all())
 

@@ -112,12 +112,12 @@ class Observation:
     @cached_property
     def weights(self) -> PerLayer[torch.Tensor]:
         """{layer: (H, Q, K) fp32 on the CPU}, where they were asked for."""
-        return PerLayer({key: one.weights for key, one in self.kept.get("weights", {}).items()}, self.kv_of.model)
+        return PerLayer({key: part.weights for key, part in self.kept.get("weights", {}).items()}, self.kv_of.model)
 
     @cached_property
     def weight_heads(self) -> PerLayer[Sequence[int]]:
         """{layer: the numbers of the heads whose `weights` were kept}."""
-        return PerLayer({key: one.heads for key, one in self.kept.get("weights", {}).items()}, self.kv_of.model)
+        return PerLayer({key: part.heads for key, part in self.kept.get("weights", {}).items()}, self.kv_of.model)
 
     @property
     def operands(self) -> PerLayer[KeptOperands]:
@@ -156,7 +156,7 @@ class Observation:
 
     def named(self, by: HeadNames | NamesBeside | None) -> Self:
         """The same with its heads called what an atlas calls them, in all stacks; None: as the text shows them."""
-        others = {stack: one.named(by) for stack, one in self.other_stacks.items()}
+        others = {stack: obs.named(by) for stack, obs in self.other_stacks.items()}
         return replace(self, named_by=by, other_stacks=others)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -180,8 +180,8 @@ class Observation:
     @cached_property
     def stacks(self) -> dict[str, Observation]:
         """The observation of every stack that was read, in the order of a forward pass: this one and the others."""
-        found = {**self.other_stacks, self.stack: replace(self, other_stacks={}) if self.other_stacks else self}
-        return {stack: found[stack] for stack in STACKS if stack in found}
+        of_stacks = {**self.other_stacks, self.stack: replace(self, other_stacks={}) if self.other_stacks else self}
+        return {stack: of_stacks[stack] for stack in STACKS if stack in of_stacks}
 
     @property
     def stack(self) -> str:
@@ -197,12 +197,12 @@ class Observation:
     @cached_property
     def every(self) -> HeadColumns:
         """The heads of all stacks as columns."""
-        return HeadColumns.joined([one.columns for one in self.stacks.values()])
+        return HeadColumns.joined([obs.columns for obs in self.stacks.values()])
 
     @cached_property
     def _texts(self) -> list[Prompt]:
         """What the stacks read, each text once."""
-        return list({id(text): text for one in self.stacks.values() for text in (one.queries, one.keys)}.values())
+        return list({id(text): text for obs in self.stacks.values() for text in (obs.queries, obs.keys)}.values())
 
     def names(self, group: str | None = None) -> Sequence[str]:
         """The tokens, or the words or sentences, of every text that the stacks read, one text after the other."""
@@ -248,7 +248,7 @@ class Observation:
         """
         columns, order = self.every, self.every.order(sort)[:top]
         top_key = self.place("keys", codes(columns.stack), columns.top_key)
-        others = [(stack, *row) for stack, one in self.stacks.items() for row in {**one.others, **one.partners}.items()]
+        others = [(stack, *row) for stack, obs in self.stacks.items() for row in {**obs.others, **obs.partners}.items()]
         others = others if top is None else []
         return with_others(columns.table(order, self.names(), top_key), others, sort)
 
@@ -399,7 +399,7 @@ class Observation:
     @property
     def calls(self) -> list[CallCheck]:
         """How the calls of all stacks held."""
-        return [check for one in self.stacks.values() for check in one.report.calls]
+        return [check for obs in self.stacks.values() for check in obs.report.calls]
 
     @cached_property
     def unmeasured(self) -> list[str]:
@@ -407,7 +407,7 @@ class Observation:
         unread = list(self.facts.get("unread", ()))
         if not self.other_stacks:
             return self._unmeasured() + unread
-        return [f"{stack}: {line}" for stack, one in self.stacks.items() for line in one._unmeasured()] + unread
+        return [f"{stack}: {line}" for stack, obs in self.stacks.items() for line in obs._unmeasured()] + unread
 
     def _unmeasured(self) -> list[str]:
         calls = self.report.calls

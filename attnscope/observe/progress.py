@@ -29,7 +29,7 @@ class RunInfo:
 class Progress:
     """Says nothing and shows nothing; `cli/output.py` has one that talks on stderr.
 
-    >>> with SILENT.stage("forward pass", 4, "layers") as advance:
+    >>> with NO_PROGRESS.stage("forward pass", 4, "layers") as advance:
     ...     advance(1)
     """
 

@@ -225,14 +225,12 @@ class HeadColumns:
         if len(parts) == 1:
             return parts[0]
         of_heads = [part.name for part in fields(cls) if part.name != "scores"]
+        missing = [Score(*[np.full(len(part.layer), np.nan, np.float32)] * 2) for part in parts]
         scores = {}
         for name in dict.fromkeys(name for part in parts for name in part.scores):
-            nulls = (Score(*[np.full(len(part.layer), np.nan, np.float32)] * 2) for part in parts)
-            of = [part.scores.get(name, null) for part, null in zip(parts, nulls, strict=True)]
-            value, null = (
-                np.concatenate(column) for column in zip(*((one.value, one.null) for one in of), strict=True)
-            )
-            scores[name] = Score(value, null)
+            of_parts = [part.scores.get(name, null) for part, null in zip(parts, missing, strict=True)]
+            ends = ([getattr(score, end) for score in of_parts] for end in ("value", "null"))
+            scores[name] = Score(*map(np.concatenate, ends))
         joined = {name: np.concatenate([getattr(part, name) for part in parts]) for name in of_heads}
         return cls(**joined, scores=scores)
 
@@ -296,8 +294,8 @@ def ranked(
     if name in others:
         score = others[name][kept]
     elif name in scores:
-        found = scores[name]
-        score = (found.value - found.null if name == MASS.id else found.value)[kept]
+        metric = scores[name]
+        score = (metric.value - metric.null if name == MASS.id else metric.value)[kept]
     else:
         raise UsageError(f"this {of} did not measure {name}", f"it has {', '.join(scores)}")
     return kept[np.lexsort((np.nan_to_num(score) * (1 if ascending else -1), np.isnan(score)))]

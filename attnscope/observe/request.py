@@ -386,7 +386,7 @@ class TextInputs(NamedTuple):
 
 def nothing_named(asked: Sequence[TextInputs]) -> bool:
     """Whether tokens were named, and no text has any of them."""
-    return all(one.chosen.nothing for one in asked)
+    return all(text.chosen.nothing for text in asked)
 
 
 EngineWord = Literal["auto", "eager", "fused", "tiles", "numba", "triton"]
@@ -476,12 +476,12 @@ class CaptureSpec:
                 raise UsageError("a sound in memory has no form in JSON", "give token ids or a text")
             text = [int(token) for token in text]
         pictures = picture if isinstance(picture, list | tuple | None) else [picture]
-        for what, value in [("an atlas", atlas), *(("a picture", one) for one in pictures or ())]:
+        for what, value in [("an atlas", atlas), *(("a picture", item) for item in pictures or ())]:
             if value is not None and not isinstance(value, str | os.PathLike):
                 raise UsageError(f"{what} in memory has no form in JSON", "save it to a file and name that")
         record = {option.name: getattr(self, option.name) for option in fields(self) if option.name != "keep"}
         record |= {"text": text, "atlas": None if atlas is None else os.fspath(atlas)}  # type: ignore[arg-type]
-        record["picture"] = None if pictures is None else [os.fspath(one) for one in pictures]  # type: ignore[arg-type]
+        record["picture"] = None if pictures is None else [os.fspath(file) for file in pictures]  # type: ignore[arg-type]
         return {"schema": SCHEMA, **record, "keep": to_json(self.keep)}
 
     @classmethod

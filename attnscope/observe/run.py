@@ -309,7 +309,7 @@ def _check_matrices(loaded: LoadedModel, request: Request, prompt: Prompt, sourc
     for stack, layers in loaded.geometry.shown.items():
         of_stack = request.of(stack, loaded.geometry.stack)
         chosen = of_stack.view_of(of_stack.weights).heads
-        kept = sum(one.heads if chosen is None else len(chosen.get(one.index, ())) for one in layers.values())
+        kept = sum(layer.heads if chosen is None else len(chosen.get(layer.index, ())) for layer in layers.values())
         heads, needed = heads + kept, needed + 4 * kept * pairs.get(stack, tokens * tokens)
     if needed > SURELY_FREE and needed > (room := free_memory("cpu")):
         raise MemoryLimitError(

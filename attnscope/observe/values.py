@@ -61,6 +61,7 @@ class Projections:
             then(ValueNorms(self, call))
 
 
+@dataclass(eq=False)
 class ValueNorms:
     """The norms of what keys write, of one call: |v W_O|, or |(g v) W_O| behind a gate g of a query.
 
@@ -69,16 +70,17 @@ class ValueNorms:
     No tensor is as wide as the model for every key.
     """
 
-    def __init__(self, of: Projections, call: AttentionCall, given: Tensor | None = None) -> None:
-        self._of, self._call, self._given = of, call, given
+    of: Projections
+    call: AttentionCall
+    given: Tensor | None = None
 
     def __call__(self, start: int, stop: int) -> Tensor:
         """The norm of what a whole weight on a key writes in some rows, fp32 (B, H, stop - start or 1, K).
 
         Raises UsageError where the heads do not write their weights times v W_O.
         """
-        norm_BHRK = self._plain_BH1K if self._given is None else self._gated(start, stop)
-        shares_BHR1, scale_BQ1 = self._call.output_shares(start, stop), self._scale_BQ1
+        norm_BHRK = self._plain_BH1K if self.given is None else self._gated(start, stop)
+        shares_BHR1, scale_BQ1 = self.call.output_shares(start, stop), self._scale_BQ1
         norm_BHRK = norm_BHRK if shares_BHR1 is None else norm_BHRK * shares_BHR1
         return norm_BHRK if scale_BQ1 is None else norm_BHRK * scale_BQ1[:, None, start:stop].abs()
 
@@ -104,36 +106,36 @@ class ValueNorms:
 
     @cached_property
     def _v_BGKV(self) -> Tensor:
-        return shown_values(self._call)
+        return shown_values(self.call)
 
     @cached_property
     def _root_HVV(self) -> Tensor:
-        v_BGKV, out = self._v_BGKV, self._of.out.get(self._call.module)
+        v_BGKV, out = self._v_BGKV, self.of.out.get(self.call.module)
         if out is None:
             raise _not_known("has no output projection that is given the heads side by side, as they come or gated")
-        return gram_root(out, self._call.P.heads, v_BGKV, self._of.behind.get(self._call.module))
+        return gram_root(out, self.call.P.heads, v_BGKV, self.of.behind.get(self.call.module))
 
     @cached_property
     def _heads_BQHV(self) -> Tensor:
-        call = self._call
-        return call.P.output() if call.output_BQHV is None else call.output_BQHV  # type: ignore[attr-defined]
+        output_BQHV = self.call.output_BQHV
+        return self.call.P.output() if output_BQHV is None else output_BQHV  # type: ignore[attr-defined]
 
     @cached_property
     def _gate_BQHV(self) -> Tensor:
-        assert self._given is not None
+        assert self.given is not None
         heads_BQHV = self._heads_BQHV.float()
-        gate_BQHV = self._given.reshape(heads_BQHV.shape).float() / heads_BQHV
+        gate_BQHV = self.given.reshape(heads_BQHV.shape).float() / heads_BQHV
         return gate_BQHV.masked_fill(heads_BQHV == 0, 0)
 
     @cached_property
     def _scale_BQ1(self) -> Tensor | None:
         """What the norm behind multiplies each row by, with all that the heads write; None without one."""
-        norm = self._of.behind.get(self._call.module)
+        norm = self.of.behind.get(self.call.module)
         if norm is None:
             return None
         with torch.no_grad():
-            given = self._heads_BQHV.flatten(-2) if self._given is None else self._given
-            projected_BQE = self._of.out[self._call.module](given)
+            given = self._heads_BQHV.flatten(-2) if self.given is None else self.given
+            projected_BQE = self.of.out[self.call.module](given)
             return norm.scale(projected_BQE.float(), norm.module(projected_BQE).float())
 
 
