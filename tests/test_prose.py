@@ -17,7 +17,7 @@ from attnscope.figures.terminal import RAMP, Prose
 from attnscope.hooks.engines import ENGINES
 from attnscope.inputs.prompt import from_text
 from attnscope.observe.collect import observe
-from attnscope.observe.observation import look_table
+from attnscope.observe.observation import token_table
 from attnscope.observe.request import Request, View
 from helpers.command_line import SENTENCE, call
 from helpers.dispatched import largest_tensor
@@ -101,7 +101,7 @@ def test_heads_are_averaged_in_a_layer_or_all(matrices, engine):
 
 def test_a_token_outside_a_window_has_no_weight(demo, matrices):
     """Of a mean, it has what the heads that see it give it."""
-    from attnscope.observe.observation import looks
+    from attnscope.observe.observation import head_tokens
     from attnscope.observe.records import TokenWeights
     from attnscope.observe.request import LayerKey, PerLayer
 
@@ -111,7 +111,7 @@ def test_a_token_outside_a_window_has_no_weight(demo, matrices):
     weight[1, :4] = math.nan
     weight[:, 0] = math.nan
     kept = {LayerKey(0): TokenWeights([0, 1], weight, seen.per_token[0].uniform)}
-    found = looks(seen.keeping(per_token=PerLayer(kept)), "all")[0].weight_T
+    found = head_tokens(seen.keeping(per_token=PerLayer(kept)), "all")[0].weight_T
     expected = [math.nan, *(matrices[0, 0, 8, 1:4] / 2), *matrices[0, :2, 8, 4:].mean(0)]
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
@@ -141,7 +141,7 @@ def test_who_asks_for_nothing_keeps_nothing(demo):
     seen = observe(demo, [from_text(demo.tokenizer, SENTENCE)], Request(metrics=()))[0]
     assert not seen.per_token
     with pytest.raises(UsageError, match="per_token=True"):
-        look_table(seen)
+        token_table(seen)
 
 
 def test_out_writes_the_numbers_and_from_repeats_them(tmp_path):

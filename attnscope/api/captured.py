@@ -166,9 +166,9 @@ class Capture(Observation):
         what the chosen queries give the token on average, or, where keys alone were chosen, what it gives to them; null
         where the mask hides it. Raises UsageError where it was not asked for.
         """
-        from attnscope.observe.observation import look_table
+        from attnscope.observe.observation import token_table
 
-        return look_table(self, mean)
+        return token_table(self, mean)
 
     def head(self, name: str) -> Head:
         """One head by its name, `L1H4`, `1.4` or `cross L1H4`: its role, scores, strongest relation.

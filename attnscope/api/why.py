@@ -69,13 +69,13 @@ def taken_apart(run: Run, head: str, asked: WhyOptions) -> Why:
         raise UsageError(f"{named} means no token that {stack} layers read, expected one of each", ONE)
     against = None  # the mean of all keys
     if asked.against != MEAN:
-        found = find(meant.looked_at, str(asked.against), asked.define or {})
-        against = _one("against", meant.looked_at, found)
+        found = find(meant.key_prompt, str(asked.against), asked.define or {})
+        against = _one("against", meant.key_prompt, found)
     logit = LogitQuery(
         layer,
         number,
         _one("query", meant.prompt, meant.chosen.query),
-        None if meant.chosen.key is None else _one("key", meant.looked_at, meant.chosen.key),
+        None if meant.chosen.key is None else _one("key", meant.key_prompt, meant.chosen.key),
         against,
         asked.side,
         asked.by == "tokens",

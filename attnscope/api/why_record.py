@@ -109,7 +109,7 @@ class Why(DrawnRecord):
     @property
     def keys(self) -> Prompt:
         """The text that the key is of."""
-        return self.texts[self.parts.asked.stack].looked_at
+        return self.texts[self.parts.asked.stack].key_prompt
 
     def token(self, position: int | None) -> str:
         """A key as a message names it: `bank(8)`."""
@@ -119,7 +119,7 @@ class Why(DrawnRecord):
     def read_by(self, component: Component) -> str:
         """The token that a head read, where its rows are split by tokens; empty elsewhere."""
         at = component.position
-        return "" if at is None else _named(self.texts[component.stack].looked_at, at)
+        return "" if at is None else _named(self.texts[component.stack].key_prompt, at)
 
     @property
     def others(self) -> str:
@@ -170,7 +170,7 @@ class Why(DrawnRecord):
         read: list[str | None] = [None] * len(order)
         for row, component in enumerate(components):
             if component.position is not None:
-                read[row] = self.texts[component.stack].looked_at.tokens[component.position]
+                read[row] = self.texts[component.stack].key_prompt.tokens[component.position]
         columns: dict[str, Any] = {
             "side": words([parts.side] * len(order)).dictionary_encode(),
             "component": words([one.name for one in components]),

@@ -20,7 +20,7 @@ from attnscope.utils.folders import TABLES
 if TYPE_CHECKING:
     from attnscope.figures import Style
     from attnscope.figures.terminal import Prose
-    from attnscope.observe.observation import Look, Observation
+    from attnscope.observe.observation import HeadTokens, Observation
 
 EXAMPLES = (
     'attnscope text --text "the financial bank is located on river bank" --query last --select 1.4',
@@ -68,7 +68,7 @@ def text(asked: TextRun, chosen: Heads, question: Question, mean: Mean, printing
     format = output.wanted_format(printing.format)
 
     from attnscope.figures import Style
-    from attnscope.observe.observation import look_table, looks
+    from attnscope.observe.observation import head_tokens, token_table
     from attnscope.observe.request import Request
 
     options = of_run("text", asked, chosen, question, mean, printing, colours)
@@ -79,31 +79,31 @@ def text(asked: TextRun, chosen: Heads, question: Question, mean: Mean, printing
     if format == "table":
         from rich.console import Group
 
-        output.show(Group(*(prose(seen, look, fill(Style, colours)) for look in looks(seen, over))))
+        output.show(Group(*(prose(seen, head, fill(Style, colours)) for head in head_tokens(seen, over))))
     else:
-        output.emit(look_table(seen, over), format, lambda: "", printing.spreadsheet)
+        output.emit(token_table(seen, over), format, lambda: "", printing.spreadsheet)
     return report_checks(seen, printing.quiet)
 
 
-def prose(seen: Observation, look: Look, style: Style) -> Prose:
+def prose(seen: Observation, head: HeadTokens, style: Style) -> Prose:
     """The text of an observation, coloured as a head looks."""
     from attnscope.figures.colours import find_limits
     from attnscope.figures.terminal import Prose
     from attnscope.observe.observation import coloured
 
-    seen = seen.of(look.stack)
+    seen = seen.of(head.stack)
     on_keys = seen.chosen.keys_alone
-    weight_T = look.weight_T.copy()
+    weight_T = head.weight_T.copy()
     if style.sink == "mask":
-        weight_T[look.sink] = np.nan
+        weight_T[head.sink] = np.nan
     telling_T = (
-        np.where(look.uniform_T > 1 - 1e-6, np.nan, weight_T) if on_keys else weight_T
+        np.where(head.uniform_T > 1 - 1e-6, np.nan, weight_T) if on_keys else weight_T
     )  # it could look nowhere else
     limits = find_limits([telling_T[None] if np.isfinite(telling_T).any() else weight_T[None]], style)
     marked = {place: name for name in ("key", "query") for place in positions(seen, name)}
     shown = coloured(seen)
     plain = shown.plain if any(shown.plain) else [f"{label} " for label in shown.labels]  # of a picture, its patches
-    return Prose(plain, weight_T, limits, style, marked, not on_keys, look.name, scale_legend(seen, look, weight_T))
+    return Prose(plain, weight_T, limits, style, marked, not on_keys, head.name, scale_legend(seen, head, weight_T))
 
 
 def positions(seen: Observation, name: str) -> tuple[int, ...]:
@@ -115,18 +115,18 @@ def positions(seen: Observation, name: str) -> tuple[int, ...]:
     return found.positions if found is not None and there else ()
 
 
-def scale_legend(seen: Observation, look: Look, shown_T: np.ndarray) -> str:
+def scale_legend(seen: Observation, head: HeadTokens, shown_T: np.ndarray) -> str:
     """The words next to the scale: the largest weight, the sink's, that of the chosen keys, and what is marked."""
     from attnscope.cli.head_tables import token_name
     from attnscope.observe.observation import coloured
 
     query, key = (positions(seen, name) for name in ("query", "key"))
-    weight_T, largest = np.nan_to_num(look.weight_T), int(np.nan_to_num(shown_T).argmax())
+    weight_T, largest = np.nan_to_num(head.weight_T), int(np.nan_to_num(shown_T).argmax())
     prompt = coloured(seen)
     words = [f"largest {weight_T[largest]:.2f} {token_name(prompt, largest)}"]
     if not seen.chosen.keys_alone:
-        left_out = " (left out)" * bool(np.isnan(shown_T[look.sink]))
-        words.append(f"sink {token_name(prompt, look.sink)} {weight_T[look.sink]:.2f}{left_out}")
+        left_out = " (left out)" * bool(np.isnan(shown_T[head.sink]))
+        words.append(f"sink {token_name(prompt, head.sink)} {weight_T[head.sink]:.2f}{left_out}")
         words += [f"keys {weight_T[list(key)].sum():.2f}"] * bool(key)
     words += ["»query«"] * bool(query) + ["‹key›"] * bool(key)
     return ", ".join(words)

@@ -18,7 +18,7 @@ from attnscope.export.drawing import FIGURES, Advance, check_kinds, draw_alone, 
 from attnscope.export.manifest import NAME, TARGET, check, inner_folders, run_facts, taken, tokens_of
 from attnscope.figures import Style
 from attnscope.model.libraries import versions
-from attnscope.observe.observation import Mean, look_table
+from attnscope.observe.observation import Mean, token_table
 from attnscope.utils.files import jsonable, refuse_links, save_json, sha256_of
 from attnscope.utils.folders import PICTURES, TABLES, suffix_of
 from attnscope.utils.tables import FORMATS, save
@@ -182,7 +182,7 @@ def _tables(seen: Observation, how: Export) -> Iterator[tuple[str, pa.Table]]:
     if how.keys:
         yield "keys.csv", seen.key_table()
     if how.per_token:
-        yield "text.csv", look_table(seen, how.per_token)
+        yield "text.csv", token_table(seen, how.per_token)
     if seen.rollout is not None:
         yield "rollout.csv", seen.rollout_table(how.top_k, how.min_weight)
 

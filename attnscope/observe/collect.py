@@ -68,7 +68,7 @@ def texts_of(asked: Sequence[TextInputs], device: str, stack: str) -> Texts:
     ids_BT = side_by_side([prompt.ids_apart for prompt in prompts])
     lengths = torch.tensor([len(prompt) for prompt in prompts])
     query_BT = marked([text.chosen.query for text in asked], longest, default=True)
-    most_keys = max(len(text.looked_at) for text in asked)
+    most_keys = max(len(text.key_prompt) for text in asked)
     key_BT = marked([text.chosen.key for text in asked], most_keys, default=False)
     answer_B = None
     if is_causal(stack) and any(prompt.answer is not None for prompt in prompts):  # of others where it would begin
@@ -134,7 +134,7 @@ class StackCollector:
         self.forward, self.stack, self.asked = forward, stack, asked
         self.request = forward.request.of(stack, geometry.stack)
         self.prompts, self.chosen = [text.prompt for text in asked], [text.chosen for text in asked]
-        self.keys = [text.looked_at for text in asked]
+        self.keys = [text.key_prompt for text in asked]
         self.key_count = max(map(len, self.keys))
         self.texts = texts_of(asked, forward.loaded.device, stack)
         self._texts = {stack: self.texts}

@@ -369,7 +369,7 @@ class TextInputs(NamedTuple):
         return [TextInputs(queries, chosen, keys=None if keys is queries else keys)]
 
     @property
-    def looked_at(self) -> Prompt:
+    def key_prompt(self) -> Prompt:
         """The text that the keys are of."""
         return self.keys or self.prompt
 
@@ -381,7 +381,7 @@ class TextInputs(NamedTuple):
     @property
     def key_positions(self) -> Sequence[int]:
         """The keys that are asked about: those that were named, or all."""
-        return self.chosen.key.positions if self.chosen.key else range(len(self.looked_at))
+        return self.chosen.key.positions if self.chosen.key else range(len(self.key_prompt))
 
 
 def nothing_named(asked: Sequence[TextInputs]) -> bool:

@@ -399,7 +399,7 @@ def asked_lines(run: Run) -> Iterator[str]:
     of_two = run.source is not None
     for stack in run.asked if of_two else [run.loaded.geometry.stack]:
         text = run.asked[stack]
-        yield from chosen_lines(text.prompt, text.looked_at, text.chosen, f"{stack}: " * of_two)
+        yield from chosen_lines(text.prompt, text.key_prompt, text.chosen, f"{stack}: " * of_two)
 
 
 def answer_lines(run: Run) -> Iterator[str]:

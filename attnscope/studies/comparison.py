@@ -388,7 +388,7 @@ def _read(
 
     def on_call(call: AttentionCall) -> None:
         one = asked[call.stack]
-        if call.call == 0 and (call.P.queries, call.P.keys) == (len(one.prompt), len(one.looked_at)):
+        if call.call == 0 and (call.P.queries, call.P.keys) == (len(one.prompt), len(one.key_prompt)):
             names = metrics_for(tuple(METRICS), call.stack)
             keep(LayerKey(call.layer, call.stack), call.P, measure(call.P, texts[call.stack], names))
             advance(1)

@@ -59,7 +59,7 @@ class TopKeys(ViewCollector):
         if request.group:
             of_queries = groups_of([text.prompt for text in texts], request.group)
             others = texts[0].keys is not None
-            groups = of_queries, groups_of([text.looked_at for text in texts], request.group) if others else of_queries
+            groups = of_queries, groups_of([text.key_prompt for text in texts], request.group) if others else of_queries
         if not any(text.chosen.query or text.chosen.key or text.prompt.medium.unasked for text in texts):
             return TopKeys(request.top_k, view, groups)
 
@@ -225,7 +225,7 @@ class MapCollector(ViewCollector):
                 request.map_side,
                 text.queries if text.chosen.query or text.prompt.medium.unasked else None,
                 text.key_positions if text.chosen.key else None,
-                len(text.looked_at),
+                len(text.key_prompt),
             )
             for text in texts
         ]
@@ -375,7 +375,7 @@ class WholeMaps(MapCollector):
 
 def drawn_whole(text: TextInputs, request: Request) -> bool:
     """Whether nothing of a text's maps is binned, so that it may be read together with others."""
-    return max(len(text.prompt), len(text.looked_at)) <= request.map_side
+    return max(len(text.prompt), len(text.key_prompt)) <= request.map_side
 
 
 @dataclass(frozen=True)
@@ -402,7 +402,7 @@ class MatrixCollector(WholeCollector):
         return Matrices(heads, weights)
 
     def of_text(self, collected: Matrices, row: int, text: TextInputs) -> Matrices:
-        return Matrices(collected.heads, collected.weights[row, :, : len(text.prompt), : len(text.looked_at)])
+        return Matrices(collected.heads, collected.weights[row, :, : len(text.prompt), : len(text.key_prompt)])
 
 
 class OperandCollector(WholeCollector):
@@ -432,7 +432,7 @@ class OperandCollector(WholeCollector):
 
     def of_text(self, collected: KeptOperands, row: int, text: TextInputs) -> KeptOperands:
         """Those of one text; its batch of one stays."""
-        queries, keys, bias = len(text.prompt), len(text.looked_at), collected.bias_BHTT
+        queries, keys, bias = len(text.prompt), len(text.key_prompt), collected.bias_BHTT
         counts = {"q_BHTD": queries, "k_BHTD": keys, "v_BHTV": keys}
         cut = {name: getattr(collected, name)[row : row + 1, :, :count] for name, count in counts.items()}
         return collected._replace(**cut, bias_BHTT=None if bias is None else bias[row : row + 1, :, :queries, :keys])

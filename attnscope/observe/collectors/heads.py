@@ -196,14 +196,14 @@ class HeadCollector(Collector):
     def of_texts(self, collected: Collected, texts: Sequence[TextInputs]) -> list[TextHeads]:
         layers: list[LayerHeads] = list(collected.values())
         columns, supports = columns_of_texts(layers, len(texts), self.top.view), _supports(layers)
-        most_keys = max(len(text.looked_at) for text in texts)
+        most_keys = max(len(text.key_prompt) for text in texts)
         total_BK = sum((heads.top.received for heads in layers), torch.zeros(len(texts), most_keys))
         received_BK = (total_BK / max(sum(heads.top.kept for heads in layers), 1)).numpy()
         return [
             TextHeads(
                 columns[row],
                 PerLayer({key: counts[min(row, len(counts) - 1)] for key, counts in supports.items()}),
-                received_BK[row, : len(text.looked_at)],
+                received_BK[row, : len(text.key_prompt)],
             )
             for row, text in enumerate(texts)
         ]

@@ -46,7 +46,7 @@ class TokenCollector(ViewCollector):
         if nothing_named(texts):
             return None
         on_keys = all(text.chosen.keys_alone for text in texts)
-        sides = [text.looked_at if on_keys else text.prompt for text in texts]
+        sides = [text.key_prompt if on_keys else text.prompt for text in texts]
         share_BT = torch.zeros(len(texts), max(map(len, sides)))
         for row, text in enumerate(texts):
             positions = list(text.key_positions if on_keys else text.queries)
@@ -65,7 +65,7 @@ class TokenCollector(ViewCollector):
         return TokenWeights(heads, *(part.masked_fill(hidden_BHT, torch.nan) for part in (weight_BHT, uniform_BHT)))
 
     def of_text(self, collected: TokenWeights, row: int, text: TextInputs) -> TokenWeights:
-        count = len(text.prompt if text.chosen.keys_alone else text.looked_at)
+        count = len(text.prompt if text.chosen.keys_alone else text.key_prompt)
         return TokenWeights(collected.heads, collected.weight[row, :, :count], collected.uniform[row, :, :count])
 
     def _answer(self, answer: Tensor) -> Tensor:
@@ -136,7 +136,7 @@ class SpanCollector(ViewCollector):
 
 def _spans(texts: Sequence[TextInputs], names: Sequence[str], of_keys: bool = False) -> Tensor:
     """True on the tokens of each text's spans, (B, T, S)."""
-    longest = max(len(text.looked_at if of_keys else text.prompt) for text in texts)
+    longest = max(len(text.key_prompt if of_keys else text.prompt) for text in texts)
     spans = [(text.chosen.key_spans if of_keys else text.chosen.spans) or {} for text in texts]
     on = [marked([of_text.get(name) for of_text in spans], longest, default=False) for name in names]
     nowhere_BT = torch.zeros(len(texts), longest, dtype=torch.bool)
