@@ -39,7 +39,6 @@ from attnscope.hooks.modules import ModuleRecorder
 from attnscope.inputs.prompt import Prompt
 from attnscope.model.checkpoint import weights_sha256
 from attnscope.model.libraries import versions
-from attnscope.model.quantised import is_quantised
 from attnscope.model.selection import CROSS, SEQ2SEQ, STACKS, VISION, everything, is_vision, main_stack, select_stacks
 from attnscope.model.tasks import stack_config, task_of
 from attnscope.reference.layouts import layout_of
@@ -48,7 +47,6 @@ from attnscope.utils.tables import as_table
 if TYPE_CHECKING:
     from attnscope.model.loaded import LoadedModel
 
-__all__ = ["ATOL", "TEXT", "Difference", "LayerParity", "Level", "ParityReport", "check_parity", "is_quantised"]
 TEXT = (
     "The financial bank is located on the river bank, and the river runs past the old mill; when the mill wheel turns, "
     "the people at the bank hear the river, and the financial bank is quiet again."

@@ -29,17 +29,8 @@ from attnscope.attention.operator import AttentionOperator, DenseAttention
 from attnscope.attention.spec import AttentionSpec
 from attnscope.attention.tiling import TILE_BYTES, SmallAttention, TiledAttention
 from attnscope.errors import MemoryLimitError, ModelError, UsageError
-from attnscope.hooks.calls import (
-    CHECKED_ROWS,
-    REPEATED_ROWS,
-    AttentionCall,
-    CallSite,
-    OriginalAttention,
-    check_call,
-    relative_error,
-    sampled,
-    sdpa_kernel,
-)
+from attnscope.hooks import calls
+from attnscope.hooks.calls import CHECKED_ROWS, REPEATED_ROWS, AttentionCall, CallSite, OriginalAttention
 from attnscope.hooks.report import CallCheck
 from attnscope.model.families import family
 from attnscope.model.geometry import Geometry
@@ -167,17 +158,17 @@ class Engine:
         return self.change is not None
 
     def run(
-        self, place: CallSite, spec: AttentionSpec, own: OriginalAttention, on_call: OnCall
+        self, place: CallSite, spec: AttentionSpec, original: OriginalAttention, on_call: OnCall
     ) -> tuple[Tensor, CallCheck]:
         """Give the layer's output (B, Q, H, V) and how the call held; `on_call` was given the call."""
         if self.output == "model":
             # The model's own attention runs; its matrix, where it makes one, answers the questions.
-            output, weights = own()
+            output, weights = original()
             P = self.operator(spec) if weights is None else DenseAttention(weights, spec.visible, spec)
             call = AttentionCall(place, P, spec, weights, output)
             with full_precision(P.device):
                 if self.checked:
-                    check = check_own(call, own)
+                    check = check_own(call, original)
                 else:  # that a call was made is noted, and nothing is measured
                     path, dtype = call.path, output.dtype
                     check = CallCheck(call.layer, call.call, path, P.heads, "interface", dtype=dtype, stack=call.stack)
@@ -191,12 +182,12 @@ class Engine:
             with full_precision(P.device):
                 on_call(call)
                 output = P.output().contiguous()  # as the families' own attention gives it: some view it flat
-                check = check_call(call, "answered")
+                check = calls.check_call(call, "answered")
             check.kernel, check.answered_by = "attnscope", P.answered_by
-            row_R, host_R = sampled(P.visible, max(REPEATED_ROWS, CHECKED_ROWS // P.batch), output.device)
-            expected = own.rows(spec, row_R, host_R)
+            row_R, host_R = calls.sampled(P.visible, max(REPEATED_ROWS, CHECKED_ROWS // P.batch), output.device)
+            expected = original.rows(spec, row_R, host_R)
             no_number = 0 * output.sum(dtype=torch.float32)  # NaN where any of the output is none, in whatever row
-            check.note(value_error=relative_error(output[:, row_R] + no_number, expected))
+            check.note(value_error=calls.relative_error(output[:, row_R] + no_number, expected))
             check.dtype = expected.dtype
         if self.change is None:
             return output, check
@@ -210,12 +201,12 @@ class Engine:
         return changed, check
 
 
-def check_own(call: AttentionCall, own: OriginalAttention) -> CallCheck:
+def check_own(call: AttentionCall, original: OriginalAttention) -> CallCheck:
     """How a call held whose output the model's own attention gave."""
-    check = check_call(call, "interface")
+    check = calls.check_call(call, "interface")
     check.answered_by = call.P.answered_by if isinstance(call.P, TiledAttention) else {}
-    if call.weights_BHQK is None and call.spec and getattr(own.attend, "__name__", "").startswith("sdpa"):
-        check.kernel = sdpa_kernel(call.spec)
+    if call.weights_BHQK is None and call.spec and getattr(original.attend, "__name__", "").startswith("sdpa"):
+        check.kernel = calls.sdpa_kernel(call.spec)
     return check
 
 

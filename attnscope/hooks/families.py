@@ -127,16 +127,16 @@ class ModuleStacks:
 
     def _encoded(self, module: nn.Module, args: Any, output: Any) -> None:
         states = output[0] if isinstance(output, tuple | list | Mapping) else output
-        self._states = {_place(states)} if isinstance(states, Tensor) else set()
+        self._states = {_address(states)} if isinstance(states, Tensor) else set()
 
     def _watch(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        arguments = {**dict(zip(_names(type(module).forward), args, strict=False)), **kwargs}
+        arguments = {**dict(zip(_argument_names(type(module).forward), args, strict=False)), **kwargs}
         by_name = any(isinstance(arguments.get(name), Tensor) for name in FROM_ENCODER)
         tensors = (value for value in arguments.values() if isinstance(value, Tensor))
-        self._crossing[module] = by_name or any(_place(value) in self._states for value in tensors)
+        self._crossing[module] = by_name or any(_address(value) in self._states for value in tensors)
 
 
-def _place(tensor: Tensor) -> int:
+def _address(tensor: Tensor) -> int:
     try:
         return tensor.untyped_storage().data_ptr()
     except (RuntimeError, NotImplementedError):  # a tensor that keeps its numbers elsewhere
@@ -144,7 +144,7 @@ def _place(tensor: Tensor) -> int:
 
 
 @lru_cache
-def _names(forward: Callable[..., Any]) -> tuple[str, ...]:
+def _argument_names(forward: Callable[..., Any]) -> tuple[str, ...]:
     """What the forward of a class calls its arguments, in order."""
     return tuple(inspect.signature(forward).parameters)[1:]
 
@@ -208,11 +208,16 @@ def banded(matrices: Sequence[Tensor], global_BT: Tensor | None, tokens: int) ->
     return whole_BHQK[:, :, :tokens, :tokens], reach
 
 
-def unpack_layout(weights: Tensor, layout: str, tokens: int) -> tuple[Tensor, int | None]:
+def unpack_layout(
+    matrices: Sequence[Tensor], layout: str, tokens: int, global_BT: Tensor | None = None
+) -> tuple[Tensor, int | None]:
     """(B, H, Q, K) of weights in another layout, cut to the text's tokens, and how far a query sees to either side.
 
-    layout: see `Family.layout`; of a band see `banded`.
+    layout: see `Family.layout`. matrices, global_BT: of a band see `banded`; of other layouts the weights alone.
     """
+    if layout == "band":
+        return banded(matrices, global_BT, tokens)
+    weights = matrices[0]
     if layout == "last":
         return weights.permute(2, 3, 0, 1), None
     B, N, H, block, _ = weights.shape
@@ -258,14 +263,21 @@ class Computed:
 class FunctionCall(NamedTuple):
     """One call of a function of torch: its name, its tensors in order, how many numbers it gave, and what.
 
-    gave: None of a softmax, which is not kept: `again` makes it a second time.
+    result: None of a softmax, which is not kept: `repeat` makes it a second time.
     """
 
     name: str
     args: Sequence[Any]
     size: int
-    gave: Tensor | None
-    again: Callable[[], Tensor]
+    result: Tensor | None
+    repeat: Callable[[], Tensor]
+
+    @property
+    def operands(self) -> Sequence[Tensor]:
+        """What a softmax or a product was given; of `einsum` after its equation, one by one or in a list."""
+        if self.name != "einsum":
+            return self.args
+        return self.args[1:] if isinstance(self.args[1], Tensor) else self.args[1]
 
 
 class Watch(TorchFunctionMode):
@@ -297,61 +309,51 @@ class Watch(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Iterable[type], args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
-        gave = func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
         name = getattr(func, "__name__", "").strip("_")
-        if self._running and (name == SOFTMAX or name in PRODUCTS) and isinstance(gave, Tensor):
+        if self._running and (name == SOFTMAX or name in PRODUCTS) and isinstance(result, Tensor):
             steps, by_name = self._running[-1][1], kwargs or {}
             tensors = (*args, *(by_name[key] for key in ("input", "other", "mat2") if key in by_name))
-            again = partial(func, *args, **by_name)
-            step = FunctionCall(name, tensors, gave.numel(), None if name == SOFTMAX else gave, again)
+            repeat = partial(func, *args, **by_name)
+            step = FunctionCall(name, tensors, result.numel(), None if name == SOFTMAX else result, repeat)
             sizes = [earlier.size for earlier in steps if earlier.name == SOFTMAX]
-            if name == SOFTMAX or _left(step).numel() in sizes:
+            if name == SOFTMAX or step.operands[0].numel() in sizes:
                 steps.append(step)  # no product from before the softmax: it would keep a matrix alive
-        return gave
+        return result
 
 
 def computed(steps: Sequence[FunctionCall], weights_BHQK: Tensor) -> Computed:
     """What the module that gave these weights computed with them."""
     shape = weights_BHQK.shape
-    logits = next((_left(step) for step in steps if step.name == SOFTMAX and _are(step.again(), weights_BHQK)), None)
-    product = next((step for step in steps if step.name != SOFTMAX and _are(_left(step), weights_BHQK)), None)
-    v_BGKV, output_BQHV = (None, None) if product is None else _values(product, *shape)
-    return Computed(None if logits is None else logits.reshape(shape), v_BGKV, output_BQHV)
+    softmaxes = [step for step in steps if step.name == SOFTMAX]
+    softmax = next((step for step in softmaxes if _matches(step.repeat(), weights_BHQK)), None)
+    product = next((step for step in steps if step.name != SOFTMAX and _matches(step.operands[0], weights_BHQK)), None)
+    logits_BHQK = None if softmax is None else softmax.operands[0].reshape(shape)
+    return Computed(logits_BHQK, *((None, None) if product is None else _values(product, *shape)))
 
 
-def _left(step: FunctionCall) -> Tensor:
-    """What a softmax or a product was given first."""
-    if step.name != "einsum":
-        first: Tensor = step.args[0]
-        return first
-    operands = step.args[1:] if isinstance(step.args[1], Tensor) else step.args[1]
-    return operands[0]
-
-
-def _are(x: Tensor, weights_BHQK: Tensor) -> bool:
+def _matches(x: Tensor, weights_BHQK: Tensor) -> bool:
     """Whether these are the weights, in any precision, texts and heads perhaps in one dimension."""
     return x.shape[-2:] == weights_BHQK.shape[-2:] and same_numbers(x.to(weights_BHQK.dtype), weights_BHQK)
 
 
 def _values(product: FunctionCall, B: int, H: int, Q: int, K: int) -> tuple[Tensor | None, Tensor | None]:
     """What weights were multiplied with (B, G, K, V), and what that gave (B, Q, H, V); None in another arrangement."""
-    assert product.gave is not None
+    assert product.result is not None
     if product.name != "einsum":
-        values: Tensor = product.args[1]
+        values = product.operands[1]
         v_BGKV = values.unflatten(0, (B, H)) if values.ndim == 3 else values
         if v_BGKV.ndim != 4 or v_BGKV.shape[2] != K or H % v_BGKV.shape[1]:
             return None, None
-        return v_BGKV.expand(B, -1, -1, -1), product.gave.reshape(B, H, Q, -1).transpose(1, 2)
+        return v_BGKV.expand(B, -1, -1, -1), product.result.reshape(B, H, Q, -1).transpose(1, 2)
 
     # Of `einsum("bnij,jbnd->ibnd", weights, values)` the letters say the order, whatever it is.
-    equation, *rest = product.args
-    operands: Sequence[Tensor] = rest if isinstance(rest[0], Tensor) else rest[0]
-    inputs, _, output = equation.replace(" ", "").partition("->")
+    inputs, _, output = product.args[0].replace(" ", "").partition("->")
     first, second = inputs.split(",") if inputs.count(",") == 1 else ("", "")
     widths = set(second) - set(first)
     if len(first) != 4 or len(second) != 4 or len(widths) != 1 or first[2] in second or len(output) != 4:
         return None, None
     text, head, query, key = tuple(first)
     [width] = widths
-    v_BHKV = operands[1].permute([second.index(letter) for letter in (text, head, key, width)])
-    return v_BHKV, product.gave.permute([output.index(letter) for letter in (text, query, head, width)])
+    v_BHKV = product.operands[1].permute([second.index(letter) for letter in (text, head, key, width)])
+    return v_BHKV, product.result.permute([output.index(letter) for letter in (text, query, head, width)])

@@ -52,11 +52,11 @@ def positions_of_one_pass(model: nn.Module) -> Iterator[None]:
     with ExitStack() as hooks:
         for module in bare_model(model).modules():
             if hasattr(module, POSITIONS_OF_IDS):
-                hooks.enter_context(module.register_forward_pre_hook(_Counted(), with_kwargs=True))
+                hooks.enter_context(module.register_forward_pre_hook(_PositionCounter(), with_kwargs=True))
         yield
 
 
-class _Counted:
+class _PositionCounter:
     """Tells a module that makes positions of ids how many tokens before these have one."""
 
     def __init__(self) -> None:
@@ -221,7 +221,7 @@ def continuation(
     """
     # What is given back is the whole text; the prompt is no part of the answer.
     ids_BT = torch.tensor([list(ids)], device=loaded.device)
-    text_BT = greedy(loaded, ids_BT, most, engine.implementation, streamer=_Steps(advance), **inputs)
+    text_BT = greedy(loaded, ids_BT, most, engine.implementation, streamer=_Streamer(advance), **inputs)
     generated: list[int] = text_BT[0, len(ids) :].tolist()
 
     # What is measured is one pass over the text, in which such layers see more than they did here.
@@ -233,10 +233,10 @@ def continuation(
             loaded.name,
             min(windows),
         )
-    return Continuation(generated, _ended(loaded, ids, generated) or (OWN if len(generated) < most else NUMBER))
+    return Continuation(generated, _ending(loaded, ids, generated) or (OWN if len(generated) < most else NUMBER))
 
 
-def _ended(loaded: LoadedModel, before: Sequence[int], generated: Sequence[int]) -> str | None:
+def _ending(loaded: LoadedModel, before: Sequence[int], generated: Sequence[int]) -> str | None:
     """What the text itself ends with: END or STOP; None where something else ended it."""
     if generated and ends(loaded, generated[-1]):
         return END
@@ -267,7 +267,7 @@ def greedy(
     model's generation config has a part in which token is the likeliest, and in where the text ends. how: further
     arguments of the model's `generate`. Raises as `continuation`.
     """
-    model, otherwise = loaded.model, _otherwise(loaded)
+    model, otherwise = loaded.model, _next_step(loaded)
     check_generates(loaded, otherwise)
     start = None if ids_BT.is_floating_point() else 1 if loaded.geometry.task == SEQ2SEQ else ids_BT.shape[1]
     if start is not None:
@@ -309,7 +309,7 @@ def check_generates(loaded: LoadedModel, otherwise: str) -> None:
         raise ModelError(f"{loaded.name} cannot generate", otherwise)
 
 
-def _otherwise(loaded: LoadedModel) -> str:
+def _next_step(loaded: LoadedModel) -> str:
     if loaded.geometry.task == SEQ2SEQ:
         return "give the target with {target=TEXT}, or read its encoder alone: {task=encoder}"
     return "give the answer with {answer=TEXT}" if loaded.has_logits else WHOLE_MODEL
@@ -327,9 +327,9 @@ def translation(
     At most `most` new tokens, MOST_MADE without it, and no more than the decoder can read after its start. Raises as
     `continuation`.
     """
-    limit, room, steps = most or MOST_MADE, loaded.geometry.decoder_positions, _Steps(advance)
+    limit, room, steps = most or MOST_MADE, loaded.geometry.decoder_positions, _Streamer(advance)
     how: dict[str, Any] = {"streamer": steps}
-    check_generates(loaded, _otherwise(loaded))
+    check_generates(loaded, _next_step(loaded))
     if _in_parts(loaded.model):
         how["force_unique_generate_call"] = True  # one part, with the tokens that it begins with
     reads, inputs = given_of(loaded, source)
@@ -339,7 +339,7 @@ def translation(
 
     # How many tokens the decoder began with, a language among them, shows in the first that its code handed on.
     start, generated = target[: steps.start or 1], target[steps.start or 1 :]
-    why = _ended(loaded, start, generated)
+    why = _ending(loaded, start, generated)
     if why is None and len(generated) >= limit:
         why = NUMBER if most else DEFAULT
     if why is None:
@@ -389,7 +389,7 @@ def end_tokens(loaded: LoadedModel) -> frozenset[int]:
     return frozenset()
 
 
-class _Steps:
+class _Streamer:
     """What transformers hands each new token to, after the prompt."""
 
     def __init__(self, advance: Callable[[int], object]) -> None:

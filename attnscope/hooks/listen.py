@@ -16,7 +16,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -25,31 +25,10 @@ from torch import Tensor, nn
 from attnscope.attention.operator import DenseAttention
 from attnscope.attention.spec import AttentionSpec, Visibility, by_place
 from attnscope.errors import ModelError, UsageError, hints_of
+from attnscope.hooks import families, forward
 from attnscope.hooks.calls import AttentionCall, CallSite, OriginalAttention, check_call
 from attnscope.hooks.engines import ENGINES, Engine, OnCall, full_precision, with_change
-from attnscope.hooks.families import (
-    ModuleStacks,
-    Route,
-    Watch,
-    banded,
-    computed,
-    near,
-    route_of,
-    strip_weights,
-    unpack_layout,
-    weights_in,
-)
-from attnscope.hooks.forward import (
-    attention_modules,
-    bare_model,
-    config_of,
-    hooks_around,
-    own_errors,
-    run_backbone,
-    temporary,
-    with_logits,
-    without_cache,
-)
+from attnscope.hooks.families import ModuleStacks, Route, Watch
 from attnscope.hooks.report import CallCheck, CaptureReport, settle, tolerance
 from attnscope.hooks.windows import WindowedTower
 from attnscope.model.families import Family, family_of
@@ -102,9 +81,9 @@ def listen(
         >>> listen(model, ids, lambda call: None, logits_at=[-1]).logits     # (texts, 1, vocabulary)
         >>> listen(model, ids, lambda call: None, change=lambda call: 0 * call.output_BQHV if call.layer == 2 else None)
     """
-    bare, ends = bare_model(model), calls_alone and not hooks_around(model)
+    bare, ends = forward.bare_model(model), calls_alone and not forward.hooks_around(model)
     with (
-        own_errors(model),
+        forward.own_errors(model),
         running(model, engine.implementation if engine else None) as attention,
         listening(
             model,
@@ -119,13 +98,13 @@ def listen(
         suppress(_LastCallError),
     ):
         report.tokens, further = ids_BT.shape[1], inputs.keys() - {"decoder_input_ids", *CACHE_ARGUMENTS}
-        inputs = {**without_cache(bare), **_route(model).extras, **inputs}
+        inputs = {**forward.without_cache(bare), **_route(model).extras, **inputs}
 
         def run(**more: Any) -> None:
             if logits_at is None:
-                report.output = run_backbone(model, ids_BT, **inputs, **more)
+                report.output = forward.run_backbone(model, ids_BT, **inputs, **more)
             else:
-                report.output, report.logits = with_logits(bare, ids_BT, logits_at, {**inputs, **more})
+                report.output, report.logits = forward.with_logits(bare, ids_BT, logits_at, {**inputs, **more})
 
         run()
         if not report.calls and "output_attentions" not in inputs:  # a family may return weights to who asks for them
@@ -162,7 +141,7 @@ def running(model: nn.Module, implementation: str | None) -> Iterator[str]:
     """
     if model.training:
         raise UsageError("the model is in training mode, where dropout changes the weights", "call model.eval() first")
-    bare: Any = bare_model(model)
+    bare: Any = forward.bare_model(model)
     with _model_lock(model), torch.no_grad(), _uncompiled():
         # A family that has no sdpa stays as it is.
         before = getattr(getattr(bare, "config", None), "_attn_implementation", None) or "eager"
@@ -171,7 +150,7 @@ def running(model: nn.Module, implementation: str | None) -> Iterator[str]:
         if other is not None:
             bare.set_attn_implementation(other)
         try:
-            config = config_of(model)
+            config = forward.config_of(model)
             if config is not None and not pads_exactly(config):
                 settle_rotary(model)
             yield other or before
@@ -197,10 +176,10 @@ def listening(
     `ends` the last call of a pass, where it is known, ends it. computed: see `listen`.
     """
     engine = engine or ENGINES["eager"]
-    listener = _Listener(bare_model(model), on_call, engine, windows or {})
+    listener = _Listener(forward.bare_model(model), on_call, engine, windows or {})
     listener.tower = WindowedTower(patches, engine, on_call) if patches else None
-    listener.last = _calls_of_pass.get(bare_model(model), 0) if ends else 0
-    with _dispatching(listener), temporary(listener.hook_modules(computed)):
+    listener.last = _calls_of_pass.get(forward.bare_model(model), 0) if ends else 0
+    with _dispatching(listener), forward.temporary(listener.hook_modules(computed)):
         # A watch slows every function of torch: it is open only where a module asks no interface.
         with listener.watch if listener.watches else nullcontext():
             yield listener.report
@@ -246,7 +225,7 @@ def _dispatching(listener: _Listener) -> Iterator[None]:
     """While open, the listener hears the calls of this thread; the method is put back when the last one closes."""
     global _original
     thread = threading.get_ident()  # a generator may be closed in another one
-    AttentionInterface = _interface()
+    AttentionInterface = needed("transformers.modeling_utils", "AttentionInterface", "get_interface")
     with _lock:
         if not _listeners and AttentionInterface.get_interface is not _get_interface:
             _original = AttentionInterface.get_interface
@@ -263,17 +242,11 @@ def _dispatching(listener: _Listener) -> Iterator[None]:
                 AttentionInterface.get_interface = _original
 
 
-@cache
-def _interface() -> Any:
-    """The class of transformers that modules ask for what computes their attention."""
-    return needed("transformers.modeling_utils", "AttentionInterface", "get_interface")
-
-
 @contextmanager
 def _model_lock(model: nn.Module) -> Iterator[None]:
     """A second capture of the same model waits for the first."""
     with _lock:
-        lock = _model_locks.setdefault(bare_model(model), threading.RLock())
+        lock = _model_locks.setdefault(forward.bare_model(model), threading.RLock())
     with lock:
         yield
 
@@ -289,7 +262,7 @@ class _Listener:
         self.tower: WindowedTower | None = None  # that attends window by window
         self.last = 0  # how many calls end the pass, 0 for none
         self.watch, self.watches = Watch(), False  # whether there is a module to be watched
-        self.stacks = ModuleStacks(model, config_of(model))
+        self.stacks = ModuleStacks(model, forward.config_of(model))
         self._calls: dict[tuple[str, int], int] = {}
         self._families: dict[nn.Module, Family] = {}
         self._by_interface: set[nn.Module] = set()
@@ -301,7 +274,7 @@ class _Listener:
 
         computed: see `listen`.
         """
-        attention = attention_modules(self.model)
+        attention = forward.attention_modules(self.model)
         hooks = [module.register_forward_hook(self._from_hook, prepend=True, with_kwargs=True) for module in attention]
         watched = []  # those that ask no interface, as far as is known of their family and file
         for module in attention if computed else ():
@@ -312,12 +285,12 @@ class _Listener:
         hooks += [module.register_forward_pre_hook(self.watch.enter) for module in watched]
         return [*self.stacks.hook(attention), *hooks]
 
-    def from_interface(self, own: OriginalAttention) -> Any:
+    def from_interface(self, original: OriginalAttention) -> Any:
         """One call through the attention interface, run by the engine; the layer's matrix is freed on return."""
-        if self._family(own.module).merges_cross:
-            return own()
-        self._by_interface.update(self._around(own.module))
-        place, arguments = self._place(own.module), own.arguments
+        if self._family(original.module).merges_cross:
+            return original()
+        self._by_interface.update(self._enclosing(original.module))
+        place, arguments = self._site(original.module), original.arguments
         q = arguments["query"]
         sinks = next((arguments[name] for name in SINKS if arguments.get(name) is not None), None)
         if sinks is not None:  # one per head, or one per head and query
@@ -327,33 +300,33 @@ class _Listener:
             k_BGKD=arguments["key"],
             v_BGKV=arguments["value"],
             scale=q.shape[-1] ** -0.5 if arguments.get("scaling") is None else arguments["scaling"],
-            visible=self._visibility(own, arguments),
+            visible=self._visibility(original, arguments),
             softcap=arguments.get("softcap"),
             bias=arguments.get("position_bias"),
             sinks=sinks,
-            sinks_scale_output=family_of(own.module).sinks_scale_output,
+            sinks_scale_output=family_of(original.module).sinks_scale_output,
         )
         if self.tower and is_vision(place.stack):
-            output, check = self.tower.run(place, spec, own)
+            output, check = self.tower.run(place, spec, original)
             if check is None:  # one of several windows: reported when the module is done
                 return output, None
         else:
-            output, check = self.engine.run(place, spec, own, self.on_call)
-        self._directed(check, spec.visible)
+            output, check = self.engine.run(place, spec, original, self.on_call)
+        self._note_direction(check, spec.visible)
         # A family that attends twice with the same weights hands on the same q and k, over other values.
         qk = (spec.q_BHQD, spec.k_BGKD)
         check.repeats = all(before() is now for before, now in zip(self._last_qk, qk, strict=True))
         self._last_qk = tuple(map(weakref.ref, qk))
-        self._read(check)
+        self._report(check)
         return output, None
 
-    def _directed(self, check: CallCheck, visible: Visibility) -> None:
+    def _note_direction(self, check: CallCheck, visible: Visibility) -> None:
         """Note which way a call over one text looks, and which it should."""
         if visible.queries == visible.keys and not is_vision(check.stack):
             check.back_alone = self.stacks.back_alone(check.stack)
             check.note(ahead=visible.ahead)
 
-    def _read(self, check: CallCheck) -> None:
+    def _report(self, check: CallCheck) -> None:
         self.report.calls.append(check)
         if len(self.report.calls) == self.last:
             raise _LastCallError
@@ -361,21 +334,21 @@ class _Listener:
     def _family(self, module: nn.Module) -> Family:
         """What is known of the family of the part of the model that a module is in."""
         if module not in self._families:
-            inner = (part for part in reversed([self.model, *self._around(module)[1:], module]))
+            inner = (part for part in reversed([self.model, *self._enclosing(module)[1:], module]))
             owner = next((part for part in inner if hasattr(part, "config")), None)
             self._families[module] = family_of(owner)
         return self._families[module]
 
-    def _around(self, module: nn.Module) -> list[nn.Module]:
+    def _enclosing(self, module: nn.Module) -> list[nn.Module]:
         """The module, and those that it is in: what they return second may be a bias of positions."""
         names = self.paths[module].split(".")
         return [module, *(self.model.get_submodule(".".join(names[:depth])) for depth in range(1, len(names)))]
 
     def _from_hook(self, module: nn.Module, args: Any, kwargs: Mapping[str, Any], output: Any) -> Any:
         for check in self.tower.done(module) if self.tower else ():
-            self._read(check)
+            self._report(check)
         family, steps = self._family(module), self.watch.leave(module)
-        matrices = [] if module in self._by_interface else weights_in(output, family)
+        matrices = [] if module in self._by_interface else families.weights_in(output, family)
         if not matrices:
             return None
 
@@ -402,21 +375,21 @@ class _Listener:
         if family.merges_cross and len(matrices) > 1:
             by_stack = [(stack, [matrix]) for stack, matrix in zip((DECODER, CROSS), matrices, strict=True)]
         for stack, own in by_stack:
-            place = self._place(module, stack)
-            weights_BHQK, visible = self._positioned(place, own, family, kwargs.get(GLOBAL_TOKENS))
-            inside = computed(steps, weights_BHQK)
+            place = self._site(module, stack)
+            weights_BHQK, visible = self._weights_and_visibility(place, own, family, kwargs.get(GLOBAL_TOKENS))
+            inside = families.computed(steps, weights_BHQK)
             P = DenseAttention(weights_BHQK, visible, logits_BHQK=inside.logits_BHQK)
             call = AttentionCall(place, P, None, weights_BHQK, inside.output_BQHV, inside.v_BGKV)
             with full_precision(weights_BHQK.device):
                 check = check_call(call, "hook")
                 if family.merges_cross:  # each part's rows lack what the other has
                     check.note(row_sum_error=None)
-                self._directed(check, visible)
+                self._note_direction(check, visible)
                 self.on_call(call)
-            self._read(check)
-        return strip_weights(output, matrices, keep_shape=family.layout is not None)
+            self._report(check)
+        return families.strip_weights(output, matrices, keep_shape=family.layout is not None)
 
-    def _positioned(
+    def _weights_and_visibility(
         self, place: CallSite, matrices: Sequence[Tensor], family: Family, global_BT: Tensor | None
     ) -> tuple[Tensor, Visibility]:
         """A module's weights as (B, H, Q, K), and which keys its queries may see; global_BT: which all others see."""
@@ -426,17 +399,14 @@ class _Listener:
 
         # Windows and blocks have places of their own, and are padded beyond the text.
         if family.layout and is_bidirectional(stack):
-            in_band = family.layout == "band"
-            weights, reach = (
-                banded(matrices, global_BT, tokens) if in_band else unpack_layout(weights, family.layout, tokens)
-            )
+            weights, reach = families.unpack_layout([weights, *matrices[1:]], family.layout, tokens, global_BT)
             T, device = weights.shape[-1], weights.device
             global_BT = global_BT if len(matrices) > 1 else None
 
             def in_window() -> Visibility:
-                return Visibility(T, T, near(T, reach, device, global_BT), False, None, device)
+                return Visibility(T, T, families.near(T, reach, device, global_BT), False, None, device)
 
-            return weights, self._shared((T, reach, device, global_BT is not None), None, in_window)
+            return weights, self._cached((T, reach, device, global_BT is not None), None, in_window)
 
         # No mask was seen: causal attention alone gives all keys after a query's own a weight of exactly 0. One query
         # does not show that, nor do keys that are another text's.
@@ -446,18 +416,18 @@ class _Listener:
             causal = not bool((weights.amax((0, 1)).triu(1) > 0).any())
         window = self.windows.get(place.layer) if causal else None
         key = Q, K, causal, window, weights.device
-        return weights, self._shared(key, None, lambda: Visibility(Q, K, None, causal, window, weights.device))
+        return weights, self._cached(key, None, lambda: Visibility(Q, K, None, causal, window, weights.device))
 
     @cached_property
     def _without_attention(self) -> set[tuple[int, str]]:
         """The layers that compute no softmax attention, by what the model's config says."""
-        config = config_of(self.model)
+        config = forward.config_of(self.model)
         if config is None:
             return set()
         every = geometry_of(config, count=False).every
         return {(layer.index, stack) for stack, layers in every.items() for layer in layers if not layer.attention}
 
-    def _place(self, module: nn.Module, stack: str | None = None) -> CallSite:
+    def _site(self, module: nn.Module, stack: str | None = None) -> CallSite:
         """The module's layer, and which call of that layer this is; stack: of the call, where the module makes two."""
         stack = stack or self.stacks.of(module)
         layer = layer_of(module, self.paths[module])
@@ -466,7 +436,7 @@ class _Listener:
         self._calls[stack, layer] = self._calls.get((stack, layer), -1) + 1
         return CallSite(layer, self._calls[stack, layer], self.paths[module], module, stack)
 
-    def _visibility(self, own: OriginalAttention, arguments: Mapping[str, Any]) -> Visibility:
+    def _visibility(self, original: OriginalAttention, arguments: Mapping[str, Any]) -> Visibility:
         """One Visibility per mask: layers that share a mask share its counts.
 
         Without a mask the model hides later keys by `is_causal`, which the call hands on or the module has. Its eager
@@ -485,15 +455,15 @@ class _Listener:
                 same = len(mask) > 1 and torch.equal(mask[1:], mask[:-1])
                 return Visibility(Q, K, (mask[:1] if same else mask)[..., :K], device=mask.device)
 
-            return self._shared(id(mask), mask, make)
-        causal, stack = arguments.get("is_causal"), self.stacks.of(own.module)
-        causal = getattr(own.module, "is_causal", is_causal(stack)) if causal is None else causal
-        eager = getattr(own.attend, "__name__", "").startswith("eager")
+            return self._cached(id(mask), mask, make)
+        causal, stack = arguments.get("is_causal"), self.stacks.of(original.module)
+        causal = getattr(original.module, "is_causal", is_causal(stack)) if causal is None else causal
+        eager = getattr(original.attend, "__name__", "").startswith("eager")
         causal = bool(causal) and not is_cross(stack) and not eager
         device = arguments["query"].device
-        return self._shared((Q, K, causal, device), None, lambda: Visibility(Q, K, None, causal, None, device))
+        return self._cached((Q, K, causal, device), None, lambda: Visibility(Q, K, None, causal, None, device))
 
-    def _shared(self, key: Any, mask: Any, make: Callable[[], Visibility]) -> Visibility:
+    def _cached(self, key: Any, mask: Any, make: Callable[[], Visibility]) -> Visibility:
         if key not in self._visible:
             while len(self._visible) >= MASKS_KEPT:  # a model that builds a mask per layer must not pile them up
                 del self._visible[next(iter(self._visible))]
@@ -507,16 +477,16 @@ def calls_interface(model: nn.Module) -> bool:
 
 
 def _route(model: nn.Module) -> Route:
-    bare = bare_model(model)
+    bare = forward.bare_model(model)
 
     def routes(extras: Mapping[str, Any]) -> set[str]:
         """The routes by which the attention calls of a pass over two tokens are heard."""
         ids_BT = torch.zeros(1, 2, dtype=torch.long, device=device_of(bare))
         with _model_lock(model), torch.no_grad(), _uncompiled(), listening(model, lambda call: None) as report:
-            run_backbone(model, ids_BT, **without_cache(bare), **extras)
+            forward.run_backbone(model, ids_BT, **forward.without_cache(bare), **extras)
         return {check.route for check in report.calls}
 
-    return route_of(bare, routes)
+    return families.route_of(bare, routes)
 
 
 def _uncompiled() -> AbstractContextManager[None]:

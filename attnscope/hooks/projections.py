@@ -182,7 +182,7 @@ def gated_projections(loaded: LoadedModel, ids: Sequence[int] | Tensor, **inputs
     reads = ids if isinstance(ids, Tensor) else torch.tensor([list(ids)], device=loaded.device)
     gave: dict[nn.Module, Any] = {}
     factor_HV: dict[nn.Module, Tensor] = {}
-    first, second = (_given_parts(loaded.model, reads, inputs, gave, factors) for factors in (None, factor_HV))
+    first, second = (_part_inputs(loaded.model, reads, inputs, gave, factors) for factors in (None, factor_HV))
 
     # The second input must be the first times the factors, but for one factor per token and head.
     def scales(attention: nn.Module, before_BTHV: Tensor, after_BTHV: Tensor) -> bool:
@@ -202,7 +202,7 @@ def gated_projections(loaded: LoadedModel, ids: Sequence[int] | Tensor, **inputs
     return projections
 
 
-def _given_parts(
+def _part_inputs(
     model: nn.Module,
     ids: Tensor,
     inputs: dict[str, Any],

@@ -87,7 +87,7 @@ class PendingCall(NamedTuple):
 
     place: CallSite
     spec: AttentionSpec
-    own: OriginalAttention
+    original: OriginalAttention
     output_BQHV: Tensor
     weights_BHQK: Tensor | None
 
@@ -101,26 +101,27 @@ class WindowedTower:
     def __init__(self, patches: Sequence[Sequence[int]], engine: Engine, on_call: OnCall) -> None:
         self.patches, self.engine, self.on_call = patches, engine, on_call
         self.order_T = torch.tensor(list(chain(*patches)))
-        by_size: dict[
-            tuple[int, bool], list[int]
-        ] = {}  # the numbers of the windows of a size; that of patch 0 is alone
+        # The numbers of the windows of a size; that of patch 0 is alone.
+        by_size: dict[tuple[int, bool], list[int]] = {}
         for number, part in enumerate(patches):
             by_size.setdefault((len(part), 0 in part), []).append(number)
         self.groups = [(numbers, torch.tensor([patches[number] for number in numbers])) for numbers in by_size.values()]
         self.waiting: dict[nn.Module, list[PendingCall]] = {}
 
-    def run(self, place: CallSite, spec: AttentionSpec, own: OriginalAttention) -> tuple[Tensor, CallCheck | None]:
+    def run(self, place: CallSite, spec: AttentionSpec, original: OriginalAttention) -> tuple[Tensor, CallCheck | None]:
         """A call's output, and how it held; None of one that is handed on when its module is done."""
         if spec.q_BHQD.shape[2] == len(self.order_T):
-            return self.engine.run(place, spec, own, lambda call: self.on_call(joined_calls([call], [self.order_T])))
+            return self.engine.run(
+                place, spec, original, lambda call: self.on_call(joined_calls([call], [self.order_T]))
+            )
 
         # Calls can be joined that are of one text, all of whose queries see all of its keys, by q and k alone.
         seen = spec.visible.by_position and not spec.visible.causal and spec.q_BHQD.shape[2] == spec.visible.keys
         plain = seen and spec.batch == 1 and spec.bias is None and spec.sinks is None
         if self.engine.alters or not plain:
-            return self.engine.run(place, spec, own, self.on_call)
-        call = PendingCall(place, spec, own, *own())
-        self.waiting.setdefault(own.module, []).append(call)
+            return self.engine.run(place, spec, original, self.on_call)
+        call = PendingCall(place, spec, original, *original())
+        self.waiting.setdefault(original.module, []).append(call)
         return call.output_BQHV, None
 
     def done(self, module: nn.Module) -> list[CallCheck]:
@@ -144,7 +145,7 @@ def _as_batch(calls: Sequence[PendingCall]) -> tuple[AttentionCall, CallCheck]:
     P = RowsAttention(spec) if weights is None else DenseAttention(weights, spec.visible, spec)
     call = AttentionCall(calls[0].place, P, spec, weights, torch.cat([call.output_BQHV for call in calls]))
     with full_precision(P.device):
-        check = check_own(call, calls[0].own)
+        check = check_own(call, calls[0].original)
     tokens = P.batch * P.keys
     return call, replace(check, keys=tokens, queries=tokens)
 
