@@ -244,6 +244,8 @@ STAGES = {  # what may happen to q, k and v between split and scores, by the ora
     "factor": Step("factor on q", "q × factor of its position", "Keeps long texts' queries sharp."),
 }
 
+UNSEEN_OUTPUT = Step("output projection", "[heads] W_O", "From the heads back to the width of the model.")
+
 
 def before_scores(
     inputs: LayerInputs, module: nn.Module, head: int, observed: Observed
@@ -407,13 +409,9 @@ def _output(inputs: LayerInputs, stages: OutputStages, observed: Observed) -> St
     layout, width = inputs.layout, stages.gated_BTHV[0, 0].numel()
     output_TE, product = stages.output_BTE[0], f"[heads] W_O{_bias(inputs, layout.out)}"
     if not layout.out:  # then what the module gives back is all that there is to see of it
-        return Step(
-            "output projection",
-            "[heads] W_O",
-            "From the heads back to the width of the model.",
-            checks=observed.check("output of its attention module", output_TE, observed.output_QE),
-            missing="this family projects in another module; its attention gives back the heads side by side",
-        )
+        checks = observed.check("output of its attention module", output_TE, observed.output_QE)
+        missing = "this family projects in another module; its attention gives back the heads side by side"
+        return replace(UNSEEN_OUTPUT, checks=checks, missing=missing)
     why = "A last matrix mixes what the heads found, back to the width of the model: what attention adds to the token."
     arrays: tuple[Numbers, ...] = (numbers("y", "token dim", output_TE),)
     # A few families add and norm inside the module, where others leave that to the block.

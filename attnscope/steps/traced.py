@@ -27,6 +27,7 @@ from attnscope.reference.attention import Operands
 from attnscope.reference.layouts import layout_of
 from attnscope.reference.projections import UnreadableError
 from attnscope.steps.attention import (
+    UNSEEN_OUTPUT,
     Attention,
     Observed,
     after_values,
@@ -177,6 +178,6 @@ def _from_call(ran: LayerRun, head: int, query: int, why: str) -> tuple[list[Ste
         observed_heads(attention.qkv, head),
         *attention_steps(attention, head, query, observed),
         concatenation(attention.heads_HQV, head),
-        Step("output projection", "[heads] W_O", "From the heads back to the width of the model.", missing=why),
+        replace(UNSEEN_OUTPUT, missing=why),
     ]
     return steps, attention
