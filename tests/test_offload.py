@@ -20,7 +20,7 @@ from attnscope.interventions.passes import prepared
 from attnscope.interventions.spec import HeadSet
 from attnscope.model.loaded import LoadedModel, weights_of
 from attnscope.model.loading import wrap
-from attnscope.observe.logit_path import Way, way_to_logits
+from attnscope.observe.logit_path import LogitPath, path_to_logits
 from attnscope.observe.request import View
 from attnscope.steps.traced import explain_head
 from attnscope.studies import ablation as tasks
@@ -107,9 +107,9 @@ def test_a_head_is_explained_from_its_raw_weights(both: tuple[LoadedModel, Loade
 
 @pytest.mark.parametrize("dtype", [torch.float32])
 def test_the_way_to_the_logits_and_copying_are_found(both: tuple[LoadedModel, LoadedModel]) -> None:
-    there, away = (way_to_logits(one, [5, 6, 7, 8]) for one in both)
-    assert isinstance(there, Way)
-    assert isinstance(away, Way)
+    there, away = (path_to_logits(one, [5, 6, 7, 8]) for one in both)
+    assert isinstance(there, LogitPath)
+    assert isinstance(away, LogitPath)
     token_BT = torch.tensor([[7]])
     torch.testing.assert_close(away.towards(token_BT), there.towards(token_BT), rtol=0, atol=0)
     written_BRE = torch.randn(2, 3, both[0].model.config.hidden_size)

@@ -10,8 +10,8 @@ effect, see `direct`.
 First the way from heads to logits: output projection, residual stream and final norm, with gates and norms between. No
 family is known here: every step is measured on a few tokens, and the first that is not as simple is named.
 
-    way = way_to_logits(loaded, ids)        # or in words why there is none
-    way.towards(token_BT)                   # (B, T, E)
+    path = path_to_logits(loaded, ids)        # or in words why there is none
+    path.towards(token_BT)                   # (B, T, E)
 
 Shapes: B text, T token, H head, R row that is asked, V width of v, E model width.
 """
@@ -59,7 +59,7 @@ MOST_PARTS = 2  # modules of a block that add to the residual stream besides its
 
 
 @dataclass(frozen=True)
-class Way:
+class LogitPath:
     """How what a head writes reaches the logits: linear, but for gates and the scales of norms.
 
     out: each attention module's output projection; a gate before it is part of what it is given. gated: the attention
@@ -89,7 +89,7 @@ class Way:
         return self.after[attention].back(added_BTE) if attention in self.after else added_BTE
 
 
-def way_to_logits(loaded: LoadedModel, ids: Sequence[int]) -> Way | str:
+def path_to_logits(loaded: LoadedModel, ids: Sequence[int]) -> LogitPath | str:
     """The way from the heads to the logits, verified on some tokens; or in words where it is not plain.
 
     Every block must add its attention, as its output projection or a norm after it gives it, and what others of its
@@ -101,7 +101,7 @@ def way_to_logits(loaded: LoadedModel, ids: Sequence[int]) -> Way | str:
     if unembed is None or getattr(unembed, "weight", torch.empty(0)).ndim != 2:
         return "the model has no vocabulary projection"
     try:
-        return _way(loaded, ids, unembed)
+        return _path(loaded, ids, unembed)
     except _NotPlainError as reason:
         return str(reason)
 
@@ -156,7 +156,7 @@ class _Passed:
         return result.shape == expected.shape and float(relative_error(result, expected)) <= allowed
 
 
-def _way(loaded: LoadedModel, ids: Sequence[int], unembed: nn.Module) -> Way:
+def _path(loaded: LoadedModel, ids: Sequence[int], unembed: nn.Module) -> LogitPath:
     passed = _passed(loaded, ids)
     plain, gated = plain_and_gated(loaded, ids, len(passed.heads))
     out = plain | gated
@@ -191,7 +191,7 @@ def _way(loaded: LoadedModel, ids: Sequence[int], unembed: nn.Module) -> Way:
             if part.norm is not None:
                 after[part.attention] = part.norm
         behind *= part.kept
-    return Way(out, added, norm, unembed, factor, note, frozenset(gated), after)
+    return LogitPath(out, added, norm, unembed, factor, note, frozenset(gated), after)
 
 
 def _passed(loaded: LoadedModel, ids: Sequence[int]) -> _Passed:
@@ -365,14 +365,14 @@ def directions(
     right: the token that is right after each row that is asked. foil: a token with a logit that is taken off; without
     one it is the mean over the vocabulary. Raises UsageError where the way from the heads to the logits is not plain.
     """
-    way = way_to_logits(loaded, ids[:TRIED])
-    if isinstance(way, str):
-        raise UsageError(f"what a key writes to the logits is not known: {way}", "use {weights=value}")
+    path = path_to_logits(loaded, ids[:TRIED])
+    if isinstance(path, str):
+        raise UsageError(f"what a key writes to the logits is not known: {path}", "use {weights=value}")
     rows = sorted(right)
-    towards_1RE = way.towards(torch.tensor([[right[row] for row in rows]]))
+    towards_1RE = path.towards(torch.tensor([[right[row] for row in rows]]))
     if foil is not None:
-        towards_1RE = towards_1RE - way.towards(torch.tensor([[foil]]))
-    return Directions(rows, _pulled(loaded, way, ids, rows, towards_1RE))
+        towards_1RE = towards_1RE - path.towards(torch.tensor([[foil]]))
+    return Directions(rows, _pulled(loaded, path, ids, rows, towards_1RE))
 
 
 def asked_of_answer(request: Request, prompt: Prompt) -> Request:
@@ -412,17 +412,17 @@ def directions_of_answer(
 
 
 def _pulled(
-    loaded: LoadedModel, way: Way, ids: Sequence[int], rows: Sequence[int], towards_1RE: Tensor
+    loaded: LoadedModel, path: LogitPath, ids: Sequence[int], rows: Sequence[int], towards_1RE: Tensor
 ) -> dict[nn.Module, Tensor]:
     """(H, R, V) by attention module: a direction of the residual stream, as one of the heads' values."""
-    inputs = ProjectionInputs({attention: way.out[attention] for attention in way.gated})
+    inputs = ProjectionInputs({attention: path.out[attention] for attention in path.gated})
     pulled: dict[nn.Module, Tensor] = {}
 
     def on_call(call: AttentionCall) -> None:
         assert call.output_BQHV is not None
-        out = way.out[call.module]
+        out = path.out[call.module]
         W_O_HVE = projection(out, call.P.heads, call.output_BQHV).float()
-        direction_1RE = way.before(call.module, towards_1RE.to(W_O_HVE.device))
+        direction_1RE = path.before(call.module, towards_1RE.to(W_O_HVE.device))
         pulled[call.module] = torch.einsum("re,hve->hrv", direction_1RE[0], W_O_HVE)
         z_RHV = call.output_BQHV[0, rows]
 
@@ -432,14 +432,14 @@ def _pulled(
             gate_RHV = torch.where(z_RHV == 0, 0.0, gated_RHV / torch.where(z_RHV == 0, 1.0, z_RHV.float()))
             pulled[call.module] = pulled[call.module] * gate_RHV.transpose(0, 1)
 
-        if call.module in way.gated:
+        if call.module in path.gated:
             inputs.on_next(call.module, gate)
 
-    with inputs.watched(), frozen_scales([way.norm, *way.after.values()]) as scales:
+    with inputs.watched(), frozen_scales([path.norm, *path.after.values()]) as scales:
         listen(loaded.model, torch.tensor([list(ids)], device=loaded.device), on_call, engine=UNCHECKED)
     for attention, one_HRV in pulled.items():
-        scale_R1 = scales[way.norm.module][0, rows] * way.factor
-        if attention in way.after:
-            scale_R1 = scale_R1 * scales[way.after[attention].module][0, rows]
+        scale_R1 = scales[path.norm.module][0, rows] * path.factor
+        if attention in path.after:
+            scale_R1 = scale_R1 * scales[path.after[attention].module][0, rows]
         pulled[attention] = one_HRV * scale_R1.to(one_HRV.device)
     return pulled

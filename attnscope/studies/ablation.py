@@ -13,7 +13,7 @@ logits (Elhage et al. 2021; Wang et al. 2022, arXiv 2211.00593). The scales of n
 projection, are frozen as they were.
 
     direct_means(passes).values[3, 0]                   # logits
-    direct(passes, way_to_logits(loaded, ids))          # (S, N), heads by layer
+    direct(passes, path_to_logits(loaded, ids))          # (S, N), heads by layer
 
 Shapes: S sequence, K set, B text, T token, H head, N head of all layers, V width of v, E model width.
 """
@@ -44,7 +44,7 @@ from attnscope.interventions.spec import HeadSet, Task
 from attnscope.model.geometry import Geometry
 from attnscope.model.selection import everything, pairs
 from attnscope.observe.atlas import columns_of
-from attnscope.observe.logit_path import Way, way_to_logits
+from attnscope.observe.logit_path import LogitPath, path_to_logits
 from attnscope.studies.ablation_search import CONTROLS, DrawnFrom, controls_of, parts, whole_groups
 from attnscope.studies.intervals import FEWEST
 from attnscope.studies.parts import Parts, StudyRecord
@@ -358,14 +358,14 @@ class Direct:
 
 def direct_means(passes: Passes, advance: Advance = lambda token_layers: None) -> Direct:
     """The direct effects of all heads on a task."""
-    way = way_to_logits(passes.loaded, passes.task.ids[0][:TRIED])
+    way = path_to_logits(passes.loaded, passes.task.ids[0][:TRIED])
     if isinstance(way, str):
         return Direct({}, way)
     heads = pairs(everything(passes.loaded.geometry.heads_by_layer))
     return Direct(dict(zip(heads, direct(passes, way, advance).mean(0).tolist(), strict=True)), way.note)
 
 
-def direct(passes: Passes, way: Way, advance: Advance = lambda token_layers: None) -> np.ndarray:
+def direct(passes: Passes, way: LogitPath, advance: Advance = lambda token_layers: None) -> np.ndarray:
     """(S, N) float64: what each head adds to the right tokens' centred logits, the mean over each sequence's rows."""
     effects: dict[int, np.ndarray] = {}
     for batch in passes.batches(0):
@@ -379,7 +379,7 @@ def direct(passes: Passes, way: Way, advance: Advance = lambda token_layers: Non
     return np.stack([effects[sequence] for sequence in range(len(passes.task))])
 
 
-def direct_effects(loaded: LoadedModel, way: Way, ids_BT: Tensor, right_BT: Tensor) -> Tensor:
+def direct_effects(loaded: LoadedModel, way: LogitPath, ids_BT: Tensor, right_BT: Tensor) -> Tensor:
     """(B, N) float64: what each head adds to the centred logit of the right token, the mean over a text's rows.
 
     right_BT: the token that is right after each position, -1 where a row is not asked. Centred: over the vocabulary.

@@ -19,7 +19,7 @@ from transformer_lens.tools.analysis import direct_logit_attribution
 import attnscope
 from attnscope.interventions.passes import measured
 from attnscope.interventions.spec import HeadSet, Task
-from attnscope.observe.logit_path import Way, way_to_logits
+from attnscope.observe.logit_path import LogitPath, path_to_logits
 from attnscope.studies.ablation import direct_effects
 from external.common import Check, Report, arguments
 from external.models import demo_folder, tiny
@@ -270,16 +270,16 @@ def attribution(report: Report, models: Sequence[Both]) -> None:
             compare_attribution(control, both, without_weight)
 
 
-def without_weight(way: Way) -> Way:
+def without_weight(way: LogitPath) -> LogitPath:
     """The same way with a norm whose weight is 1."""
     return replace(way, norm=replace(way.norm, weight_E=torch.ones_like(way.norm.weight_E)))
 
 
-def compare_attribution(check: Check, both: Both, changed: Callable[[Way], Way]) -> None:
+def compare_attribution(check: Check, both: Both, changed: Callable[[LogitPath], LogitPath]) -> None:
     ids_BT, folded = both.ids(), both.bridge()
     folded.enable_compatibility_mode(fold_value_biases=False)
     theirs = direct_logit_attribution(folded, ids_BT, ANSWER, FOIL, unit="head")
-    way = way_to_logits(both.ours, ids_BT[0].tolist())
+    way = path_to_logits(both.ours, ids_BT[0].tolist())
     if isinstance(way, str):
         check.hold(False, f"{both}: {way}")
         return

@@ -10,7 +10,7 @@ from attnscope.api.scan import scan
 from attnscope.errors import InputError, ModelError, UsageError
 from attnscope.hooks.projections import output_projections
 from attnscope.model.loaded import LoadedModel
-from attnscope.observe.logit_path import norms_after_attention, way_to_logits
+from attnscope.observe.logit_path import norms_after_attention, path_to_logits
 from attnscope.observe.request import Request, View
 from attnscope.studies.atlas import Plan, plan
 from helpers.parity_models import DECODERS, ids_for, roused_model
@@ -42,7 +42,7 @@ def study(model_type: str) -> Studied:
         several = "reads several rows of ids for one text"
         return Studied("", dict.fromkeys(STUDIES, several), several)
     loaded, ids = wrapped(roused_model(model_type)), ids_for(model_type)[0].tolist()[:FEW]
-    way, norms = way_to_logits(loaded, ids), norms_after_attention(loaded, ids)
+    way, norms = path_to_logits(loaded, ids), norms_after_attention(loaded, ids)
     gated = not isinstance(way, str) and not way.out.keys() <= output_projections(loaded, ids).keys()
     logit, value = _why_not(loaded, ids, "logit"), _why_not(loaded, ids, "value")
     found = (_direct(loaded), logit, _copying(loaded), value)

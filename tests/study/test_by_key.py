@@ -9,7 +9,7 @@ import torch
 from attnscope.corpus.folder import Job
 from attnscope.errors import ModelError, UsageError
 from attnscope.model.loading import wrap
-from attnscope.observe.logit_path import way_to_logits
+from attnscope.observe.logit_path import path_to_logits
 from attnscope.observe.request import CaptureSpec, Request, View
 from attnscope.observe.run import read
 from attnscope.studies.ablation import direct_effects
@@ -38,7 +38,7 @@ def by_key(loaded, ids, view=None, **asked):
 @pytest.mark.parametrize("model_type", few(TYPES, also=OTHERS))
 def test_over_all_keys_effects_sum_to_the_direct_effect(model_type, demo):
     loaded, ids = wrap(roused_model(model_type), demo.tokenizer), ids_of(model_type)
-    way = way_to_logits(loaded, ids[:8])
+    way = path_to_logits(loaded, ids[:8])
     if isinstance(way, str):
         with pytest.raises((UsageError, ModelError), match=r"is not known|is for a"):
             by_key(loaded, ids)

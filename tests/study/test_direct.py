@@ -10,7 +10,7 @@ import torch
 from attnscope.hooks.engines import ENGINES
 from attnscope.hooks.listen import listen
 from attnscope.hooks.projections import gated_projections
-from attnscope.observe.logit_path import way_to_logits
+from attnscope.observe.logit_path import path_to_logits
 from attnscope.studies.ablation import direct_effects
 from attnscope.studies.copying import copying_of
 from helpers.families import few
@@ -187,7 +187,7 @@ def test_a_direct_effect_is_what_a_head_adds_to_the_centred_logit(model_type):
         for head in range(loaded.geometry.heads_by_layer[layer]):
             written = seen[path][1] - without_head(model, one, layer, head, ids_BT)
             expected.append(pushed(added(layer, written)))
-    way = way_to_logits(loaded, ids_BT[0].tolist())
+    way = path_to_logits(loaded, ids_BT[0].tolist())
     found_BN = direct_effects(loaded, way, ids_BT, right_BT)
     torch.testing.assert_close(found_BN, torch.stack(expected, 1), atol=2e-5, rtol=2e-4)
     # What the heads do not write is the embedding, the biases and the MLPs: the whole is the model's own logit.
@@ -213,7 +213,7 @@ def test_a_norm_before_the_projection_has_the_scale_that_it_had():
             logits = frozen(model.model.norm, seen["model.norm"][0], written, False, False) @ unembed.T
             right = logits.gather(-1, right_BT.clamp_min(0)[..., None])[..., 0] - logits.mean(-1)
             expected.append((right * rows_BT).sum(1) / rows_BT.sum(1))
-    found_BN = direct_effects(loaded, way_to_logits(loaded, ids_BT[0].tolist()), ids_BT, right_BT)
+    found_BN = direct_effects(loaded, path_to_logits(loaded, ids_BT[0].tolist()), ids_BT, right_BT)
     torch.testing.assert_close(found_BN, torch.stack(expected, 1), atol=1e-5, rtol=2e-4)
 
 
@@ -230,7 +230,7 @@ def test_a_norm_before_the_projection_has_the_scale_that_it_had():
     ],
 )
 def test_no_direct_effect_where_the_way_is_not_plain(model_type, reason):
-    way = way_to_logits(as_loaded(roused_model(model_type)), ids_for(model_type)[0].tolist())
+    way = path_to_logits(as_loaded(roused_model(model_type)), ids_for(model_type)[0].tolist())
     assert isinstance(way, str)
     assert reason in way
 
@@ -270,12 +270,12 @@ def test_a_gate_is_one_that_the_heads_do_not_make():
 @pytest.mark.parametrize("model_type", few(["llama", "gemma3_text", "qwen3_next"], also=("qwen3_next",)))
 def test_half_precision_blurs_no_verdict(model_type):
     (ids_BT, right_BT), model = asked(model_type), roused_model(model_type)
-    exact = direct_effects(as_loaded(model), way_to_logits(as_loaded(model), ids_BT[0].tolist()), ids_BT, right_BT)
+    exact = direct_effects(as_loaded(model), path_to_logits(as_loaded(model), ids_BT[0].tolist()), ids_BT, right_BT)
     half = as_loaded(in_half(model))
-    rounded = direct_effects(half, way_to_logits(half, ids_BT[0].tolist()), ids_BT, right_BT)
+    rounded = direct_effects(half, path_to_logits(half, ids_BT[0].tolist()), ids_BT, right_BT)
     torch.testing.assert_close(rounded, exact, atol=4e-3, rtol=0)  # of 0.09 at the most
     refused = as_loaded(in_half(roused_model("inkling_text")))
-    assert "does not add its modules' outputs" in way_to_logits(refused, ids_for("inkling_text")[0].tolist())
+    assert "does not add its modules' outputs" in path_to_logits(refused, ids_for("inkling_text")[0].tolist())
 
 
 @pytest.mark.parametrize(
@@ -289,7 +289,7 @@ def test_half_precision_blurs_no_verdict(model_type):
 def test_a_way_that_is_changed_by_one_percent_is_not_plain(place, reason):
     model = roused_model("llama")
     loaded, ids = as_loaded(model), ids_for("llama")[0].tolist()
-    assert not isinstance(way_to_logits(loaded, ids), str)
+    assert not isinstance(path_to_logits(loaded, ids), str)
     bend = torch.linspace(0.99, 1.01, 128)  # another factor for every entry
 
     def bent(module, inputs, output):
@@ -298,10 +298,10 @@ def test_a_way_that_is_changed_by_one_percent_is_not_plain(place, reason):
         return (changed, *output[1:]) if isinstance(output, tuple) else changed
 
     handle = model.get_submodule(place).register_forward_hook(bent)
-    assert reason in way_to_logits(loaded, ids)
+    assert reason in path_to_logits(loaded, ids)
     handle.remove()
 
 
 def test_the_logits_before_a_soft_cap_are_meant():
-    way = way_to_logits(as_loaded(roused_model("nanochat")), ids_for("nanochat")[0].tolist())
+    way = path_to_logits(as_loaded(roused_model("nanochat")), ids_for("nanochat")[0].tolist())
     assert "before their cap at 15" in way.note

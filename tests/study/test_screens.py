@@ -11,7 +11,7 @@ from attnscope.hooks.listen import listen
 from attnscope.interventions.passes import measured, prepared
 from attnscope.interventions.patching import first_order
 from attnscope.interventions.spec import HeadSet, Task
-from attnscope.observe.logit_path import way_to_logits
+from attnscope.observe.logit_path import path_to_logits
 from attnscope.studies.ablation import copy, direct
 from attnscope.studies.ablation_search import curve, pair_sets, prune_cost, pruned, synergies, tried_of
 from attnscope.studies.parts import Parts
@@ -124,7 +124,7 @@ def test_the_rank_correlation_of_what_does_not_vary_is_null():
 def test_direct_effects_single_out_the_induction_heads(demo):
     """What it must show: on the copy task L3H0 and L3H1 write the right token, 100 times what any other head does."""
     task = copy(demo, sequences=16)
-    effect = direct(prepared(demo, task, [], "zero"), way_to_logits(demo, task.ids[0][:8])).mean(0).reshape(4, 6)
+    effect = direct(prepared(demo, task, [], "zero"), path_to_logits(demo, task.ids[0][:8])).mean(0).reshape(4, 6)
     assert effect[3, 0] > 1.8
     assert effect[3, 1] > 3.0
     others = np.delete(effect.ravel(), [18, 19])
@@ -132,7 +132,7 @@ def test_direct_effects_single_out_the_induction_heads(demo):
 
 
 def test_texts_of_two_lengths_have_the_direct_effects_of_each_alone(demo, of_two_lengths):
-    way = way_to_logits(demo, of_two_lengths.ids[0][:8])
+    way = path_to_logits(demo, of_two_lengths.ids[0][:8])
     found = direct(prepared(demo, of_two_lengths, [], "zero"), way)
     for number in range(2):
         alone = Task("one", of_two_lengths.ids[number : number + 1], of_two_lengths.rows[number : number + 1])
