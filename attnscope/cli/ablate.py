@@ -16,12 +16,12 @@ from typer import Option
 from attnscope.cli import output
 from attnscope.cli.config import with_options
 from attnscope.cli.figure_options import MOST_SEQUENCES, MOST_SETS, Look, Sequences, StudyTable
-from attnscope.cli.groups import FIRST, command_line, fill, option_group
+from attnscope.cli.groups import FIRST, check_one_given, command_line, fill, option_group
 from attnscope.cli.heads import GROUPS
 from attnscope.cli.options import Heads, Seed
 from attnscope.cli.output import Top, writing_to
 from attnscope.cli.scan import Studied
-from attnscope.cli.study import show_cost
+from attnscope.cli.study import load_studied, show_cost
 from attnscope.cli.study_tables import (
     ablation_notes,
     interval_notes,
@@ -32,7 +32,6 @@ from attnscope.cli.study_tables import (
     trusted,
 )
 from attnscope.errors import UsageError
-from attnscope.utils import display as cells
 from attnscope.utils.signals import unwinding
 
 if TYPE_CHECKING:
@@ -126,9 +125,7 @@ class VariantOptions:
     ] = "replace"
 
     def __post_init__(self) -> None:
-        wanted = [name for name, asked in self._wishes.items() if asked]
-        if len(wanted) > 1:
-            raise UsageError(f"{wanted[0]} and {wanted[1]} were both given", "ask one question at a time")
+        check_one_given(self._wishes, "ask one question at a time")
 
     @property
     def _wishes(self) -> Mapping[str, bool]:
@@ -201,14 +198,8 @@ def ablate(studied: Studied, taken: Taken, on: On, otherwise: VariantOptions, me
     output.wanted_format(measured.format)  # what it refuses is refused before the work
     otherwise.check(taken)
 
-    from attnscope.model.libraries import silence_libraries
-    from attnscope.model.loading import load
-
     output.complain_through_talk(measured.quiet)
-    silence_libraries(measured.verbose)
-    with output.progress(f"loading {cells.model_name(studied.asked)}", None, measured.quiet):
-        loaded = load(studied.load_options())
-    output.log(loaded.line, measured.quiet)
+    loaded = load_studied(studied, measured)
 
     from attnscope.api.ablate import (
         AblateOptions,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from attnscope.cli.groups import Parameter, default_of, parameters
+from attnscope.cli.groups import default_of, parameters
 from attnscope.cli.options import ModelText, OtherSide, PairedText, TextRun
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def reproduce(asked: TextRun, other: OtherSide, ask: CaptureSpec) -> Copied:
 
     run = shlex.join(words_of(asked, ask))
     commands = dict.fromkeys(RUNS, run)
-    beside = [*of_group(other)] if any((other.compare_text, other.compare_model)) else []
+    beside = [*_given_words(other, None, OtherSide)] if any((other.compare_text, other.compare_model)) else []
     if beside:
         commands["view"] = commands["compare"] = f"{run} {shlex.join(beside)}"
     elif not asked.answered and asked.from_ is None:
@@ -38,46 +38,36 @@ def reproduce(asked: TextRun, other: OtherSide, ask: CaptureSpec) -> Copied:
 
 def words_of(asked: TextRun, ask: CaptureSpec, group: type = TextRun) -> list[str]:
     """The options of a group that were given, the text among them, from whatever source."""
-    return _named(
-        asked, [word for name, one in parameters(group).items() for word in _words(asked, ask.text, name, one)]
-    )
+    return _with_model(asked, _given_words(asked, ask.text, group))
 
 
-def _named(asked: ModelText, found: list[str]) -> list[str]:
-    model = ["--model", str(asked.model)]  # named, though it is the default: a command says what it reads
-    return found if "--model" in found else [*model, *found]
+def _with_model(asked: ModelText, words: Iterable[str]) -> list[str]:
+    """The words with the model's name, though it is the default: a command says what it reads."""
+    words = list(words)
+    return words if "--model" in words else ["--model", str(asked.model), *words]
 
 
-def of_group(group: Any) -> Iterator[str]:
-    """The words of the options of `OtherSide` that were given."""
-    for name, one in parameters(OtherSide).items():
-        if getattr(group, name) is not None:
-            yield from one.words(getattr(group, name))
-
-
-def _words(asked: Any, text: Any, name: str, one: Parameter) -> list[str]:
-    value = getattr(asked, name)
-    if value == default_of(type(asked), name):
-        return []
-    if name in ("given", "text", "file") and str(value) == STDIN and isinstance(text, str):
-        return ["--text", text if len(text) <= NO_ROOM else STDIN]
-    if name == "given":
-        return ["--text", str(value)]
-    return [word for part in (value if isinstance(value, list) else [value]) for word in one.words(part)]
+def _given_words(asked: Any, text: Any, group: type) -> Iterator[str]:
+    """The words of the options of a group that have another value than their default; text: what was read."""
+    for name, option in parameters(group).items():
+        value = getattr(asked, name)
+        if value == default_of(type(asked), name):
+            continue
+        if name in ("given", "text", "file") and str(value) == STDIN and isinstance(text, str):
+            yield from ("--text", text if len(text) <= NO_ROOM else STDIN)
+        elif name == "given":
+            yield from ("--text", str(value))
+        else:
+            for part in value if isinstance(value, list) else [value]:
+                yield from option.words(part)
 
 
 def knockout_command(answered: Answered, edges: Edges, compared: Compared, text: str | Sequence[int] | None) -> str:
     """The command of a knockout with its text, or the file of its texts."""
-    groups = (answered, edges, compared)
-    words = [
-        word
-        for group in groups
-        for name, one in parameters(type(group)).items()
-        for word in _words(group, text, name, one)
-    ]
+    words = [word for group in (answered, edges, compared) for word in _given_words(group, text, type(group))]
     piped = isinstance(text, str) and not any((answered.given, answered.text, answered.file))
     beside = ["--text", text if isinstance(text, str) and len(text) <= NO_ROOM else STDIN] * piped
-    return f"attnscope knockout {shlex.join([*_named(answered, words), *beside])}"
+    return f"attnscope knockout {shlex.join([*_with_model(answered, words), *beside])}"
 
 
 def knockout_python(

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 import sys
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from attnscope.cli import output
 from attnscope.cli.config import with_options
 from attnscope.cli.figure_options import Look
-from attnscope.cli.groups import FIRST, command_line, option_group
+from attnscope.cli.groups import FIRST, check_one_given, command_line, option_group
 from attnscope.cli.heads import GROUPS
 from attnscope.cli.options import MayAsk, OneHead, PairedText, Query, Seed, Selected
 from attnscope.cli.output import Config, Format, Writing
@@ -51,8 +52,7 @@ class Steps(OneHead, Query, Seed):
 
     def check(self, asked: StepsText) -> None:
         """Raise UsageError for what cannot be asked together."""
-        if self.toy and self.scaling:
-            raise UsageError("--toy and --scaling were both given", "give one of them")
+        check_one_given({"--toy": self.toy, "--scaling": self.scaling})
         if (self.toy or self.scaling) and asked.has_text:
             raise UsageError(f"--{'toy' if self.toy else 'scaling'} takes no text", "leave out the text")
 
@@ -210,7 +210,4 @@ def spread_picture(spreads: list[Spread]) -> RichTable:
 
 
 def _by_case(spreads: list[Spread]) -> dict[str, list[Spread]]:
-    groups: dict[str, list[Spread]] = {}
-    for spread in spreads:
-        groups.setdefault(spread.entries.label, []).append(spread)
-    return groups
+    return {label: list(case) for label, case in groupby(spreads, lambda spread: spread.entries.label)}

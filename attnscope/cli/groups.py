@@ -113,7 +113,7 @@ class Parameter:
     @property
     def choices(self) -> tuple[str, ...]:
         """The words that may be given; empty where others may be, too."""
-        words = [one for one in (self.hint, *get_args(self.hint)) if get_origin(one) is Literal]
+        words = [kind for kind in (self.hint, *get_args(self.hint)) if get_origin(kind) is Literal]
         return get_args(words[0]) if words else ()
 
     @property
@@ -144,10 +144,10 @@ class Parameter:
 
 def parameters(*groups: type) -> dict[str, Parameter]:
     """The options of groups by field, in the order of the groups and their fields."""
-    found: dict[str, Parameter] = {}
+    options: dict[str, Parameter] = {}
     for group in groups:
-        found |= _parameters(group)
-    return found
+        options |= _parameters(group)
+    return options
 
 
 @cache
@@ -162,8 +162,8 @@ def _parameters(group: type) -> dict[str, Parameter]:
 def for_typer(*groups: type, settings: bool = False) -> list[inspect.Parameter]:
     """The options of the groups, or their settings, as the parameters of a function that typer reads."""
     defaults = {field.name: field.default for group in groups for field in fields(group)}
-    found = {name: one for name, one in parameters(*groups).items() if one.is_setting == settings}
-    return [one.for_typer(defaults[name]) for name, one in found.items()]
+    options = {name: option for name, option in parameters(*groups).items() if option.is_setting == settings}
+    return [option.for_typer(defaults[name]) for name, option in options.items()]
 
 
 def build(group: type[T], values: dict[str, Any]) -> T:
@@ -180,13 +180,23 @@ def fill(target: type[T], source: Any, /, **more: Any) -> T:
     return target(**{name: value for name in shared if (value := getattr(source, name)) not in (None, ())} | more)
 
 
+def check_one_given(options: Mapping[str, Any], hint: str = "give one of them") -> None:
+    """Raise UsageError where two of these were given; options: the values by name, None and False where not given.
+
+    >>> check_one_given({"--text": "the bank", "--file": None})
+    """
+    given = [name for name, value in options.items() if value is not None and value is not False]
+    if len(given) > 1:
+        raise UsageError(f"{given[0]} and {given[1]} were both given", hint)
+
+
 def recorded(*groups: Any) -> dict[str, Any]:
     """What was asked for, as it goes into a manifest: enough to repeat the run."""
     return {
         name: str(value) if isinstance(value := getattr(group, name), Path) else value
         for group in groups
-        for name, one in parameters(type(group)).items()
-        if Mark.UNRECORDED not in one.extra
+        for name, option in parameters(type(group)).items()
+        if Mark.UNRECORDED not in option.extra
     }
 
 
@@ -196,12 +206,12 @@ def command_line(command: str, *groups: Any) -> str:
 
     words = ["attnscope", command]
     for group in groups:
-        for name, one in parameters(type(group)).items():
+        for name, option in parameters(type(group)).items():
             value = getattr(group, name)
-            told = Mark.UNRECORDED not in one.extra and name not in AROUND
-            if told and value != default_of(type(group), name):
+            named = Mark.UNRECORDED not in option.extra and name not in AROUND
+            if named and value != default_of(type(group), name):
                 for part in value if isinstance(value, list) else [value]:
-                    words += one.words(part)
+                    words += option.words(part)
     return visible(shlex.join(words))
 
 
@@ -220,15 +230,17 @@ def default_of(group: type, name: str) -> Any:
 def held(group: Any) -> dict[str, Any]:
     """What an output folder is held to, by option: {"top-k": "5"}."""
     return {
-        one.spelled: getattr(group, name) for name, one in parameters(type(group)).items() if Mark.HELD in one.extra
+        option.spelled: getattr(group, name)
+        for name, option in parameters(type(group)).items()
+        if Mark.HELD in option.extra
     }
 
 
 def _parameter(name: str, hint: Any, panel: str | None, inherited: Parameter | None) -> Parameter:
     """A field's option: what its own annotation says, and for the rest what the group that it varies says."""
-    plain, *said = get_args(hint) if get_origin(hint) is Annotated else (hint,)
-    own = [one for one in said if isinstance(one, OptionInfo | ArgumentInfo)]
-    texts = [one for one in said if isinstance(one, str)]
+    plain, *notes = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+    own = [note for note in notes if isinstance(note, OptionInfo | ArgumentInfo)]
+    texts = [note for note in notes if isinstance(note, str)]
     below = inherited.info if inherited else typer.Option(rich_help_panel=panel)
     info = copy(own[0]) if own else copy(below)
     if isinstance(info, OptionInfo):
@@ -239,8 +251,8 @@ def _parameter(name: str, hint: Any, panel: str | None, inherited: Parameter | N
             setattr(info, key, value)
     for key, text in zip(("help", "metavar"), texts, strict=False):
         setattr(info, key, text)
-    extra = tuple(one for one in said if isinstance(one, Mark)) or (inherited.extra if inherited else ())
-    if Mark.FIRST in said and not (own and own[0].rich_help_panel):
+    extra = tuple(note for note in notes if isinstance(note, Mark)) or (inherited.extra if inherited else ())
+    if Mark.FIRST in notes and not (own and own[0].rich_help_panel):
         info.rich_help_panel = None
     return Parameter(name, plain, info, extra)
 
@@ -249,7 +261,7 @@ def _names(name: str, info: OptionInfo) -> tuple[str, ...]:
     """The names that an annotation gives, the long one with them; none where it gives none."""
     first = () if info.default is ... else (info.default,)  # inside Annotated, typer keeps the first name there
     names = (*first, *(info.param_decls or ()))
-    long = any(one.startswith("--") for one in names)
+    long = any(name.startswith("--") for name in names)
     return names if long or not names else (*names, f"--{name.replace('_', '-')}")
 
 
@@ -258,8 +270,8 @@ AS_OPTIONS = "attnscope.settings"  # in a context: the settings that were typed 
 
 def offered(ctx: typer.Context) -> list[tuple[str, str]]:
     """What the shell offers behind --set: `dpi=` and its help."""
-    found = settings_of(getattr(ctx.command, "groups", ())).values()
-    return [(f"{one.key}=", one.info.help or "") for one in found]
+    options = settings_of(getattr(ctx.command, "groups", ())).values()
+    return [(f"{option.key}=", option.info.help or "") for option in options]
 
 
 @option_group
@@ -277,7 +289,7 @@ class Settings:
 
 def settings_of(groups: Sequence[type]) -> dict[str, Parameter]:
     """The settings of a command with these groups, by field."""
-    return {name: one for name, one in parameters(*groups).items() if one.is_setting}
+    return {name: option for name, option in parameters(*groups).items() if option.is_setting}
 
 
 @cache
@@ -285,7 +297,7 @@ def converters(groups: tuple[type, ...]) -> Mapping[str, Any]:
     """The settings of groups as Typer's parameters, which convert values and describe themselves, by field."""
     alone = typer.Typer(add_completion=False)
     alone.command()(signed(lambda **given: None, for_typer(*groups, settings=True)))
-    return {one.name: one for one in typer.main.get_command(alone).params}
+    return {option.name: option for option in typer.main.get_command(alone).params}
 
 
 @cache
@@ -300,19 +312,19 @@ def as_options(groups: tuple[type, ...], hidden: bool = True) -> list[Any]:
     return options
 
 
-def signed(function: Any, asked: Sequence[inspect.Parameter]) -> Any:
+def signed(function: Any, options: Sequence[inspect.Parameter]) -> Any:
     """The function, with parameters that Typer reads."""
-    function.__signature__ = inspect.Signature(asked)
-    function.__annotations__ = {one.name: one.annotation for one in asked}
+    function.__signature__ = inspect.Signature(options)
+    function.__annotations__ = {option.name: option.annotation for option in options}
     return function
 
 
 def records(groups: tuple[type, ...], context: typer.Context) -> list[tuple[str, str]]:
     """What --help lists of the settings: `dpi=N` and its help."""
-    found = settings_of(groups)
+    settings = settings_of(groups)
     return [
-        (f"{found[name].key}={found[name].metavar}", one.get_help_record(context)[1])
-        for name, one in converters(groups).items()
+        (f"{settings[name].key}={settings[name].metavar}", option.get_help_record(context)[1])
+        for name, option in converters(groups).items()
     ]
 
 
@@ -430,25 +442,25 @@ def as_typed(parameters: list[Any], ctx: Any) -> list[Any]:
     While a shell asks what may follow they convert nothing, else neither a default nor a text. They are changed
     in place, since parsing tells parameters apart by identity, and changed back by the next command.
     """
-    for one in parameters:
-        vars(one).pop("process_value", None)
-        if one.callback is not None and getattr(one, "is_flag", False) and one.default is None:
-            one.default = False  # of Typer's own: None would be converted, a bool is not
+    for option in parameters:
+        vars(option).pop("process_value", None)
+        if option.callback is not None and getattr(option, "is_flag", False) and option.default is None:
+            option.default = False  # of Typer's own: None would be converted, a bool is not
         if ctx.resilient_parsing:
-            one.process_value = lambda ctx, value: value
-        elif not one.required and one.callback is None:
-            one.process_value = partial(_converted, one, one.process_value)
+            option.process_value = lambda ctx, value: value
+        elif not option.required and option.callback is None:
+            option.process_value = partial(_converted, option, option.process_value)
     return parameters
 
 
-def _converted(one: Any, convert: Callable[[Any, Any], Any], ctx: Any, value: Any) -> Any:
+def _converted(option: Any, convert: Callable[[Any, Any], Any], ctx: Any, value: Any) -> Any:
     """The value of a parameter, as Typer converts it where it has to be; an error of Typer's has it as `value`."""
     if value is None:
-        return () if one.multiple or one.nargs == -1 else None
+        return () if option.multiple or option.nargs == -1 else None
     # What the command takes already is not converted: its default, or a text that nothing parses.
-    meant = getattr(one, "type_descriptor", None)  # of Typer from 0.26 on
+    meant = getattr(option, "type_descriptor", None)  # of Typer from 0.26 on
     plain = meant and meant.annotation is str and isinstance(value, str) and not meant.parameter_info.parser
-    if plain or (type(value) is type(one.default) and value == one.default):
+    if plain or (type(value) is type(option.default) and value == option.default):
         return value
     try:
         return convert(ctx, value)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,6 @@ from attnscope.errors import UsageError
 from attnscope.utils.folders import PICTURES, TABLES
 
 if TYPE_CHECKING:
-    from attnscope.figures import Style
     from attnscope.observe.observation import Observation
     from attnscope.observe.records import Head
     from attnscope.observe.request import MapFields
@@ -197,6 +196,8 @@ def heads(
     options = of_run("heads", *groups) | {"sort": ranking.by(question)}
     style = partial(drawing.style, command_line("heads", *groups))
     # Kept is what will be printed or drawn, and no more: relations and maps are the most of a pass's memory.
+    maps: MapFields = {"maps": "all"} if printing.draws else showing.maps(style, stream(only=False))
+    maps = {**drawing.maps(), **maps}
     keep = Request(
         view=entries.view(),
         metrics=measured,
@@ -205,7 +206,7 @@ def heads(
         group=relations.group,
         per_token=over,
         **question.asks(),
-        **_maps(drawing, showing, style, written=printing.draws),
+        **maps,
     )
     seen = observe_text(asked, entries, printing, options, keep)
     shown = seen.kept_heads(order)[: ranking.shown]
@@ -231,16 +232,6 @@ def heads(
     if showing.show:
         draw(seen, shown if entries.select else shown[:FEW], style(), stream(only=False))
     return report_checks(seen, printing.quiet)
-
-
-def _maps(drawing: Drawing, showing: Show, style: Callable[[], Style], written: bool) -> MapFields:
-    """Which maps are kept: all where files are written, those that are shown, else none."""
-    maps = drawing.maps()
-    if written:
-        maps |= {"maps": "all"}
-    elif showing.show:
-        maps |= showing.maps(style(), stream(only=False))
-    return maps
 
 
 def _print(

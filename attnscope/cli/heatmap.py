@@ -120,7 +120,7 @@ def heatmap(
     style, to = drawing.style(command_line("heatmap", *groups)), stream(only=not drawn)
     # Metrics cost time, and are measured for the pictures that show them or order heads by them.
     measured = not drawn or bool({"overview", "metrics", "top", DEPTH} & set(kinds))
-    maps: MapFields = {"maps": "all"} if drawn else showing.maps(style, to)
+    maps: MapFields = {"maps": "all"} if drawn else showing.maps(lambda: style, to)
     maps = {**drawing.maps(), **maps}
     metrics = entries.ids(order) if measured else ()
     keep = Request(view=entries.view(), metrics=metrics, per_token=over, **question.asks(), **maps)

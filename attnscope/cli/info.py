@@ -15,7 +15,7 @@ from typer import Argument
 from attnscope.cli import output
 from attnscope.cli.completion import models
 from attnscope.cli.config import with_options
-from attnscope.cli.groups import option_group
+from attnscope.cli.groups import check_one_given, option_group
 from attnscope.cli.options import Checkpoint
 from attnscope.cli.output import Facts, Noise
 from attnscope.errors import UsageError, brief
@@ -40,8 +40,7 @@ class Named(Checkpoint):
     model: Annotated[str | None, "demo (default), a folder, a GGUF file, or a hub id."] = None  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
-        if self.name is not None and self.model is not None:
-            raise UsageError("MODEL and --model were both given", "give one of them")
+        check_one_given({"MODEL": self.name, "--model": self.model})
 
     @property
     def asked(self) -> str:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from attnscope.cli import output
 from attnscope.cli.config import with_options
@@ -38,15 +38,7 @@ def measure_budgets(
 
     from attnscope.studies.budgets import AskedCache
 
-    shared: dict[str, Any] = {
-        "at": budgets.at,
-        "answer": answered.answer,
-        "foil": answered.foil,
-        "generate": budgets.generate,
-        "define": edges.asks()["define"],
-        "chat": answered.chat,
-        "truncate": answered.truncate,
-    }
+    shared = answered.shared | {"at": budgets.at, "generate": budgets.generate, "define": edges.asks()["define"]}
     asked = questions(answered, text, AskedCache.FIELDS, partial(AskedCache.of, shared=shared), compared.sequences)
 
     # Errors of a text are raised before this line: a model takes seconds to load, and torch with it.
@@ -102,8 +94,8 @@ def knockout(
 
     from attnscope.interventions.spec import AskedText, asked_of
 
-    shared = edges.asks() | {"answer": answered.answer, "foil": answered.foil}
-    shared |= {"query": shared["query"] or "last", "chat": answered.chat, "truncate": answered.truncate}
+    asks = edges.asks()
+    shared = {**asks, **answered.shared, "query": asks["query"] or "last"}
     make = partial(asked_of, shared=shared, each_key=edges.of_keys)
     asked = questions(answered, text, AskedText.FIELDS, make, compared.sequences)
     ask, purpose = cut_asked(answered, edges, compared, text)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typer import Option
 
 from attnscope.cli.figure_options import MOST_SEQUENCES, MOST_SETS, ManyTexts, Rehearsal, Sampled, StudyTable
-from attnscope.cli.groups import FIRST, option_group
+from attnscope.cli.groups import FIRST, check_one_given, option_group
 from attnscope.cli.options import Generated, MayAsk, ModelText, Question, Seed, Selected
 from attnscope.cli.output import Top, check_file
 from attnscope.errors import UsageError
@@ -40,10 +40,14 @@ class Answered(MayAsk, ModelText, ManyTexts):
 
         for given in (self.answer, self.foil):
             check_answer(None, given, self.truncate)
-        if self.texts is not None and self.has_text:
-            raise UsageError("a text and --texts were both given", "give one of them")
+        check_one_given({"a text": self.has_text, "--texts": self.texts})
         if self.ids is not None and (self.answer is not None or self.foil is not None):
             raise UsageError("--answer needs a text, and --ids gives token ids", "leave out one of them")
+
+    @property
+    def shared(self) -> dict[str, Any]:
+        """What is asked of every text whose record does not say it itself."""
+        return {name: getattr(self, name) for name in ("answer", "foil", "chat", "truncate")}
 
 
 @option_group

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from typer import Argument, BadParameter, Option
 
 from attnscope.cli.completion import models, offer
-from attnscope.cli.groups import FIRST, HELD, SETTING, UNRECORDED, fill, option_group
+from attnscope.cli.groups import FIRST, HELD, SETTING, UNRECORDED, check_one_given, fill, option_group
 from attnscope.cli.output import count_of, count_or_all
 from attnscope.errors import UsageError, brief
 from attnscope.model.options import DEMO
@@ -173,9 +173,7 @@ class OneText(Tokens):
     ids: Annotated[str | None, "A file of token ids; - reads stdin.", "FILE"] = None
 
     def __post_init__(self) -> None:
-        named = [name for name, one in self._places.items() if one is not None]
-        if len(named) > 1:
-            raise UsageError(f"{named[0]} and {named[1]} were both given", "give one of them")
+        check_one_given(self._places)
         if self.ids is not None and self.chat:
             raise UsageError("--chat needs a text, and --ids gives token ids", "leave out one of them")
         if self.given and os.path.isfile(self.given):
@@ -478,8 +476,7 @@ class OtherSide:
         """Raise UsageError where both were given, or --align without either."""
         if self.align is not None and self.compare_text is None and self.compare_model is None:
             raise UsageError("--align needs two texts, got one", "give --compare-text TEXT, or leave it out")
-        if self.compare_text is not None and self.compare_model is not None:
-            raise UsageError("--compare-text and --compare-model were both given", "give one of them")
+        check_one_given({"--compare-text": self.compare_text, "--compare-model": self.compare_model})
 
 
 @option_group

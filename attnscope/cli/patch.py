@@ -100,15 +100,7 @@ def patch(paired: Paired, patches: Patches, beside: BesideOthers, table: StudyTa
 
     from attnscope.studies.patching import AskedPair
 
-    shared = {
-        "corrupted": paired.corrupted,
-        "at": patches.at,
-        "answer": paired.answer,
-        "foil": paired.foil,
-        "define": patches.names(),
-        "chat": paired.chat,
-        "truncate": paired.truncate,
-    }
+    shared = paired.shared | {"corrupted": paired.corrupted, "at": patches.at, "define": patches.names()}
     make = partial(AskedPair.of, shared=shared)
     asked = questions(paired, text, AskedPair.FIELDS, make, beside.sequences, stdin="jsonl")
 

@@ -20,7 +20,7 @@ from typer import Option
 
 from attnscope.cli import output
 from attnscope.cli.config import with_options
-from attnscope.cli.groups import FIRST, fill, option_group
+from attnscope.cli.groups import FIRST, check_one_given, fill, option_group
 from attnscope.cli.options import Loading
 from attnscope.cli.output import Quiet
 from attnscope.errors import InputError, UsageError, in_a_line
@@ -66,9 +66,7 @@ class Session:
     ] = None
 
     def __post_init__(self) -> None:
-        named = [name for name in ("status", "stop", "run", "page") if getattr(self, name)]
-        if len(named) > 1:
-            raise UsageError(f"--{named[0]} and --{named[1]} were both given", "give one of them")
+        check_one_given({f"--{name}": getattr(self, name) or None for name in ("status", "stop", "run", "page")})
         if self.port and not self.page:
             raise UsageError("--port is that of --page", "add --page")
 

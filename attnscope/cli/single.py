@@ -158,8 +158,9 @@ def load_model(asked: Checkpoint, writing: Writing) -> LoadedModel:
     from attnscope.model.loading import load
 
     silence_libraries(writing.verbose)
-    with output.progress(f"loading {cells.model_name(str(asked.model))}", None, writing.quiet):
-        return (load if KEPT is None else KEPT.load)(asked.load_options())
+    options = asked.load_options()
+    with output.progress(f"loading {cells.model_name(str(options.model))}", None, writing.quiet):
+        return (load if KEPT is None else KEPT.load)(options)
 
 
 def export_text(seen: Observation, writing: Exporting, **how: Unpack[ExportOptions]) -> list[Path]:
@@ -205,9 +206,9 @@ class Show:
         False
     )
 
-    def maps(self, style: Style, to: TextIO) -> MapFields:
+    def maps(self, style: Callable[[], Style], to: TextIO) -> MapFields:
         """The fields of `Request` that keep maps as fine as the stream has room for; none without --show."""
-        return {"maps": "kept", "map_side": _side(style, to)} if self.show else {}
+        return {"maps": "kept", "map_side": _side(style(), to)} if self.show else {}
 
 
 def draw(seen: Observation, heads: Sequence[Head], style: Style, to: TextIO) -> None:
