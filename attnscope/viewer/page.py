@@ -33,6 +33,7 @@ from attnscope.viewer.pack import Bits, Blobs
 from attnscope.viewer.side import MOST_KEYS, Wanted, rounded
 
 if TYPE_CHECKING:
+    from attnscope.model.geometry import LayerGeometry
     from attnscope.observe.observation import Observation
 
 BASE64 = 4 / 3
@@ -43,19 +44,6 @@ DEFLATED = 1 / 3  # of their bytes, what whole maps may come to: where they coul
 STEP_TOKENS = 256  # a page of a longer text holds no steps
 STEPS, RELATIONS, MAPS = 0.25, 0.4, 0.5  # shares of the page; only short texts have steps
 WHY = 0.25  # the most that logits taken apart may take of it
-
-
-class Shape(Protocol):
-    """A layer, as the model's geometry has it."""
-
-    @property
-    def index(self) -> int: ...
-    @property
-    def heads(self) -> int: ...
-    @property
-    def head_dim(self) -> int: ...
-    @property
-    def value_dim(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -95,7 +83,7 @@ class Plan:
         top_k = int(self.room * RELATIONS / (max(heads, 1) * tokens * RELATION_BYTES * BASE64))
         return Wanted(self.bits, rows, min(top_k, MOST_KEYS, tokens), self.whole, bins=not self.listed)
 
-    def request(self, layers: Sequence[Shape], tokens: int) -> dict[str, Any]:
+    def request(self, layers: Sequence[LayerGeometry], tokens: int) -> dict[str, Any]:
         """What to keep of a pass, as fields of `Request`: whole matrices if they may fit, else bins and relations."""
         heads = sum(layer.heads for layer in layers)
         kept = {"operands": self._steps({layer.index: layer for layer in layers}, tokens)}
@@ -106,7 +94,7 @@ class Plan:
         relations = {"relations": less.top_k > 0, "top_k": less.top_k or None}
         return {**kept, **relations, "maps": "all", "map_side": less.rows, "weights": self.whole or False}
 
-    def _steps(self, layers: Mapping[int, Shape], tokens: int) -> HeadsByLayer:
+    def _steps(self, layers: Mapping[int, LayerGeometry], tokens: int) -> HeadsByLayer:
         """The heads whose q, k and v have room: all, else those that stay whole, else none."""
         for chosen in ({index: range(layer.heads) for index, layer in layers.items()}, self.whole):
             widths = {index: 2 * layers[index].head_dim + layers[index].value_dim for index in chosen}

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -118,10 +118,11 @@ class Side:
         """The side as the page's JSON has it, its numbers added to the blobs."""
         maps = list(self._maps(blobs, wanted))
         relations, steps = self._relations(blobs, wanted, maps), self._steps(blobs)
-        first, end = (
-            [None if ends_T is None else blobs.add(ends_T)[0] for ends_T in ends] for ends in (self.first, self.end)
-        )
-        return {**self.said, "maps": maps, "relations": relations, "steps": steps, "first": first, "end": end}
+        sides: dict[str, Any] = {"maps": maps, "relations": relations, "steps": steps}
+        for side, name in enumerate(("first", "end")):
+            ends = [of_layer[side] for of_layer in self.sight]
+            sides[name] = [None if end_T is None else blobs.add(end_T)[0] for end_T in ends]
+        return {**self.said, **sides}
 
     @property
     def plain(self) -> Sequence[str]:
@@ -195,7 +196,7 @@ class Side:
 
     def _maps(self, blobs: Blobs, wanted: Wanted) -> Iterator[dict[str, Any]]:
         for key, at in self.at.items():
-            windowed = self.first[at] is not None
+            windowed = self.sight[at][0] is not None
             for kept in self._kept(key):
                 for part in kept.shrunk(wanted, key.layer):
                     record = {"at": at, "bin": part.size, "windowed": windowed}
@@ -240,7 +241,7 @@ class Side:
         """q, k and v of heads, and the words of `attnscope explain`: those of a head are the same for many heads."""
         heads, words = list[dict[str, Any]](), list[Words]()
         for key, kept in self.seen.operands.items():
-            at, end_T = self.at[key], self.end[self.at[key]]
+            at, (first_T, end_T) = self.at[key], self.sight[self.at[key]]
             parts = [kept.q_BHTD, kept.k_BHTD, kept.v_BHTV] + ([] if kept.bias_BHTT is None else [kept.bias_BHTT])
             arrays = [np.asarray(part[0]) for part in parts]
             places = blobs.add(
@@ -249,7 +250,7 @@ class Side:
             width, bias = kept.q_BHTD.shape[-1], kept.bias_BHTT is not None
             # A query that sees a key after it has other words for its mask than one that sees those before it.
             ahead = end_T is not None and bool((end_T > np.arange(1, len(end_T) + 1)).any())
-            sight = {"ahead": ahead, "windowed": self.first[at] is not None}
+            sight = {"ahead": ahead, "windowed": first_T is not None}
             # The words of a head are those of many heads: they go into the page once.
             for place, head in enumerate(kept.heads):
                 sink = None if kept.sinks_H is None else float(kept.sinks_H[place])
@@ -277,20 +278,9 @@ class Side:
         }
 
     @cached_property
-    def first(self) -> list[np.ndarray | None]:
-        """For each layer the first key that each query sees, (T,); None where that is key 0."""
-        seen, query_T = self.seen, np.arange(len(self.seen.prompt), dtype="<i4")
-        return [
-            both_sides(seen, key)[0] if is_bidirectional(key.stack) else first_key(seen.visible[key], query_T)
-            for key in self.at
-        ]
-
-    @cached_property
-    def end(self) -> list[np.ndarray | None]:
-        """For each layer what is behind the last key that each query sees, (T,); None where that is the query's own."""
-        return [
-            both_sides(self.seen, key)[1] if is_bidirectional(key.stack) else ahead(self.seen, key) for key in self.at
-        ]
+    def sight(self) -> list[Sight]:
+        """For each layer the first key that each query sees, and what is behind the last one."""
+        return [sight_of(self.seen, key) for key in self.at]
 
 
 @dataclass(frozen=True)
@@ -301,6 +291,16 @@ class Strongest:
     heads: Sequence[int]
     weight_HTk: np.ndarray
     key_HTk: np.ndarray
+
+
+Sight = tuple[np.ndarray | None, np.ndarray | None]  # (T,) each, None where that is key 0, or the query's own
+
+
+def sight_of(seen: Observation, key: LayerKey) -> Sight:
+    """The first key that each query of a layer sees, and what is behind the last one."""
+    if is_bidirectional(key.stack):
+        return both_sides(seen, key)
+    return first_key(seen.visible[key], np.arange(len(seen.queries), dtype="<i4")), ahead(seen, key)
 
 
 def first_key(visible: str, query_T: np.ndarray) -> np.ndarray | None:
@@ -423,36 +423,18 @@ class StackedSide(Side):
         return range(query, query + len(of_stack.queries)), range(key, key + len(of_stack.keys))
 
     @cached_property
-    def first(self) -> list[np.ndarray | None]:
-        """For each layer the first key that each token of the axis sees, (T,); None where that is key 0."""
-        result = list[np.ndarray | None]()
+    def sight(self) -> list[Sight]:
+        """That of the tokens of the axis: those of the other text see up to key 0, which is none."""
+        result = list[Sight]()
         for layer in self.at:
-            (queries, keys), first_Q = self._axes(layer), None
-            if is_bidirectional(layer.stack):
-                first_Q = both_sides(self.stacks[layer.stack], layer)[0]
-            elif is_causal(layer.stack):
-                first_Q = first_key(self.seen.visible[layer], np.arange(len(queries), dtype="<i4"))
-            first_T = np.zeros(len(self.seen.queries), "<i4")
+            (queries, keys), stack = self._axes(layer), layer.stack
+            every: Sight = None, np.array(len(keys))  # of cross-attention, and of a vision tower
+            ordered = is_bidirectional(stack) or is_causal(stack)
+            first_Q, end_Q = sight_of(self.stacks[stack], layer) if ordered else every
+            first_T, end_T = np.zeros((2, len(self.seen.queries)), "<i4")
             first_T[queries] = keys.start + (0 if first_Q is None else first_Q)
-            result.append(first_T if first_T.any() else None)
-        return result
-
-    @cached_property
-    def end(self) -> list[np.ndarray | None]:
-        """For each layer what is after the last key that each token of the axis sees, (T,): 0 for queries of the other
-        text."""
-        result = list[np.ndarray | None]()
-        for layer in self.at:
-            of_stack, (queries, keys) = self.stacks[layer.stack], self._axes(layer)
-            end_Q = np.full(len(queries), len(keys))
-            if is_bidirectional(layer.stack):
-                end_Q = both_sides(of_stack, layer)[1]
-            elif is_causal(layer.stack):
-                ahead_Q = ahead(of_stack, layer)
-                end_Q = np.arange(1, len(queries) + 1) if ahead_Q is None else ahead_Q
-            end_T = np.zeros(len(self.seen.queries), "<i4")
-            end_T[queries] = keys.start + end_Q
-            result.append(end_T)
+            end_T[queries] = keys.start + (np.arange(1, len(queries) + 1) if end_Q is None else end_Q)
+            result.append((first_T if first_T.any() else None, end_T))
         return result
 
 
@@ -464,23 +446,33 @@ def joined(seen: Observation, axis: PageAxis) -> Observation:
     columns = replace(columns, top_key=np.where(columns.top_key < 0, columns.top_key, columns.top_key + start_N))
     keys = dict.fromkeys(LayerKey(*key) for key in zip(columns.layer.tolist(), columns.stack.tolist(), strict=True))
 
-    def merged(parts: Iterable[Mapping[LayerKey, T] | None]) -> dict[LayerKey, T]:
-        there = [part for part in parts if part]
-        return {key: part[key] for key in keys for part in there if key in part}
+    def merged(parts: Iterable[Mapping[LayerKey, T] | None]) -> PerLayer[T]:
+        present = [part for part in parts if part]
+        return PerLayer({key: part[key] for key in keys for part in present if key in part})
 
-    def kept(name: str, placed: Callable[[T, tuple[int, int]], T]) -> PerLayer[T]:
-        by_layer: dict[LayerKey, T] = merged(one.kept.get(name) for one in seen.stacks.values())
-        return PerLayer({key: placed(one, axis.starts[key.stack]) for key, one in by_layer.items()})
+    def kept(name: str, moved: Callable[[T, int, int], T]) -> PerLayer[T]:
+        by_layer: PerLayer[T] = merged(obs.kept.get(name) for obs in seen.stacks.values())
+        return PerLayer({key: moved(part, *axis.starts[key.stack]) for key, part in by_layer.items()})
 
-    weights, related = kept("weights", partial(_placed, count=len(prompt))), kept("relations", _moved)
-    chosen = {stack: one.chosen for stack, one in seen.stacks.items()}
+    def moved_weights(matrices: Matrices, query: int, key: int) -> Matrices:
+        weights_HQK = np.asarray(matrices.weights)
+        heads, queries, keys = weights_HQK.shape
+        whole_HTT: Any = np.zeros((heads, len(prompt), len(prompt)), weights_HQK.dtype)
+        whole_HTT[:, query : query + queries, key : key + keys] = weights_HQK
+        return matrices._replace(weights=whole_HTT)
+
+    def moved_keys(listed: KeptKeys, query: int, key: int) -> KeptKeys:
+        return listed._replace(key=listed.key + key, query=range(query, query + listed.weight.shape[1]))
+
+    weights, related = kept("weights", moved_weights), kept("relations", moved_keys)
+    chosen = {stack: obs.chosen for stack, obs in seen.stacks.items()}
     return replace(
         seen,
         queries=prompt,
         keys=prompt,
         text_columns=columns,
-        kv_of=PerLayer(merged(one.kv_of for one in seen.stacks.values())),
-        visible=PerLayer(merged(one.visible for one in seen.stacks.values())),
+        kv_of=merged(obs.kv_of for obs in seen.stacks.values()),
+        visible=merged(obs.visible for obs in seen.stacks.values()),
         kept={**seen.kept, "weights": weights, "relations": related or None, "operands": PerLayer(), "maps": None},
         chosen=first_asked(chosen, len(axis.front)) if ENCODER in chosen else seen.chosen,
         other_stacks={},
@@ -512,18 +504,6 @@ def kept_columns(columns: HeadColumns) -> HeadColumns:
         for name, score in columns.scores.items()
     }
     return replace(columns, **parts, scores=scores)
-
-
-def _placed(matrices: Matrices, start: tuple[int, int], count: int) -> Matrices:
-    weights_HQK = np.asarray(matrices.weights)
-    heads, queries, keys = weights_HQK.shape
-    whole_HTT: Any = np.zeros((heads, count, count), weights_HQK.dtype)
-    whole_HTT[:, start[0] : start[0] + queries, start[1] : start[1] + keys] = weights_HQK
-    return matrices._replace(weights=whole_HTT)
-
-
-def _moved(kept: KeptKeys, start: tuple[int, int]) -> KeptKeys:
-    return kept._replace(key=kept.key + start[1], query=range(start[0], start[0] + kept.weight.shape[1]))
 
 
 def first_asked(chosen_of: Mapping[str, TokenSelection], source: int) -> TokenSelection:
