@@ -378,7 +378,7 @@ def given_spans(item: Item, prompt: Prompt, names: Sequence[str], chat: bool = F
         ranges = ranges_of(value)
         if ranges is None:
             raise InputError(f"span {name!r}: expected ranges like [[5, 9]], got {brief(value)}")
-        places = _found(prompt, f"span {name!r}", ranges, chat)
+        places = _tokens_of(prompt, f"span {name!r}", ranges, chat)
         spans[name] = None if places is None else TokenMatch(name, places)
     return spans
 
@@ -391,7 +391,7 @@ def given_tokens(item: Item, prompt: Prompt, field: str, chat: bool = False) -> 
     ranges = ranges_of(item.says(field))
     if ranges is None:
         return None
-    places = _found(prompt, f"field {field!r}", ranges, chat)
+    places = _tokens_of(prompt, f"field {field!r}", ranges, chat)
     if places is None:
         raise InputError(f"field {field!r}: no token is left of the characters {ranges}")
     return TokenMatch(json.dumps(ranges), places)
@@ -416,7 +416,7 @@ def _unpacked(value: Any) -> Any:
     return value
 
 
-def _found(prompt: Prompt, where: str, ranges: list[list[int]], chat: bool) -> tuple[int, ...] | None:
+def _tokens_of(prompt: Prompt, where: str, ranges: list[list[int]], chat: bool) -> tuple[int, ...] | None:
     """The tokens that hold one of the characters, or a part of one; None where there is none. where: says which."""
     if prompt.medium.sha256:
         raise InputError(f"{where} counts characters of a text that is read alone: name tokens instead")

@@ -79,8 +79,7 @@ def run_folder(
     files = find_files(corpus)
     with opened(folder, options) as journal:
         if cluster is not None:
-            run = Run(job, corpus, files, folder, journal, stop, note)
-            tally = run_on_ray(run, cluster)
+            tally = run_on_ray(Run(job, corpus, files, folder, journal, stop, note), cluster)
         else:
             worker = Worker(job, loaded)
             cost = item_cost(job, worker.loaded.geometry)

@@ -145,8 +145,8 @@ def automatic(case: Case, tokens: int, request: Request | None, *, fits: bool) -
     long = tokens >= least and request is not None
     kept = case.keeps_eager(request) if request is not None else ""
     if long and not kept:
-        said = "expected to be faster" if case.on_card else "faster"
-        return _fused(case, tokens, request, f"{said} from {least:,} tokens")._replace(for_speed=fits)
+        how = "expected to be faster" if case.on_card else "faster"
+        return _fused(case, tokens, request, f"{how} from {least:,} tokens")._replace(for_speed=fits)
     if not fits and case.can_fuse:
         return _fused(case, tokens, request, NO_ROOM)
     return Choice(ENGINES["eager"], kept * long)
@@ -195,7 +195,7 @@ def tiles_difference(loaded: LoadedModel, prompt: Prompt, source: Prompt | None 
     """
     ids_BT, inputs = given_of(loaded, prompt, source, COMPARED_TOKENS)
     eager: dict[Any, torch.Tensor] = {}
-    found: list[float] = []
+    differences: list[float] = []
 
     def keep(call: AttentionCall) -> None:
         eager[call.path, call.call] = call.P.dense()
@@ -204,11 +204,11 @@ def tiles_difference(loaded: LoadedModel, prompt: Prompt, source: Prompt | None 
         expected = eager.pop((call.path, call.call), None)
         if expected is not None:
             weights = call.P.dense()
-            found.append(float((weights - expected.to(weights.device)).abs().max()))
+            differences.append(float((weights - expected.to(weights.device)).abs().max()))
 
     try:
         listen(loaded.model, ids_BT, keep, engine=ENGINES["eager"], **inputs)
     except ForwardError:  # a family that refuses eager attention
         return None
     listen(loaded.model, ids_BT, compare, engine=ENGINES["tiles"], **inputs)
-    return max(found, default=0.0)
+    return max(differences, default=0.0)

@@ -449,7 +449,7 @@ def _observed(forward: Pass) -> list[Observation]:
     report = replace(report, output=None)  # hidden states that nobody asked for
     facts = {**model_facts(loaded, forward.engine, report), **stacks.facts, **forward.facts}
 
-    def seen(stack: str, row: int) -> Observation:
+    def observation(stack: str, row: int) -> Observation:
         row = len(readings[stack].prompts) - 1 if is_vision(stack) else row  # the whole picture follows its parts
         own = report if len(readings) == 1 and not prompts[0].medium.patches else report.of(stack)
         return readings[stack].observation(row, replace(own, tokens=readings[stack].key_count), facts)
@@ -466,7 +466,7 @@ def _observed(forward: Pass) -> list[Observation]:
     if unread:
         facts |= {"unread": unread}
     return [
-        replace(seen(plain, row), other_stacks={stack: seen(stack, row) for stack in others})
+        replace(observation(plain, row), other_stacks={stack: observation(stack, row) for stack in others})
         for row in range(len(prompts))
     ]
 

@@ -333,10 +333,10 @@ def reading_targets(loaded: LoadedModel, where: Where) -> Iterator[Callable[[Cap
     with reading_target(loaded.tokenizer, where) as tokenised:
 
         def read(ask: CaptureSpec) -> Prompt:
-            given, start, room = ask.target, start_token(loaded), loaded.geometry.decoder_positions
-            if isinstance(given, str):
-                return tokenised(given, start, end_tokens(loaded), room)
-            return from_target_ids(loaded.tokenizer, given or (), start, room)
+            text, start, room = ask.target, start_token(loaded), loaded.geometry.decoder_positions
+            if isinstance(text, str):
+                return tokenised(text, start, end_tokens(loaded), room)
+            return from_target_ids(loaded.tokenizer, text or (), start, room)
 
         yield read
 

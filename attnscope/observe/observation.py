@@ -298,9 +298,9 @@ class Observation:
         Cross-attention has none: a rollout is of units that are the same on both sides.
         """
         parts = []
-        for stack, seen in self.stacks.items():
-            if seen.rollout is not None:
-                part = seen.rollout.table(top_k, min_weight)
+        for stack, obs in self.stacks.items():
+            if obs.rollout is not None:
+                part = obs.rollout.table(top_k, min_weight)
                 parts.append(part.append_column("stack", texts_at(STACKS, np.full(len(part), STACKS.index(stack)))))
         if not parts:
             raise UsageError("this observation kept no rollout", 'ask with Request(rollout="tokens")')
@@ -365,11 +365,11 @@ class Observation:
     def relation_numbers(self, min_weight: float | None = None) -> dict[str, np.ndarray]:
         """The columns of `relations` as numbers: head is -1 where kv heads were averaged, stack a place in STACKS."""
         parts: list[dict[str, np.ndarray]] = []
-        for seen in self.stacks.values():
-            if seen.kept_keys is None:
+        for obs in self.stacks.values():
+            if obs.kept_keys is None:
                 raise UsageError("this observation kept no relations", "ask with Request(relations=True)")
-            units = len(seen.units()), len(seen.units("keys"))
-            parts += numbers_of(seen.kept_keys, units, seen.kv_of, seen.view, seen.stack, min_weight)
+            units = len(obs.units()), len(obs.units("keys"))
+            parts += numbers_of(obs.kept_keys, units, obs.kv_of, obs.view, obs.stack, min_weight)
         if len(parts) == 1:
             return parts[0]
         dtypes = dict.fromkeys(RELATION_COLUMNS, np.int32) | {"weight": np.float32, "stack": np.int8}
@@ -383,7 +383,7 @@ class Observation:
     @property
     def most_relations(self) -> int:
         """How many rows `relations` can have."""
-        kept = [keys for seen in self.stacks.values() for keys in (seen.kept_keys or {}).values()]
+        kept = [keys for obs in self.stacks.values() for keys in (obs.kept_keys or {}).values()]
         return sum(math.prod(keys.weight.shape) for keys in kept)
 
     def kv_head(self, layer: int | LayerKey, head: Any) -> Any:
@@ -493,22 +493,22 @@ class HeadTokens:
     stack: str = DECODER
 
 
-def head_tokens(seen: Observation, mean: Mean = "none") -> list[HeadTokens]:
+def head_tokens(obs: Observation, mean: Mean = "none") -> list[HeadTokens]:
     """The kept heads of every stack, one by one, or on average per layer, or over all of the stack.
 
     Raises UsageError where none was asked for, InputError where no stack's texts have what is named.
     """
-    stacks = list(seen.stacks.values())
-    weights = [head for obs in stacks for head in _of_stack(obs, mean, f"{obs.stack} " * bool(seen.other_stacks))]
-    if not weights and any(obs.chosen.nothing for obs in stacks):
+    stacks, several = list(obs.stacks.values()), bool(obs.other_stacks)
+    weights = [head for of in stacks for head in _of_stack(of, mean, f"{of.stack} " * several)]
+    if not weights and any(of.chosen.nothing for of in stacks):
         raise InputError("no stack that is shown has what is named in its texts", "choose others: {select=enc,dec}")
     if not weights:
         raise UsageError("this observation kept no weights per token", "ask with Request(per_token=True)")
     return weights
 
 
-def _of_stack(seen: Observation, mean: Mean, stack: str) -> list[HeadTokens]:
-    weights = [head for key in seen.per_token for head in _of_layer(seen, key, stack)]
+def _of_stack(obs: Observation, mean: Mean, stack: str) -> list[HeadTokens]:
+    weights = [head for key in obs.per_token for head in _of_layer(obs, key, stack)]
     if mean == "none" or not weights:
         return weights
     if mean == "all":
@@ -520,14 +520,14 @@ def _of_stack(seen: Observation, mean: Mean, stack: str) -> list[HeadTokens]:
     ]
 
 
-def coloured(seen: Observation) -> Prompt:
+def coloured(obs: Observation) -> Prompt:
     """The text whose tokens have weights: of a stack's queries where keys alone were chosen, else of its keys."""
-    return seen.queries if seen.chosen.keys_alone else seen.keys
+    return obs.queries if obs.chosen.keys_alone else obs.keys
 
 
-def token_table(seen: Observation, mean: Mean = "none") -> pa.Table:
+def token_table(obs: Observation, mean: Mean = "none") -> pa.Table:
     """A row per head and token; see `Capture.token_table`."""
-    weights = head_tokens(seen, mean)
+    weights = head_tokens(obs, mean)
     counts = [len(head.weight_T) for head in weights]
     position = np.concatenate([np.arange(count, dtype=np.int32) for count in counts])
     which = {
@@ -536,7 +536,7 @@ def token_table(seen: Observation, mean: Mean = "none") -> pa.Table:
         )
         for name in ("layer", "head", "kv_head")
     }
-    tokens = [token for head in weights for token in coloured(seen.of(head.stack)).tokens]
+    tokens = [token for head in weights for token in coloured(obs.of(head.stack)).tokens]
     return as_table(
         {
             **{name: numbers(column.astype(np.int32), column < 0) for name, column in which.items()},
@@ -549,16 +549,16 @@ def token_table(seen: Observation, mean: Mean = "none") -> pa.Table:
     )
 
 
-def _of_layer(seen: Observation, key: LayerKey, stack: str) -> list[HeadTokens]:
-    kept, columns, by_kv = seen.per_token[key], seen.columns, seen.view.by_kv
+def _of_layer(obs: Observation, key: LayerKey, stack: str) -> list[HeadTokens]:
+    kept, columns, by_kv = obs.per_token[key], obs.columns, obs.view.by_kv
     places = np.flatnonzero((columns.layer == key.layer) & (columns.stack == key.stack))[kept.heads]
-    sinks = np.where(columns.top_key_mass[places] > seen.rests_above, columns.top_key[places], 0).tolist()
+    sinks = np.where(columns.top_key_mass[places] > obs.rests_above, columns.top_key[places], 0).tolist()
     return [
         HeadTokens(
-            stack + seen.heads[place].name,
+            stack + obs.heads[place].name,
             key.layer,
             None if by_kv else head,
-            head if by_kv else int(seen.kv_head(key, head)),
+            head if by_kv else int(obs.kv_head(key, head)),
             np.asarray(kept.weight[row]),
             np.asarray(kept.uniform[row]),
             sinks[row],

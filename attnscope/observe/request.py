@@ -119,7 +119,7 @@ class ModelLayers(NamedTuple):
 
 
 class PerLayer(Mapping[LayerKey, T]):
-    """{layer: something} of one stack, in the model's order; `found[3]` is `found[3, "decoder"]` in a causal model.
+    """{layer: something} of one stack, in the model's order; `layers[3]` is `layers[3, "decoder"]` in a causal model.
 
     Raises UnknownLayerError, which is a KeyError, for a layer that is not there, such as one without attention. model:
     the stack's layers, where they are known: the refusal says which of them attend.
@@ -128,18 +128,18 @@ class PerLayer(Mapping[LayerKey, T]):
     'kept'
     """
 
-    def __init__(self, found: Mapping[LayerKey, T] | None = None, model: ModelLayers | None = None) -> None:
-        self._found, self.model = dict(found or {}), model
-        self._stack = next((key.stack for key in self._found), DECODER)
+    def __init__(self, by_layer: Mapping[LayerKey, T] | None = None, model: ModelLayers | None = None) -> None:
+        self._by_layer, self.model = dict(by_layer or {}), model
+        self._stack = next((key.stack for key in self._by_layer), DECODER)
 
     def __getitem__(self, key: int | tuple[int, str]) -> T:
         if isinstance(key, str):
             how = f"write [{int(key)}]" if key.isdecimal() else "write weights[1][4], or matrix('L1H4')"
             raise UsageError(f"expected the number of a layer, got {key!r}", how)
         layer = LayerKey(*key) if isinstance(key, tuple) else LayerKey(key, self._stack)
-        if layer not in self._found:
+        if layer not in self._by_layer:
             raise self._unknown(layer)
-        return self._found[layer]
+        return self._by_layer[layer]
 
     def _unknown(self, layer: LayerKey) -> UnknownLayerError:
         named = f"{prefix(layer.stack)}layer {layer.layer}"
@@ -151,19 +151,19 @@ class PerLayer(Mapping[LayerKey, T]):
                 else f"{named} has no attention over the text, its type is {kind}"
             )
             return UnknownLayerError(message, f"layers with attention: {number_list(self.model.attending)}")
-        if not self._found:
+        if not self._by_layer:
             return UnknownLayerError("nothing was kept of any layer: it was not asked for", "name it in the Request")
-        known = ", ".join(f"{prefix(key.stack)}{key.layer}" for key in self._found)
+        known = ", ".join(f"{prefix(key.stack)}{key.layer}" for key in self._by_layer)
         return UnknownLayerError(f"nothing of {named} was kept: it was not asked for", f"take {known}")
 
     def __contains__(self, key: object) -> bool:
-        return (LayerKey(key, self._stack) if isinstance(key, int) else key) in self._found
+        return (LayerKey(key, self._stack) if isinstance(key, int) else key) in self._by_layer
 
     def __iter__(self) -> Iterator[LayerKey]:
-        return iter(self._found)
+        return iter(self._by_layer)
 
     def __len__(self) -> int:
-        return len(self._found)
+        return len(self._by_layer)
 
     def __repr__(self) -> str:
         return f"PerLayer of {len(self)} layers"
@@ -485,11 +485,11 @@ class CaptureSpec:
         return {"schema": SCHEMA, **record, "keep": to_json(self.keep)}
 
     @classmethod
-    def of_json(cls, said: Any) -> CaptureSpec:
+    def of_json(cls, document: Any) -> CaptureSpec:
         """The ask that JSON holds. Raises UsageError for another schema, an unknown field, and another type."""
-        if not isinstance(said, Mapping) or said.get("schema") != SCHEMA:
+        if not isinstance(document, Mapping) or document.get("schema") != SCHEMA:
             raise UsageError(f"expected an ask of the form {SCHEMA}", "write one with Ask.as_json")
-        form = from_json(_Form, {name: value for name, value in said.items() if name != "schema"}, "ask")
+        form = from_json(_Form, {name: value for name, value in document.items() if name != "schema"}, "ask")
         return cls(**{option.name: getattr(form, option.name) for option in fields(form)})
 
 

@@ -132,7 +132,7 @@ class Run:
                 foil, rows = self.request.view.foil, TextInputs(self.prompt, self.chosen).queries
                 foil_ids = None if foil is None else ids_of(self.loaded, foil)
                 directions = directions_of_answer(self.loaded, self.prompt, rows, foil_ids)
-            seen = observe(
+            obs = observe(
                 self.loaded,
                 [self.prompt],
                 self.request,
@@ -145,19 +145,19 @@ class Run:
                 states=states.append if self.steps else None,
             )[0]
         # Where a pass in float16 gave NaN there is no number to show.
-        broken = next((check for check in seen.calls if check.no_number), None)
+        broken = next((check for check in obs.calls if check.no_number), None)
         if broken is not None and "float16" in (self.loaded.dtype, str(broken.dtype).removeprefix("torch.")):
             raise ModelError(
                 f"{self.loaded.name} overflows in float16, whose largest number is 65504: NaN in {broken.name}",
                 "use {dtype=bfloat16} or {dtype=float32}; where only scores are too large {engine=fused} reads it too",
             )
-        facts = seen.facts
+        facts = obs.facts
         if self.steps is not None:
             # The rows of an answer may be others than those that made it, step by step.
             difference = self.steps.difference(states[-1][0]) if states else None
             notes = list(notes_of_steps(self.loaded, difference))
             facts = {**facts, "largest_difference_to_steps": difference} | _noted(notes, facts.get("notes", ()))
-        return replace(seen.named(self.named_by), facts=facts, ask=self.ask)
+        return replace(obs.named(self.named_by), facts=facts, ask=self.ask)
 
 
 def _noted(notes: Sequence[str], before: Sequence[str] = ()) -> dict[str, Any]:

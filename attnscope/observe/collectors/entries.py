@@ -82,8 +82,8 @@ class TopKeys(ViewCollector):
             weight, key = _top(mass_BHGG.masked_fill(mass_BHGG == 0, -torch.inf), self.k)
         else:
             weight, key = answers[self._question(layer)] if self.view.of_heads else self._of_blocks(layer, heads)
-        every = range(weight.shape[2])
-        return [KeptKeys(heads, *pair, every) for pair in zip(weight, key.int(), strict=True)]
+        queries = range(weight.shape[2])
+        return [KeptKeys(heads, *pair, queries) for pair in zip(weight, key.int(), strict=True)]
 
     def of_text(self, collected: Sequence[KeptKeys], row: int, text: TextInputs) -> KeptKeys:
         return collected[row]
@@ -137,12 +137,12 @@ class ChosenKeys(TopKeys):
 
     def _of_groups(self, layer: Layer, answers: Answers) -> list[tuple[Tensor, Tensor]]:
         mass_BHGG = group_mass(layer, self.view, answers, *self._groups)
-        found = []
+        pairs = []
         for mass_HGG, query, key in zip(mass_BHGG, self.query, self.key, strict=True):
             mine = mass_HGG[:, : len(query), : len(key)]
             weight, place = _top(mine.masked_fill(mine == 0, -torch.inf), self.k)
-            found.append((weight, torch.tensor(key, device=place.device)[place]))
-        return found
+            pairs.append((weight, torch.tensor(key, device=place.device)[place]))
+        return pairs
 
     def _from_rows(self, layer: Layer, heads: list[int]) -> list[tuple[Tensor, Tensor]]:
         question, P = self._strongest(layer, range(len(heads))), layer.P
@@ -150,14 +150,14 @@ class ChosenKeys(TopKeys):
         for a, b in self._runs(P.blocks()):
             seen = self.view.seen(layer, heads, P.visible.rows(a, b)).to(P.device)
             entries = self.view.rows(layer, heads, a, b)
-            found = strongest(question, entries.abs() if self.view.by_size else entries, seen, a)
-            parts.append(self._signed(found, entries, a) if self.view.by_size else found)
+            pairs = strongest(question, entries.abs() if self.view.by_size else entries, seen, a)
+            parts.append(self._signed(pairs, entries, a) if self.view.by_size else pairs)
         return join(question, parts)
 
-    def _signed(self, found: list[tuple[Tensor, Tensor]], entries: Tensor, start: int) -> list[tuple[Tensor, Tensor]]:
-        """Entries that were found by their size, with their sign; entries: a block of rows from `start` on."""
+    def _signed(self, pairs: list[tuple[Tensor, Tensor]], entries: Tensor, start: int) -> list[tuple[Tensor, Tensor]]:
+        """Entries that were found by their size, with their sign, and keys; entries: a block of rows, from `start`."""
         signed = []
-        for text, (size, key) in enumerate(found):
+        for text, (size, key) in enumerate(pairs):
             here = self.query[text][inside(self.query[text], start, start + entries.shape[2])]
             own = entries[text][:, [row - start for row in here]].gather(-1, key.long())
             signed.append((own.masked_fill(size.isnan(), torch.nan), key))
