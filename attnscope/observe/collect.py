@@ -166,14 +166,14 @@ class StackCollector:
         if stack not in self._texts:
             self._texts[stack] = replace(self.texts, stack=stack, asked={})
         texts = self._texts[stack].to(call.P.device)
-        # What a whole weight on a key adds to a logit, where logits are asked about.
+        # What a whole weight on a key writes: where values weigh it may be known only when the heads were projected.
         directions, out = self.forward.directions, self.forward.out
         written = None if directions is None else partial(directions.written, call)
         layer = Layer(key, call.P, kv_heads, texts, written=written)
         if out is None:
             self._ask(layer)
         else:
-            out.when_known(call, lambda norms: self._ask(replace(layer, value_norms=norms)))
+            out.when_known(call, lambda norms: self._ask(replace(layer, written=norms)))
 
     def _ask(self, layer: Layer) -> None:
         self._keep(self._pending.add(layer.P.device, self._batcher.add(layer)))

@@ -4,7 +4,7 @@ u is the direction of the residual stream that raises the answer's logit over a 
 and the scales of norms are frozen as they were in an intact pass. Over all keys a query's effects sum to its direct
 effect, see `direct`.
 
-    result = directions(loaded, ids, {5: answer}, foil=None)
+    result = directions_of_answer(loaded, prompt, rows=[5], foil=None)
     result.of[attention_module]                      # (H, R, V)
 
 First the way from heads to logits: output projection, residual stream and final norm, with gates and norms between. No
@@ -357,24 +357,6 @@ def _logits_factor(unembed: nn.Module, normed: Tensor, passed: _Passed, config: 
 TRIED = 8  # tokens on which the way is verified
 
 
-def directions(
-    loaded: LoadedModel, ids: Sequence[int], right: Mapping[int, int], foil: int | None = None
-) -> Directions:
-    """Where a value must point to raise the right token's logit, of every head in each row that is asked.
-
-    right: the token that is right after each row that is asked. foil: a token with a logit that is taken off; without
-    one it is the mean over the vocabulary. Raises UsageError where the way from the heads to the logits is not plain.
-    """
-    path = path_to_logits(loaded, ids[:TRIED])
-    if isinstance(path, str):
-        raise UsageError(f"what a key writes to the logits is not known: {path}", "use {weights=value}")
-    rows = sorted(right)
-    towards_1RE = path.towards(torch.tensor([[right[row] for row in rows]]))
-    if foil is not None:
-        towards_1RE = towards_1RE - path.towards(torch.tensor([[foil]]))
-    return Directions(rows, _pulled(loaded, path, ids, rows, towards_1RE))
-
-
 def asked_of_answer(request: Request, prompt: Prompt) -> Request:
     """The request about the rows that make the answer; with a foil about the one that makes its first token.
 
@@ -394,9 +376,11 @@ def asked_of_answer(request: Request, prompt: Prompt) -> Request:
 def directions_of_answer(
     loaded: LoadedModel, prompt: Prompt, rows: Sequence[int], foil: Sequence[int] | None
 ) -> Directions:
-    """The directions of the rows that were asked about; foil: its ids, of which the first counts.
+    """Where a value must point to raise the logit of the answer's token, of every head in each row that is asked about.
 
-    Raises UsageError where such a row makes no token of the answer, or, with a foil, not its first.
+    foil: the ids of a text whose first token's logit is taken off; without one it is the mean over the vocabulary.
+    Raises UsageError where such a row makes no token of the answer, or, with a foil, not its first, and where the way
+    from the heads to the logits is not plain.
     """
     assert prompt.answer is not None
     if foil is not None and not foil:
@@ -408,7 +392,14 @@ def directions_of_answer(
         raise UsageError(f"the row of token {others[0]} makes {what}", f"use {{query={made[0] if foil else 'made'}}}")
     if foil is not None and list(foil[:1]) == [prompt.ids[prompt.answer]]:
         raise UsageError("the answer and its foil begin with the same token", "choose another foil")
-    return directions(loaded, prompt.ids, {row: prompt.ids[row + 1] for row in rows}, foil[0] if foil else None)
+    path = path_to_logits(loaded, prompt.ids[:TRIED])
+    if isinstance(path, str):
+        raise UsageError(f"what a key writes to the logits is not known: {path}", "use {weights=value}")
+    rows = sorted({*rows})
+    towards_1RE = path.towards(torch.tensor([[prompt.ids[row + 1] for row in rows]]))
+    if foil is not None:
+        towards_1RE = towards_1RE - path.towards(torch.tensor([[foil[0]]]))
+    return Directions(rows, _pulled(loaded, path, prompt.ids, rows, towards_1RE))
 
 
 def _pulled(

@@ -66,16 +66,15 @@ class LayerKey(NamedTuple):
 class Layer:
     """What is asked: which layer, its operator, its kv heads, and the texts on its device.
 
-    value_norms(start, stop): gives the norm of what a whole weight on a key writes, see `values.ValueNorms`; where
-    values weigh. written(start, stop): gives what it adds to a logit, see `values.Directions`; where logits are asked
-    about. further: more layers; their heads follow its own, see `side_by_side`.
+    written(start, stop): gives what a whole weight on a key writes: its norm where values weigh, see
+    `values.ValueNorms`; what it adds to a logit where logits are asked about, see `values.Directions`. further: more
+    layers; their heads follow its own, see `side_by_side`.
     """
 
     key: LayerKey
     P: AttentionOperator
     kv_heads: int
     texts: Texts
-    value_norms: Callable[[int, int], Tensor] | None = field(default=None, repr=False, compare=False, kw_only=True)
     written: Callable[[int, int], Tensor] | None = field(default=None, repr=False, compare=False, kw_only=True)
     further: Sequence[LayerKey] = field(default=(), kw_only=True)
     _here: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False, compare=False, kw_only=True)
@@ -216,10 +215,7 @@ class View:
     def rows(self, layer: Layer, heads: Sequence[int], start: int, stop: int) -> Tensor:
         """Entries of a block of queries, fp32 (B, len(heads), stop - start, K)."""
         entries = layer.P.scores(start, stop) if self.weights == "scores" else layer.P.rows(start, stop)
-        if self.weights == "value":
-            assert layer.value_norms is not None
-            entries = entries * layer.value_norms(start, stop)
-        if self.weights == "logit":
+        if self.weights in ("value", "logit"):
             assert layer.written is not None
             entries = entries * layer.written(start, stop)
         return self.select(layer, heads, entries)
