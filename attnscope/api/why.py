@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from attnscope.api.why_record import MEAN, Why, WhyOptions, ask_of
 from attnscope.errors import ModelError, UsageError, hints_of
-from attnscope.hooks.forward import given_of
+from attnscope.hooks.forward import text_inputs
 from attnscope.inputs.tokens import TokenMatch, described, find
 from attnscope.model.loaded import check_loaded
 from attnscope.model.options import LoadOptions
@@ -82,7 +82,7 @@ def taken_apart(run: Run, head: str, asked: WhyOptions) -> Why:
         VERIFIED if asked.verify else 0,
         None if stack == geometry.stack else stack,
     )
-    reads, inputs = given_of(run.loaded, run.prompt, run.source)
+    reads, inputs = text_inputs(run.loaded, run.prompt, run.source)
     texts = {None if one == geometry.stack else one: of_stack for one, of_stack in run.asked.items()}
     return Why(decompose_logit(run.loaded, reads, logit, **inputs), texts, run.loaded.name)
 

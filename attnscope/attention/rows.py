@@ -216,7 +216,7 @@ def _received(block: Block, question: ask.Received) -> Tensor:
 
 def _top_k(block: Block, question: ask.TopK) -> tuple[Tensor, Tensor]:
     if block.top is not None and question.k + question.skip_key0 <= block.top[0].shape[-1]:
-        return of_found(block.top, question)
+        return top_of(block.top, question)
     rows, count = block.rows, block.stop - block.start
     hidden = block.seen.float() - 1  # faster than a masked fill
     if question.heads is not None:
@@ -235,7 +235,7 @@ def _top_k(block: Block, question: ask.TopK) -> tuple[Tensor, Tensor]:
     return weights, keys
 
 
-def of_found(largest: tuple[Tensor, Tensor], question: ask.TopK) -> tuple[Tensor, Tensor]:
+def top_of(largest: tuple[Tensor, Tensor], question: ask.TopK) -> tuple[Tensor, Tensor]:
     """The k largest out of more of them, of all heads; without key 0 those after it move up."""
     weights, keys = largest if question.heads is None else (part[:, list(question.heads)] for part in largest)
     if question.skip_key0:

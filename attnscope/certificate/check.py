@@ -99,7 +99,7 @@ def check_parity(
     text = prompt if source is None else source
     first, reads = _ids(text, loaded.device), dict[str, Any]()
     if isinstance(text, Prompt):
-        first, reads = inputs.given(loaded, [text], first)
+        first, reads = inputs.batch_inputs(loaded, [text], first)
     pictures = reads if isinstance(prompt, Prompt) and prompt.medium.patches else {}
     arrangements = arrangements_of(loaded.model.config, ids_BT[0].tolist(), pictures)
     if isinstance(prompt, Prompt) and is_vision(loaded.geometry.stack):

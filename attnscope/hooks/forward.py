@@ -166,7 +166,7 @@ def check_gradients(model: nn.Module) -> None:
 TYPES, GLOBAL = "token_type_ids", "global_attention_mask"  # arguments of a model's forward
 
 
-def given(loaded: LoadedModel, prompts: Sequence[Prompt], ids_BT: Tensor) -> tuple[Tensor, dict[str, Any]]:
+def batch_inputs(loaded: LoadedModel, prompts: Sequence[Prompt], ids_BT: Tensor) -> tuple[Tensor, dict[str, Any]]:
     """What the model's forward is given: its first argument, and what else the prompts bring, by name.
 
     The first argument is the ids, unless the prompts bring it: the features of a sound, (B, F, frames).
@@ -200,7 +200,7 @@ def known_types(loaded: LoadedModel) -> int | None:
     return count if isinstance(count, int) else None
 
 
-def given_of(
+def text_inputs(
     loaded: LoadedModel, prompt: Prompt, source: Prompt | None = None, most: int | None = None
 ) -> tuple[Tensor, dict[str, Any]]:
     """The same of one text; of an encoder-decoder the source is first, and the prompt what its decoder reads.
@@ -212,7 +212,7 @@ def given_of(
         return torch.tensor([text.ids if text.medium.inputs else text.ids[:most]], device=loaded.device)
 
     first = source or prompt
-    reads, inputs = given(loaded, [first], ids(first))
+    reads, inputs = batch_inputs(loaded, [first], ids(first))
     return reads, inputs | ({} if source is None else {"decoder_input_ids": ids(prompt)})
 
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from attnscope.errors import AttnscopeError, ModelError, first_line
 from attnscope.hooks.engines import UNCHECKED
-from attnscope.hooks.forward import GLOBAL, backbone, bare_model, given_of, hook_error
+from attnscope.hooks.forward import GLOBAL, backbone, bare_model, hook_error, text_inputs
 from attnscope.hooks.listen import listen, running
 from attnscope.hooks.report import turned
 from attnscope.inputs.labels import bytes_of
@@ -332,7 +332,7 @@ def translation(
     check_generates(loaded, _next_step(loaded))
     if _in_parts(loaded.model):
         how["force_unique_generate_call"] = True  # one part, with the tokens that it begins with
-    reads, inputs = given_of(loaded, source)
+    reads, inputs = text_inputs(loaded, source)
     how |= {name: value for name, value in inputs.items() if name == GLOBAL}
     most_new = limit if room is None else min(limit, room - 1)
     target = greedy(loaded, reads, most_new, engine.implementation, **how)[0].tolist()

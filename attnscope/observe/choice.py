@@ -11,7 +11,7 @@ from attnscope.attention import kernels_cpu
 from attnscope.attention.kernels_cuda import device_can
 from attnscope.errors import ForwardError, MemoryLimitError, UsageError
 from attnscope.hooks.engines import ENGINES, Engine, engine_named, logits_bytes, tokens_that_fit
-from attnscope.hooks.forward import given_of
+from attnscope.hooks.forward import text_inputs
 from attnscope.hooks.listen import calls_interface, listen
 from attnscope.model.geometry import Geometry
 from attnscope.model.selection import DIFFERENCE
@@ -193,7 +193,7 @@ def tiles_difference(loaded: LoadedModel, prompt: Prompt, source: Prompt | None 
 
     source: what an encoder-decoder's encoder reads. None where the model cannot be run with eager attention.
     """
-    ids_BT, inputs = given_of(loaded, prompt, source, COMPARED_TOKENS)
+    ids_BT, inputs = text_inputs(loaded, prompt, source, COMPARED_TOKENS)
     eager: dict[Any, torch.Tensor] = {}
     differences: list[float] = []
 

@@ -24,7 +24,7 @@ import torch
 from attnscope.errors import InputError
 from attnscope.hooks.calls import AttentionCall
 from attnscope.hooks.engines import ENGINES, Engine
-from attnscope.hooks.forward import given, given_of
+from attnscope.hooks.forward import batch_inputs, text_inputs
 from attnscope.hooks.generation import watched_states
 from attnscope.hooks.listen import listen
 from attnscope.hooks.projections import ProjectionInputs, differences, norms_behind, plain_and_gated, strength
@@ -116,7 +116,7 @@ class Pass:
         if self.request.view.weights != "value":
             return None
         first, loaded = self.asked[0], self.loaded
-        beginning, more = given_of(loaded, first.prompt, first.source, most=4)
+        beginning, more = text_inputs(loaded, first.prompt, first.source, most=4)
         modules = sum(len(layers) for layers in loaded.geometry.stacks.values())
         plain, gated = plain_and_gated(loaded, beginning, modules, **more)
         every = plain | gated
@@ -405,10 +405,10 @@ def _observed(forward: Pass) -> list[Observation]:
     if prompts[0].medium.patches:  # whose tokens are told apart there
         ids_BT = side_by_side([prompt.ids for prompt in prompts]).to(loaded.device)
     if plain == ENCODER or ENCODER not in readings:
-        reads, inputs = given(loaded, prompts, ids_BT)
+        reads, inputs = batch_inputs(loaded, prompts, ids_BT)
     else:
         sources = [text.source or text.prompt for text in asked]
-        reads, inputs = given(loaded, sources, readings[ENCODER].texts.ids_BT)
+        reads, inputs = batch_inputs(loaded, sources, readings[ENCODER].texts.ids_BT)
         inputs = inputs | {"decoder_input_ids": ids_BT}
     # The pass may end with the last call, unless somebody wants what follows it.
     of_tower = readings.get(VISION)
@@ -438,7 +438,7 @@ def _observed(forward: Pass) -> list[Observation]:
     # The shortest prompt alone must have the hidden states that it has beside the longest.
     if mixed and padding.padding_is_untried(loaded.model, report.tokens):
         row = min(range(len(prompts)), key=lambda place: len(prompts[place]))
-        ids_BT, inputs = given_of(loaded, prompts[row])
+        ids_BT, inputs = text_inputs(loaded, prompts[row])
         report_alone = listen(loaded.model, ids_BT, lambda call: None, engine=forward.engine, computed=False, **inputs)
         alone_TE = report_alone.output[0][0].float()
         beside_TE = report.output[0][row, : len(alone_TE)].float()

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from attnscope.errors import InputError, ModelError, UsageError, first_line
 from attnscope.hooks.engines import within_memory
-from attnscope.hooks.forward import GLOBAL, TYPES, arguments, backbone, bare_model, given_of, known_types
+from attnscope.hooks.forward import GLOBAL, TYPES, arguments, backbone, bare_model, known_types, text_inputs
 from attnscope.hooks.generation import (
     DecodingSteps,
     continuation,
@@ -368,7 +368,7 @@ def generated(
 ) -> tuple[Prompt, Any, DecodingSteps]:
     """The prompt with what the model puts behind it, what the manifest says of that, and the steps that made it."""
     with within_memory(loaded, len(prompt) + most):
-        extras = given_of(loaded, prompt)[1]
+        extras = text_inputs(loaded, prompt)[1]
         with watched_steps(loaded.model) as steps:
             made = continuation(loaded, prompt.ids, most, engine, advance, **extras)
     facts = {"asked": most, "ids": made.ids, "stopped_by": made.stopped_by} | _ignored(loaded)

@@ -27,7 +27,7 @@ import torch
 from attnscope.attention.operator import DenseAttention
 from attnscope.attention.spec import Visibility
 from attnscope.errors import InputError, MemoryLimitError, UsageError
-from attnscope.hooks.forward import given_of
+from attnscope.hooks.forward import text_inputs
 from attnscope.hooks.listen import calls_interface, listen
 from attnscope.hooks.report import CaptureReport
 from attnscope.inputs.spans import WORDS, Align, Units, alignment, units
@@ -384,7 +384,7 @@ def _read(
     """One forward pass over one text; each layer that attends to its tokens is kept once, with its heads' metrics."""
     loaded, asked, stacks = reading.loaded, reading.asked, reading.loaded.geometry.stacks
     texts = {stack: texts_of([one], loaded.device, stack) for stack, one in asked.items()}
-    reads, inputs = given_of(loaded, reading.prompt, reading.source)
+    reads, inputs = text_inputs(loaded, reading.prompt, reading.source)
 
     def on_call(call: AttentionCall) -> None:
         one = asked[call.stack]

@@ -26,7 +26,7 @@ from attnscope.attention.kernels_cpu.cache import installed
 from attnscope.attention.kernels_cpu.cache import sweep as compiled_sweep
 from attnscope.attention.kernels_cpu.layout import BLOCK, PANEL, STRIP, Each, Job, SweepQuestions, Texts, records
 from attnscope.attention.questions import Entropy, GroupMass, MaxWeight, Question, RowSum, SumOfSquares
-from attnscope.attention.rows import TINY, of_found
+from attnscope.attention.rows import TINY, top_of
 from attnscope.attention.spec import AttentionSpec
 from attnscope.attention.tiles import Room, reach, work_through
 from attnscope.attention.tiling import TiledAttention
@@ -130,7 +130,7 @@ class Answers:
         answers |= {question: answer.float() for question, answer in over_rows}
         for question in questions.top:
             heads = None if question.heads is None else tuple(map(self.top_heads.index, question.heads))
-            answers[question] = of_found(self.top, replace(question, heads=heads))
+            answers[question] = top_of(self.top, replace(question, heads=heads))
         return answers
 
     def _statistic(self, question: Question) -> Tensor:

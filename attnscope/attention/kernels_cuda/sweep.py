@@ -20,7 +20,7 @@ from torch import Tensor
 from attnscope.attention import questions as ask
 from attnscope.attention.kernels_cuda import kernels
 from attnscope.attention.kernels_cuda.kernels import Call, Known
-from attnscope.attention.rows import asked_key, indicator, of_found
+from attnscope.attention.rows import asked_key, indicator, top_of
 from attnscope.attention.spec import AttentionSpec, row_blocks
 
 FEW_ROWS = 16  # the fewest that a tensor core multiplies: what is generated, token by token
@@ -238,7 +238,7 @@ class Sweep:
             if shared_top is not None and question in shared:
                 places = tuple(rank[head] for head in heads)
                 answers.append(
-                    of_found(shared_top, ask.TopK(question.k, None if places == every else places, question.skip_key0))
+                    top_of(shared_top, ask.TopK(question.k, None if places == every else places, question.skip_key0))
                 )
             else:
                 answers.append(self._largest(dict.fromkeys(heads, question.k), question.skip_key0))
