@@ -69,7 +69,7 @@ class AskedCache(AskedText):
 
 @dataclass(frozen=True)
 class CacheCase(AnsweredText):
-    """A text whose prompt is kept in a cache. end: the tokens of the prompt. start: the first row that counts."""
+    """A text with the prompt that a cache keeps. end: the tokens of the prompt. start: the first row that counts."""
 
     end: int
     start: int

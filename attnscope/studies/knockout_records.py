@@ -61,8 +61,8 @@ class AnsweredText:
 
 @dataclass(frozen=True)
 class Case(AnsweredText):
-    """A text whose queries are cut from keys. queries, keys: positions. own: whether the answer is the model's own next
-    token."""
+    """A text with queries that may not look at keys. queries, keys: positions. own: whether the answer is the model's
+    own next token."""
 
     queries: tuple[int, ...]
     keys: tuple[int, ...]
