@@ -35,7 +35,7 @@ from attnscope.utils.schema import takes_fields
 
 if TYPE_CHECKING:
     from attnscope.attention.rows import CutHow
-    from attnscope.interventions.spec import Method, Over, PatchTarget, Selection, Texts
+    from attnscope.interventions.spec import Method, Over, PatchTarget, Texts
     from attnscope.model.loaded import LoadedModel
     from attnscope.observe.atlas import HeadNames
     from attnscope.studies.budgets import BudgetCosts
@@ -44,10 +44,13 @@ if TYPE_CHECKING:
     from attnscope.studies.study import Study
 
 
-@dataclass(frozen=True, kw_only=True)
-class AnswerOptions:
+@dataclass(frozen=True)
+class AnswerCall:
     """What `knockout` and `patch` ask of every text: its answer, the heads, and the folder of the study."""
 
+    model: LoadedModel
+    text: Texts
+    _: KW_ONLY
     answer: str | Sequence[int] | None = None
     foil: str | Sequence[int] | None = None
     select: str | None = None
@@ -61,17 +64,19 @@ class AnswerOptions:
         """What a record of a text may leave out."""
         return {"answer": self.answer, "foil": self.foil, "define": self.define or {}, "chat": self.chat}
 
+    def heads(self) -> dict[str, Any]:
+        """Those that `select` names, as of `chosen_heads`."""
+        return chosen_heads(self.model, self.select, self.atlas)
+
     def run(self, study: Study[Record]) -> Record:
         """Run the study, in its folder where one was named."""
         return study.run(None if self.out is None else Path(self.out), force=self.force)
 
 
 @dataclass(frozen=True)
-class CutCall(AnswerOptions):
+class CutCall(AnswerCall):
     """What `attnscope.knockout` is called with for a knockout of named keys."""
 
-    model: LoadedModel
-    text: Texts
     query: str | int = "last"
     key: str | int | None = None
     _: KW_ONLY
@@ -82,11 +87,9 @@ class CutCall(AnswerOptions):
 
 
 @dataclass(frozen=True)
-class BudgetCall(AnswerOptions):
+class BudgetCall(AnswerCall):
     """What `attnscope.knockout` is called with for the budget of a cache."""
 
-    model: LoadedModel
-    text: Texts
     _: KW_ONLY
     keep: str
     at: str | int | None = None
@@ -103,11 +106,9 @@ class KnockoutCall(CutCall, BudgetCall):
 
 
 @dataclass(frozen=True)
-class PatchCall(AnswerOptions):
+class PatchCall(AnswerCall):
     """What `attnscope.patch` is called with."""
 
-    model: LoadedModel
-    text: Texts
     corrupted: str | Sequence[int] | None = None
     _: KW_ONLY
     at: str | int | None = None
@@ -149,7 +150,7 @@ def knockout(call: KnockoutCall) -> KnockoutResult | BudgetCosts:
         >>> attnscope.knockout(model, "the bank of the river, the bank of the", key="river", over="heads").table()
         >>> attnscope.knockout(model, text, keep="stream:4+32,h2o:36", over="heads").bearable(0.01)
     """
-    model, select, over = call.model, call.select, call.over
+    model, over = call.model, call.over
     check_loaded(model)
     shared, key = call.shared(), None if call.key is None else str(call.key)
     # A cache chooses its keys itself, so that queries and keys have no meaning with a budget.
@@ -158,23 +159,22 @@ def knockout(call: KnockoutCall) -> KnockoutResult | BudgetCosts:
         check_budgets(call.keep, over, query=query, key=key, how=call.how)
         caches = AskedCache.of(call.text, {**shared, "at": call.at, "generate": call.generate})
         check_below(call.below)
-        heads = chosen_heads(model, select, call.atlas)
-        budgets = BudgetPlan(call.keep, over, heads, select or BudgetPlan.name, call.below)
+        budgets = BudgetPlan(call.keep, call.below, over=over, **call.heads())
         return call.run(BudgetStudy.of(model, caches, budgets))
     check_no_budget(call.at, call.generate)
     # A record may leave out what all texts share.
     asked = asked_of(call.text, {**shared, "query": str(call.query), "key": key}, each_key=over == "keys")
-    heads = chosen_heads(model, select, call.atlas)
-    plan = CutPlan(over, heads, select or CutPlan.name, call.how, call.random, call.seed)
+    plan = CutPlan(over=over, how=call.how, random=call.random, seed=call.seed, **call.heads())
     return call.run(KnockoutStudy.of(model, asked, plan))
 
 
-def chosen_heads(model: LoadedModel, select: str | None, atlas: HeadNames | Path | str | None) -> Selection | None:
-    """The heads that are chosen, by layer; None for all."""
+def chosen_heads(model: LoadedModel, select: str | None, atlas: HeadNames | Path | str | None) -> dict[str, Any]:
+    """The fields of a `HeadPlan` that say which heads are chosen; none of them for all heads."""
     if select is None:
-        return None
-    found = atlas_of(model, atlas)
-    return selected(select, model.geometry.heads_by_layer, found.by_role() if found else None)
+        return {}
+    names = atlas_of(model, atlas)
+    heads = selected(select, model.geometry.heads_by_layer, names.by_role() if names else None)
+    return {"select": heads, "name": select}
 
 
 @hints_of(LoadOptions)
@@ -206,6 +206,5 @@ def patch(call: PatchCall) -> PatchedPairs:
     # A record may leave out what all pairs share.
     at = None if call.at is None else str(call.at)
     asked = AskedPair.of(call.text, {**call.shared(), "corrupted": call.corrupted, "at": at})
-    heads, name = chosen_heads(model, call.select, call.atlas), call.select or PatchPlan.name
-    plan = PatchPlan(what, over, heads, name, method, call.random, call.seed)
+    plan = PatchPlan(what=what, over=over, method=method, random=call.random, seed=call.seed, **call.heads())
     return call.run(PatchStudy.of(model, asked, plan))

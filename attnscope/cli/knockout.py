@@ -47,8 +47,8 @@ def measure_budgets(
 
     assert budgets.keep is not None
     loaded = load_studied(answered, table)
-    name = BudgetPlan.name if edges.select is None else edges.select
-    plan = BudgetPlan(budgets.keep, edges.over, chosen_heads(loaded, edges.select, edges.atlas), name, budgets.below)
+    heads = chosen_heads(loaded, edges.select, edges.atlas)
+    plan = BudgetPlan(budgets.keep, budgets.below, over=edges.over, **heads)
     # Pictures are drawn from a folder alone, and matplotlib is imported for them alone.
     style = look.style(command_line("knockout", answered, edges, budgets, look))
 

@@ -110,8 +110,9 @@ def patch(paired: Paired, patches: Patches, beside: BesideOthers, table: StudyTa
 
     loaded = load_studied(paired, table)
     heads = chosen_heads(loaded, patches.select, patches.atlas)
-    name = PatchPlan.name if patches.select is None else patches.select
-    plan = PatchPlan(patches.what, patches.over, heads, name, patches.method, beside.random, beside.seed)
+    plan = PatchPlan(
+        what=patches.what, over=patches.over, method=patches.method, random=beside.random, seed=beside.seed, **heads
+    )
     style = look.style(command_line("patch", paired, patches, beside, look))
 
     def draw(record: PatchedPairs, folder: Path) -> list[Path | None]:

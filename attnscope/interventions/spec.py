@@ -226,17 +226,23 @@ def asked_of(text: Texts, shared: Mapping[str, Any], *, each_key: bool) -> list[
     return questions
 
 
-@dataclass(frozen=True)
-class CutPlan:
-    """What is cut, and what it is compared with.
-
-    over: what is cut one at a time, see `cuts`. select: the heads, by layer, None for all; name: what they are called
-    together. how: `mask` or `zero`, see `attention.again`. random: draws of each null, 0 for none.
-    """
+@dataclass(frozen=True, kw_only=True)
+class HeadPlan:
+    """Which heads are changed. over: what is changed one at a time. select: the heads, by layer, None for all; name:
+    what they are called together."""
 
     over: str = "none"
     select: Selection | None = None
     name: str = "all heads"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CutPlan(HeadPlan):
+    """What is cut, one at a time as `cuts_over` says, and what it is compared with.
+
+    how: `mask` or `zero`, see `attention.again`. random: draws of each null, 0 for none.
+    """
+
     how: CutHow = "mask"
     random: int = DRAWS
     seed: int = 0

@@ -219,7 +219,7 @@ class KnockoutQuestion(Purpose):
         from attnscope.studies.knockout import KnockoutStudy
 
         heads = chosen_heads(loaded, ask.select, ask.atlas)
-        plan = CutPlan(self.over, heads, ask.select or CutPlan.name, self.how, self.random, self.seed)
+        plan = CutPlan(over=self.over, how=self.how, random=self.random, seed=self.seed, **heads)
         return KnockoutStudy.of(loaded, texts, plan)
 
 

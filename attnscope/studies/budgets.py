@@ -35,7 +35,7 @@ from attnscope.inputs.tokens import find
 from attnscope.interventions.base import Measure
 from attnscope.interventions.cache import CacheBudget, HeadBudget, KeptShares
 from attnscope.interventions.passes import Advance, Passes
-from attnscope.interventions.spec import AskedText, Task, check_below, written_budgets
+from attnscope.interventions.spec import AskedText, HeadPlan, Task, check_below, written_budgets
 from attnscope.model.selection import written_heads
 from attnscope.studies.ablation_search import head_set, heads_by_layer, portions
 from attnscope.studies.intervals import FEWEST
@@ -146,15 +146,11 @@ COPY = HeadBudget("intact copy", ())  # in half precision: what it differs by is
 
 
 @dataclass(frozen=True)
-class BudgetPlan:
-    """Which heads have which budgets. keep: as they are written, by commas. over: what has one at a time, see `sets`.
-    select: the heads, by layer, None for all; name: what they are called together. below: what heads may lose alone
-    and still be measured together, on the other half of the texts."""
+class BudgetPlan(HeadPlan):
+    """Which heads have which budgets. keep: as they are written, by commas. below: what heads may lose alone and still
+    be measured together, on the other half of the texts."""
 
     keep: str
-    over: str = "none"
-    select: Mapping[int, Sequence[int]] | None = None
-    name: str = "all heads"
     below: float = BELOW
 
     @property

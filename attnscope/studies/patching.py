@@ -27,7 +27,7 @@ from attnscope.inputs.tokens import find
 from attnscope.interventions.base import Measure
 from attnscope.interventions.passes import Advance
 from attnscope.interventions.patching import Patch, Patching, estimated
-from attnscope.interventions.spec import SHARED, AskedText, Method, Over, PatchTarget, Selection, Task
+from attnscope.interventions.spec import SHARED, AskedText, HeadPlan, Method, PatchTarget, Task
 from attnscope.model.selection import DECODER
 from attnscope.studies.ablation_search import CONTROLS, controls_of, head_set, portions, tried_of, whole_groups
 from attnscope.studies.intervals import FEWEST
@@ -162,20 +162,16 @@ ORDERED = ("layers", "positions", "layers,positions")  # that keep the model's o
 ROUNDED, LEAST = 32, 1e-3  # of the logits' spread: as many eps is what rounding leaves of a gap; a share needs LEAST
 
 
-@dataclass(frozen=True)
-class PatchPlan:
+@dataclass(frozen=True, kw_only=True)
+class PatchPlan(HeadPlan):
     """What is patched, and how that is measured.
 
-    what: output, pattern, key or value. over: what is patched one at a time, see `patches`. select: the heads, by
-    layer, None for all; name: what they are called together. method: by running every patch, or to first order from
-    one backward pass, with a few that are run. random: sets of other heads that the chosen ones are compared with,
-    where all are patched together.
+    what: output, pattern, key or value. method: by running every patch, or to first order from one backward pass, with
+    a few that are run. random: sets of other heads that the chosen ones are compared with, where all are patched
+    together.
     """
 
     what: PatchTarget = "output"
-    over: Over = "none"
-    select: Selection | None = None
-    name: str = "all heads"
     method: Method = "measure"
     random: int = CONTROLS
     seed: int = 0

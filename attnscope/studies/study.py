@@ -20,13 +20,13 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 
 from attnscope.interventions.base import LOSS, Intervention, Measure, Replacement
 from attnscope.interventions.passes import Advance, Passes, of, prepared
-from attnscope.interventions.spec import HeadSet, Task
+from attnscope.interventions.spec import HeadPlan, HeadSet, Task
 from attnscope.model.checkpoint import weights_sha256
 from attnscope.model.libraries import versions
 from attnscope.model.selection import DECODER, everything
@@ -120,19 +120,10 @@ class Study(ABC, Generic[Record]):
         return result
 
 
-class SetPlan(Protocol):
-    """What the plan of a `SetStudy` says. select: the heads, by layer, None for all; name: what they are together."""
-
-    @property
-    def select(self) -> Mapping[int, Sequence[int]] | None: ...
-    @property
-    def name(self) -> str: ...
-
-
 class SetStudy(Study[Record]):
     """A study of sets of heads that are changed, one after the other, in the texts of a task."""
 
-    plan: SetPlan
+    plan: HeadPlan
 
     @property
     @abstractmethod
@@ -254,7 +245,7 @@ def effects_by_set(
     it costs is noise."""
     copies = [copy] if passes.loaded.dtype in HALF else []
     sets = [*copies, *sets]
-    if len(sets) >= SHARED_FROM:
+    if len(sets) >= SHARED_FROM and not (passes.layers or passes.why_not):
         passes = passes.sharing(sets)
     intact_S, effect_SK = effects_of(passes, sets, parts, advance)
     by_set = {one.identity: effect_SK[:, place] for place, one in enumerate(sets)}

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from attnscope.interventions.base import LOSS, Measure, Replacing
 from attnscope.interventions.passes import Advance
-from attnscope.interventions.spec import HeadSet, Task
+from attnscope.interventions.spec import HeadPlan, HeadSet, Task
 from attnscope.studies.ablation import texts
 from attnscope.studies.parts import Parts, StudyRecord
 from attnscope.studies.statistics import effect_columns, largest_of
@@ -21,14 +21,6 @@ from attnscope.utils.tables import as_table, words
 
 if TYPE_CHECKING:
     from attnscope.model.loaded import LoadedModel
-
-
-@dataclass(frozen=True)
-class SilencePlan:
-    """Which layers are silent. select: the heads, by layer, None for all; name: what they are together."""
-
-    select: Mapping[int, Sequence[int]] | None = None
-    name: str = "all heads"
 
 
 @dataclass(frozen=True, repr=False)
@@ -61,7 +53,7 @@ class SilenceStudy(SetStudy[SilenceResult]):
 
     model: LoadedModel
     texts: Sequence[str]
-    plan: SilencePlan = SilencePlan()
+    plan: HeadPlan = HeadPlan()
 
     @cached_property
     def sets(self) -> list[HeadSet]:

@@ -36,11 +36,12 @@ def silence(text: TextOrCorpus, selected: Selected, sampling: Sampling, table: S
 
     from attnscope.api.knockout import chosen_heads
     from attnscope.corpus.items import texts_in
-    from attnscope.studies.silence import SilencePlan, SilenceStudy
+    from attnscope.interventions.spec import HeadPlan
+    from attnscope.studies.silence import SilenceStudy
 
     texts = [only] if text.texts is None else [item.text for item in texts_in(text.texts, sampling.sequences)]
     loaded = load_studied(text, table)
-    plan = SilencePlan(chosen_heads(loaded, selected.select, selected.atlas), selected.select or SilencePlan.name)
+    plan = HeadPlan(**chosen_heads(loaded, selected.select, selected.atlas))
     return run_study(SilenceStudy(loaded, texts, plan), sampling, table, Printed(sheet, lambda record: [record.line]))
 
 

@@ -436,7 +436,8 @@ def test_texts_have_intervals_from_32_on_and_each_its_own_tokens(demo, tmp_path)
     assert facts["texts"][5]["keys"] == [PERIOD]
     assert facts["intact"] == pytest.approx(found.intact_S.mean())
     said = []
-    again = KnockoutStudy(demo, found.cases, CutPlan("layers", late, "3", random=1)).run(tmp_path, advance=said.append)
+    plan = CutPlan(over="layers", select=late, name="3", random=1)
+    again = KnockoutStudy(demo, found.cases, plan).run(tmp_path, advance=said.append)
     assert again.table().equals(found.table())
     assert said
     few = attnscope.knockout(demo, records[:4], over="layers", random=0)
