@@ -45,13 +45,13 @@ from attnscope.model.geometry import Geometry
 from attnscope.model.selection import everything, pairs
 from attnscope.observe.atlas import columns_of
 from attnscope.observe.logit_path import LogitPath, path_to_logits
-from attnscope.studies.ablation_search import CONTROLS, DrawnFrom, controls_of, parts, whole_groups
+from attnscope.studies.ablation_search import CONTROLS, DrawnFrom, controls_of, parts, records_of, whole_groups
 from attnscope.studies.intervals import FEWEST
 from attnscope.studies.parts import Parts, StudyRecord
 from attnscope.studies.probes import SEQUENCES, begins, drafts, natural_prompts, token_pool
 from attnscope.studies.statistics import beside_random, effect_columns
-from attnscope.studies.study import HALF, Cost, Study, cost_of_passes, effects_of, learning_cost, task_facts
-from attnscope.utils.files import check_schema, check_types, damaged, parsed_line, read_json, read_text
+from attnscope.studies.study import HALF, Cost, Study, cost_of_passes, effects_by_set, learning_cost, task_facts
+from attnscope.utils.files import check_schema, check_types, damaged, read_json
 from attnscope.utils.tables import as_table, integers, numbers, words
 
 if TYPE_CHECKING:
@@ -242,14 +242,14 @@ class AblationStudy(Study[Ablation]):
         return Passes.planned(self.model, self.task, self.replacement)
 
     def measure(self, facts: dict[str, Any], parts: Parts, advance: Advance) -> Ablation:
-        sets = [*[COPY] * (self.model.dtype in HALF), *self.asked.sets]
-        passes = prepared(self.model, self.task, sets, self.replacement, measure=self.metric, advance=advance)
-        intact_S, effect_SK = effects_of(passes, sets, parts, advance)
-        effects = dict(zip([one.heads for one in sets], effect_SK.T, strict=True))
-        spread = float(np.abs(effects[()]).max()) if () in effects else None
-        direct = self.direct or Direct({})
-        facts |= {"intact": float(intact_S.mean()), "spread": spread, "unshared": passes.why_not or None}
-        return Ablation(self.asked, intact_S, effects, facts | {"direct": direct.note or None}, direct.values or None)
+        sets, direct = self.asked.sets, self.direct or Direct({})
+        every = [*[COPY] * (self.model.dtype in HALF), *sets]
+        passes = prepared(self.model, self.task, every, self.replacement, measure=self.metric, advance=advance)
+        run = effects_by_set(passes, sets, parts, advance, COPY)
+        facts |= {"intact": float(run.intact_S.mean()), "spread": run.spread, **run.unshared}
+        facts |= {"direct": direct.note or None}
+        effects = {one.heads: run.by_set[one.identity] for one in every}
+        return Ablation(self.asked, run.intact_S, effects, facts, direct.values or None)
 
 
 def load_ablation(folder: Path) -> Ablation:
@@ -313,11 +313,8 @@ def targets(loaded: LoadedModel, path: Path, most: int | None = None) -> Task:
     """The texts of a JSONL file, {"text": "...", "targets": [[12, 16]]} per line: tokens that hold a character of a
     range count; most: lines that are read. Raises InputError, with the line's number, for a line that is no such record
     or names no token."""
-    lines = enumerate(read_text(None, str(path)).splitlines(), 1)
-    places = {f"{path}, line {number}": line for number, line in lines if line.strip()}
-    texts, targets = [], []
-    for where, line in islice(places.items(), most):
-        record = parsed_line(line, where, RECORD)
+    texts, targets = dict[str, str](), []
+    for where, record in islice(records_of(path, RECORD), most):
         text, ranges = (record.get("text"), record.get("targets")) if isinstance(record, dict) else (None, None)
         if not isinstance(text, str) or not text.strip() or not isinstance(ranges, list) or not ranges:
             raise InputError(f"{where} is not a text with targets", RECORD)
@@ -325,12 +322,12 @@ def targets(loaded: LoadedModel, path: Path, most: int | None = None) -> Task:
             whole = isinstance(ends, list) and len(ends) == 2 and all(type(end) is int for end in ends)
             if not whole or not 0 <= ends[0] < ends[1] <= len(text):
                 raise InputError(f"{where}: {ends!r} is not a range of its {len(text)} characters", RECORD)
-        texts.append(text)
+        texts[where] = text
         targets.append(ranges)
     # Every line is a record before the first is tokenised.
-    prompts = natural_prompts(loaded, texts, None)
+    prompts = natural_prompts(loaded, list(texts.values()), None)
     rows = [_named(prompt, ranges) for prompt, ranges in zip(prompts, targets, strict=True)]
-    without = next((where for where, named in zip(places, rows, strict=False) if not named), None)
+    without = next((where for where, named in zip(texts, rows, strict=True) if not named), None)
     if without is not None:
         raise InputError(f"{without}: its targets name no token that others come before", RECORD)
     return Task(path.name, tuple(prompt.ids for prompt in prompts), tuple(rows), {"file": str(path)})

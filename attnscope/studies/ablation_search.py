@@ -73,17 +73,24 @@ def heads_by_layer(sets: Iterable[HeadSet]) -> dict[int, tuple[int, ...]]:
     return {layer: tuple(head for _, head in group) for layer, group in itertools.groupby(every, lambda head: head[0])}
 
 
+def records_of(path: Path, form: str) -> Iterator[tuple[str, Any]]:
+    """Every record of a JSONL file, after its place in words. Raises InputError for a line that is no JSON.
+
+    form: a hint that shows what such a line looks like.
+    """
+    for number, line in enumerate(read_text(None, str(path)).splitlines(), 1):
+        if line.strip():
+            where = f"{path}, line {number}"
+            yield where, parsed_line(line, where, form)
+
+
 def read_sets(path: Path, geometry: Geometry) -> list[HeadSet]:
     """The sets of a JSONL file, {"set": "induction", "heads": ["L3H0", "L3H1"]} per line.
 
     Raises InputError, with the line's number, for a line that is no such record and for heads that are not there.
     """
     sets: list[HeadSet] = []
-    for number, line in enumerate(read_text(None, str(path)).splitlines(), 1):
-        if not line.strip():
-            continue
-        where = f"{path}, line {number}"
-        record = parsed_line(line, where, 'write {"set": "name", "heads": ["L3H0"]}')
+    for where, record in records_of(path, 'write {"set": "name", "heads": ["L3H0"]}'):
         name, heads = (record.get("set"), record.get("heads")) if isinstance(record, dict) else (None, None)
         # Programs write a head as a pair of numbers, too: [3, 0] is L3H0.
         if isinstance(heads, list):
