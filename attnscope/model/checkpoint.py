@@ -21,7 +21,7 @@ from attnscope.errors import ModelError, brief, is_panic
 from attnscope.model.families import BYTE_TOKENIZERS, family
 from attnscope.utils import files
 
-SMALL, TOKENIZER_BYTES = files.SMALL_BYTES, 2**30
+TOKENIZER_BYTES = 2**30
 CHARSMAP = re.compile(rb'"precompiled_charsmap"\s*:\s*("[^"]*")')
 ESCAPED_LETTER = re.compile(rb"\\u00(?:5[fF]|6[1-9a-fA-F]|7[0-9aA])")  # of a to z, and of the underscore
 ESCAPE = re.compile(rb"\\(?:u00([0-9a-fA-F]{2})|.)", re.DOTALL)  # one after the other: two backslashes are one of them
@@ -148,7 +148,7 @@ def check_counts(config: Mapping[str, Any], path: Path) -> None:
 
 def check_sizes(folder: Path) -> None:
     """Raise for a document that is longer than any: transformers would read and parse it whole."""
-    bounds = dict.fromkeys(VOCABULARY_FILES, TOKENIZER_BYTES) | dict.fromkeys(DOCUMENTS, SMALL)
+    bounds = dict.fromkeys(VOCABULARY_FILES, TOKENIZER_BYTES) | dict.fromkeys(DOCUMENTS, files.SMALL_BYTES)
     for pattern, most in bounds.items():
         for path in folder.glob(pattern):
             bound = TOKENIZER_BYTES if path.name == "tokenizer.json" else most
@@ -190,20 +190,23 @@ def check_tokenizer(folder: Path, trust_remote_code: bool = False) -> None:
             document = files.read_small(path, TOKENIZER_BYTES)
         except OSError as error:
             raise ModelError(f"{path} cannot be read: {error}", "check the file") from None
-        # ModelProto of sentencepiece_model.proto has its normalizer_spec as field 3, and that the map as field 2.
-        specs = () if path.suffix == ".json" else [content for number, content in _fields(document) if number == 3]
-        maps = (content for spec in specs for number, content in _fields(spec) if number == 2 and content)
-        for content in _charsmaps(document) if path.suffix == ".json" else maps:
+        for content in _charsmaps(document, path.suffix == ".json"):
             if len(content) < 4 or int.from_bytes(content[:4], "little") > len(content) - 4:
                 raise ModelError(f"{path} has a damaged normalizer (precompiled_charsmap)", "download the model again")
 
 
-def _charsmaps(document: bytes) -> Iterator[bytes]:
-    """The precompiled normalizers of a tokenizer.json; empty where one is no base64.
+def _charsmaps(document: bytes, is_json: bool) -> Iterator[bytes]:
+    """The precompiled normalizers of a tokenizer.json, or of a model of sentencepiece; empty where one is no base64.
 
     JSON has several ways to write its key, letter by letter; a document that uses them is spelled plainly first. It is
     not parsed: that would take twenty times its size, and half a second of each command.
     """
+
+    if not is_json:
+        # ModelProto of sentencepiece_model.proto has its normalizer_spec as field 3, and that the map as field 2.
+        specs = (content for number, content in _fields(document) if number == 3)
+        yield from (content for spec in specs for number, content in _fields(spec) if number == 2 and content)
+        return
 
     def plain(escape: re.Match[bytes]) -> bytes:  # what is no letter stays escaped
         return bytes([int(escape[1], 16)]) if escape[1] and ESCAPED_LETTER.fullmatch(escape[0]) else escape[0]
