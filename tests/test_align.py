@@ -6,7 +6,7 @@ import random
 import pytest
 
 from attnscope.errors import InputError
-from attnscope.inputs.spans import alignment, paired, units
+from attnscope.inputs.spans import alignment, pair_tokens, units
 
 WHEN_A = ("<s>", " When", " Mary", " and", " John", ".")
 
@@ -38,13 +38,13 @@ WHEN_A = ("<s>", " When", " Mary", " and", " John", ".")
     ],
 )
 def test_the_pairs(a, b, expected):
-    assert paired(a, b) == expected
-    assert sorted((one, other) for other, one in paired(b, a)) == expected
+    assert pair_tokens(a, b) == expected
+    assert sorted((one, other) for other, one in pair_tokens(b, a)) == expected
 
 
 def test_a_long_text_beside_itself_takes_no_time():
     words = [" the"] * 20_000
-    assert paired(words, words) == [(place, place) for place in range(20_000)]
+    assert pair_tokens(words, words) == [(place, place) for place in range(20_000)]
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_units_are_the_connected_parts_of_the_pairs():
     pick = random.Random(0)
     for _ in range(200):
         a, b = ([pick.choice(["x", " y", "", " zz", "q."]) for _ in range(pick.randrange(9))] for _ in range(2))
-        pairs, found = paired(a, b), units(a, b)
+        pairs, found = pair_tokens(a, b), units(a, b)
         if a == b:
             continue
         nodes = {node for one, two in pairs for node in ((0, one), (1, two))}
@@ -129,7 +129,7 @@ def test_how_tokens_are_paired_where_nobody_says(a, b, expected):
 
 
 def test_a_swapped_name_moves_by_text_and_not_by_position():
-    assert paired(*SWAPPED, "position") == [(0, 0), (1, 1), (2, 2)]
+    assert pair_tokens(*SWAPPED, "position") == [(0, 0), (1, 1), (2, 2)]
     assert (units(*SWAPPED, "position").moved, units(*SWAPPED, "position").alone) == (0, ([], []))
     by_text = units(*SWAPPED, "text")
     assert by_text.moved > 0

@@ -17,7 +17,7 @@ from transformers import AutoTokenizer, ByT5Tokenizer, PerceiverTokenizer, PreTr
 
 from attnscope.errors import InputError, UsageError
 from attnscope.inputs import labels
-from attnscope.inputs.labels import BYTES, locate_tokens, over_marks, visible_blanks
+from attnscope.inputs.labels import BYTES, locate_tokens, spans_with_marks, visible_blanks
 from attnscope.inputs.prompt import Prompt, from_chat, from_ids, from_text
 from attnscope.inputs.spans import sentence_ranges, word_ranges
 from attnscope.inputs.tokens import find
@@ -165,10 +165,10 @@ def test_combining_marks_belong_to_the_token_of_their_letter(make, text):
 
 
 def test_a_mark_with_a_token_of_its_own_stays_there():
-    assert over_marks([(0, 1), (1, 2), (3, 4)], "e\u0301\u0302x") == [(0, 1), (1, 3), (3, 4)]
-    assert over_marks([(0, 1), (0, 1), (2, 3)], "e\u0301x") == [(0, 2), (0, 2), (2, 3)]
-    assert over_marks([(0, 0), (1, 2)], "\u0301x") == [(0, 0), (1, 2)]
-    assert over_marks([(0, 3)], "e\u0301x") == [(0, 3)]
+    assert spans_with_marks([(0, 1), (1, 2), (3, 4)], "e\u0301\u0302x") == [(0, 1), (1, 3), (3, 4)]
+    assert spans_with_marks([(0, 1), (0, 1), (2, 3)], "e\u0301x") == [(0, 2), (0, 2), (2, 3)]
+    assert spans_with_marks([(0, 0), (1, 2)], "\u0301x") == [(0, 0), (1, 2)]
+    assert spans_with_marks([(0, 3)], "e\u0301x") == [(0, 3)]
 
 
 def test_a_token_with_parts_of_two_characters_names_both():

@@ -223,7 +223,7 @@ def read_pieces(pieces: Sequence[Piece], text: str = "") -> list[TokenReading]:
         span = piece.span
         # Nearly every token has characters of its own, and is read without what a run needs.
         if stop - start == 1 and span and span[0] < span[1] and not piece.special:
-            lead = _lead(piece.data)
+            lead = _leading_space(piece.data)
             before = text[max(0, span[0] - len(lead)) : span[0]] if lead else ""
             gap = piece.gap or (span[0] > reached and any(map(str.isspace, text[reached : span[0]])))
             texts = _texts_alone(piece.name, lead, before, text[span[0] : span[1]], gap, piece.unknown)
@@ -274,7 +274,7 @@ def _runs(pieces: Sequence[Piece]) -> Iterator[tuple[int, int]]:
 
 
 @lru_cache(maxsize=1 << 16)
-def _lead(data: bytes) -> str:
+def _leading_space(data: bytes) -> str:
     """The white space that a piece begins with."""
     text = data.decode("utf-8", "ignore")
     return text[: len(text) - len(text.lstrip())]
@@ -325,10 +325,10 @@ def visible_blanks(text: str) -> str:
     return visible(text, SIGNS)
 
 
-def in_order(spans: Sequence[tuple[int, int]]) -> Characters:
+def ordered_spans(spans: Sequence[tuple[int, int]]) -> Characters:
     """What a tokenizer says, made to run forward: where it says (0, 0) of a token, that one follows the others.
 
-    >>> in_order([(0, 0), (0, 3), (3, 8), (0, 0)])
+    >>> ordered_spans([(0, 0), (0, 3), (3, 8), (0, 0)])
     ((0, 0), (0, 3), (3, 8), (8, 8))
     """
     result: list[tuple[int, int]] = []
@@ -339,12 +339,12 @@ def in_order(spans: Sequence[tuple[int, int]]) -> Characters:
     return tuple(result)
 
 
-def over_marks(spans: Sequence[tuple[int, int]], text: str) -> Sequence[tuple[int, int]]:
+def spans_with_marks(spans: Sequence[tuple[int, int]], text: str) -> Sequence[tuple[int, int]]:
     """What a tokenizer says, with the combining marks that no token covers given to the tokens before them.
 
     A normaliser that composes a letter and its mark, or drops the mark, leaves it out of every span.
 
-    >>> over_marks([(0, 4), (5, 7)], "cafe\u0301 x")
+    >>> spans_with_marks([(0, 4), (5, 7)], "cafe\u0301 x")
     [(0, 5), (5, 7)]
     """
     marks = [] if text.isascii() else [at for at, char in enumerate(text) if category(char)[0] == "M"]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from attnscope.errors import InputError, UsageError
 from attnscope.inputs.chat import Bounds, by_template, join_parts, pictures_of, read_messages, token_turns, turn_bounds
-from attnscope.inputs.labels import Characters, in_order, locate_tokens, over_marks, pieces_of, read_pieces
+from attnscope.inputs.labels import Characters, locate_tokens, ordered_spans, pieces_of, read_pieces, spans_with_marks
 from attnscope.inputs.spans import sentence_ranges, word_ranges
 from attnscope.utils.isolation import IsolatedCall, Where
 
@@ -462,13 +462,13 @@ def _prompt(
     """The prompt of the tokens at these places; text: what they were read from, None for ids alone."""
     ids, offsets = encoded.ids, encoded.offsets
     # All tokens are read, also those that are cut off: a character may be split over both sides of the cut.
-    pieces = pieces_of(tokenizer, ids, text or "", offsets and over_marks(offsets, text or ""))
+    pieces = pieces_of(tokenizer, ids, text or "", offsets and spans_with_marks(offsets, text or ""))
     readings = read_pieces(pieces, text or "")
     characters: Characters = ()
     if text:
         spans = [reading.span for reading in readings if reading.span is not None]
         if len(spans) == len(readings):
-            characters = in_order(spans)
+            characters = ordered_spans(spans)
         else:  # the tokenizer does not tell of all: what the tokens say is looked for in the text
             exact, _, plain, _ = zip(*readings, strict=True)
             characters = locate_tokens(plain, exact, text)

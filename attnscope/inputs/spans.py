@@ -57,11 +57,11 @@ def word_ranges(texts: Sequence[str], special: Sequence[bool]) -> list[tuple[int
     word = before = ""
     for place, text in enumerate(texts):
         following = texts[place + 1][:1] if place + 1 < len(texts) and not special[place + 1] else ""
-        if place == 0 or special[place] or special[place - 1] or _new_word(word, before, text, following):
+        if place == 0 or special[place] or special[place - 1] or _starts_word(word, before, text, following):
             starts.append(place)
             word = ""
         word, before = (word + text)[-TAIL:], text or before
-    return _closed(starts, texts, special)
+    return _ranges_from(starts, texts, special)
 
 
 def sentence_ranges(texts: Sequence[str], special: Sequence[bool]) -> list[tuple[int, int]]:
@@ -81,7 +81,7 @@ def sentence_ranges(texts: Sequence[str], special: Sequence[bool]) -> list[tuple
             starts.append(place)
             tail, not_blank = "", False
         tail, not_blank = (tail + text)[-TAIL:], not_blank or bool(text.strip())
-    return _closed(starts, texts, special)
+    return _ranges_from(starts, texts, special)
 
 
 def ends_between(text: str, at: int) -> bool:
@@ -101,7 +101,7 @@ def ends_between(text: str, at: int) -> bool:
     return not all(in_word)
 
 
-def _closed(starts: list[int], texts: Sequence[str], special: Sequence[bool]) -> list[tuple[int, int]]:
+def _ranges_from(starts: list[int], texts: Sequence[str], special: Sequence[bool]) -> list[tuple[int, int]]:
     """Ranges from their starts; white space that nothing follows goes to the range before it."""
     ranges = pairwise([*starts, len(texts)])
     apart = {start for start, stop in ranges if special[start] or "".join(texts[start:stop]).strip()}
@@ -109,7 +109,7 @@ def _closed(starts: list[int], texts: Sequence[str], special: Sequence[bool]) ->
     return list(pairwise([*left, len(texts)]))
 
 
-def _new_word(word: str, before: str, text: str, following: str) -> bool:
+def _starts_word(word: str, before: str, text: str, following: str) -> bool:
     """Whether `text` starts a word after `word`, whose last token says `before`."""
     if not text or not word.strip() or _extends(word, text[0]):
         return False
@@ -173,21 +173,21 @@ def alignment(a: Sequence[str], b: Sequence[str], by: Align | None = None) -> Al
     return "position" if len(a) == len(b) and "".join(a) != "".join(b) else "text"
 
 
-def paired(a: Sequence[str], b: Sequence[str], by: Align = "text") -> list[tuple[int, int]]:
+def pair_tokens(a: Sequence[str], b: Sequence[str], by: Align = "text") -> list[tuple[int, int]]:
     """Pairs of token numbers, sorted: by text a token of the one and one of the other that cover the same characters.
 
     a, b: what each token shows, as `Prompt.plain`; a token that shows nothing goes with the character before it. A
     token may be in several pairs, or in none.
 
-    >>> paired(["un", "likely"], ["unlike", "ly"])
+    >>> pair_tokens(["un", "likely"], ["unlike", "ly"])
     [(0, 0), (1, 0), (1, 1)]
     """
     if by == "position":
         return [(place, place) for place in range(len(a))]
-    owners_a, owners_b = _owners(a), _owners(b)
+    owners_a, owners_b = _tokens_by_character(a), _tokens_by_character(b)
     pairs = {
         (first, second)
-        for place_a, place_b in _same("".join(a), "".join(b))
+        for place_a, place_b in _shared_runs("".join(a), "".join(b))
         for first in {token for place in range(*place_a) for token in owners_a[place]}
         for second in {token for place in range(*place_b) for token in owners_b[place]}
     }
@@ -246,12 +246,12 @@ class Units(NamedTuple):
 
 
 def units(a: Sequence[str], b: Sequence[str], by: Align = "text") -> Units:
-    """The tokens of two texts put together as `paired` pairs them, in order; the same tokens one by one.
+    """The tokens of two texts put together as `pair_tokens` pairs them, in order; the same tokens one by one.
 
     >>> units(["un", "likely", "."], ["unlike", "ly"])
     Units(of_a=(0, 0, -1), of_b=(0, 0), size=1)
     """
-    return _connected(paired(a, b, "position" if list(a) == list(b) else by), len(a), len(b))
+    return _connected(pair_tokens(a, b, "position" if list(a) == list(b) else by), len(a), len(b))
 
 
 def _connected(pairs: Sequence[tuple[int, int]], count_a: int, count_b: int) -> Units:
@@ -265,7 +265,7 @@ def _connected(pairs: Sequence[tuple[int, int]], count_a: int, count_b: int) -> 
     return Units(tuple(of_a), tuple(of_b), count)
 
 
-def _same(a: str, b: str) -> Iterator[tuple[CharacterRange, CharacterRange]]:
+def _shared_runs(a: str, b: str) -> Iterator[tuple[CharacterRange, CharacterRange]]:
     """Runs of characters of both texts that belong together."""
     units_a, units_b = list(UNIT.finditer(a)), list(UNIT.finditer(b))
     words_a, words_b = [unit[1] for unit in units_a], [unit[1] for unit in units_b]
@@ -285,7 +285,7 @@ def _same(a: str, b: str) -> Iterator[tuple[CharacterRange, CharacterRange]]:
             yield (unit_a.end() - back - 1, unit_a.end() - back), (unit_b.end() - back - 1, unit_b.end() - back)
 
 
-def _owners(plain: Sequence[str]) -> list[list[int]]:
+def _tokens_by_character(plain: Sequence[str]) -> list[list[int]]:
     """For each character the tokens that cover it."""
     stops = list(accumulate(map(len, plain)))
     owners: list[list[int]] = [[] for _ in range(stops[-1] if stops else 0)]

@@ -337,7 +337,7 @@ def find(
     search = _Search(prompt, defined, {**prompt.parts, **parts})
     chosen = {at for place in search.places(expression) for at in place}
     if not chosen:
-        raise search.nothing(f"nothing is left of {expression!r}")
+        raise search.absent(f"nothing is left of {expression!r}")
     return TokenMatch(expression, tuple(sorted(chosen)), tuple(search.notes))
 
 
@@ -354,14 +354,14 @@ class _Search:
     def places(self, expression: str) -> list[TokenPlace]:
         """The places of every part in order, without the tokens that a part with `^` takes away."""
         parts = parse(expression)
-        excluded = {at for part in parts if part.excluded for place in self.of(part) for at in place}
-        named = [place for part in parts if not part.excluded for place in self.of(part)]
+        excluded = {at for part in parts if part.excluded for place in self.places_of(part) for at in place}
+        named = [place for part in parts if not part.excluded for place in self.places_of(part)]
         if all(part.excluded for part in parts):
             named = self._each(range(len(self.prompt)))
         left = (tuple(at for at in place if at not in excluded) for place in named)
         return [place for place in dict.fromkeys(left) if place]  # each once: groups of groups would double them
 
-    def of(self, part: Part) -> list[TokenPlace]:
+    def places_of(self, part: Part) -> list[TokenPlace]:
         """The places of one part, all of them or the one that `#` asks for."""
         if part.kind == "text":
             places = self._text(part.value)
@@ -377,7 +377,7 @@ class _Search:
             return places
         if abs(part.place) > len(places):
             many = f"are {len(places)} places" if len(places) > 1 else "is 1 place"
-            raise self.nothing(f"{part.written!r} asks for place {part.place}, and there {many}", places[-1][0])
+            raise self.absent(f"{part.written!r} asks for place {part.place}, and there {many}", places[-1][0])
         return [places[part.place - (part.place > 0)]]
 
     def _positions(self, part: Part) -> Iterable[int]:
@@ -391,7 +391,7 @@ class _Search:
             raise UsageError(f"the range {part.value!r} runs backwards", f"write {high}-{low}")
         for number in (low, high):
             if not -len(every) <= number < len(every):
-                raise self.nothing(f"there is no token {number} of {len(every)}", 0 if number < 0 else len(every) - 1)
+                raise self.absent(f"there is no token {number} of {len(every)}", 0 if number < 0 else len(every) - 1)
         return every[low : high + 1] if part.kind == "range" else [every[low]]
 
     def _name(self, part: Part) -> list[TokenPlace]:
@@ -454,24 +454,24 @@ class _Search:
     def _unmatched(self, part: Part) -> NotThereError:
         roles = list(dict.fromkeys(turn.name for turn in self.prompt.turns))
         if part.kind in ("slice", "range"):
-            return self.nothing(f"{part.value!r} names no token of {len(self.prompt)}")
+            return self.absent(f"{part.value!r} names no token of {len(self.prompt)}")
         if part.kind == "name" and part.value == "special":
-            return self.nothing("the text has no special token")
+            return self.absent("the text has no special token")
         if part.kind == "name" and part.value in self.groups:
-            return self.nothing(f"nothing is left of the group {part.value!r}")
+            return self.absent(f"nothing is left of the group {part.value!r}")
         if part.kind == "name" and roles and part.value in ROLES:
-            return self.nothing(f"the chat has turns of {', '.join(roles)}, and none of {part.value}")
+            return self.absent(f"the chat has turns of {', '.join(roles)}, and none of {part.value}")
         if part.kind != "pattern" and self.prompt.removed and part.value in self.prompt.text:
-            return self.nothing(f"{brief(part.value)} occurs only in what was cut off")
+            return self.absent(f"{brief(part.value)} occurs only in what was cut off")
         name = f"/{part.value}/" if part.kind == "pattern" else brief(part.value)
         # The tokens around the word that is most like it are listed; the first where none is.
         words: dict[str, int] = {}
         for word in self.prompt.words:
             words.setdefault(word.name.casefold()[:LONG], word.start)
         like = nearest(part.value.casefold()[:LONG], list(words)[:MOST_COMPARED])
-        return self.nothing(f"{name} is not in the text", words[like] if like else 0)
+        return self.absent(f"{name} is not in the text", words[like] if like else 0)
 
-    def nothing(self, message: str, near: int = 0) -> NotThereError:
+    def absent(self, message: str, near: int = 0) -> NotThereError:
         """The error that shows the tokens with their numbers: as many as fit a message, from before one of them."""
         entries, start = [f"{at} {_short(label)}" for at, label in enumerate(self.prompt.labels)], near
         while start and sum(map(len, entries[start - 1 : near])) < ROOM // 3:
