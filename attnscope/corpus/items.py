@@ -26,7 +26,7 @@ from attnscope.corpus.records import (
     STDIN,
     Corpus,
     CorpusFile,
-    Record,
+    TextRecord,
     find_files,
     no_field,
     value_at,
@@ -137,7 +137,7 @@ def _item(raw: Raw, file: CorpusFile, corpus: Corpus, number: int, read: int) ->
     text, problem = raw.value, raw.problem
     fields: Mapping[str, Any] = {}
     if isinstance(text, Mapping):
-        record = Record(text, corpus)
+        record = TextRecord.of(text, corpus)
         id, fields, problem = record.id or id, record.fields, record.problem
         text = "" if problem else record.text
     if problem is None and not text.strip() and corpus.audio_field is None:
@@ -249,7 +249,7 @@ def _json_records(corpus: Corpus, file: CorpusFile, read: BytesRead) -> Iterator
     with _opened(file, read) as stream:
         number, text = 0, io.TextIOWrapper(stream, "utf-8-sig")
         try:
-            values = values_in(text, ITEM_BYTES, lambda value: Record(value, corpus).is_whole)
+            values = values_in(text, ITEM_BYTES, lambda value: TextRecord.of(value, corpus).is_whole)
             for number, value in enumerate(values, start=1):
                 fits = isinstance(value, dict | str)
                 yield Raw(number, value) if fits else Raw(number, problem=NO_OBJECT + type(value).__name__)

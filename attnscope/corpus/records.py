@@ -251,64 +251,44 @@ def no_field(record: Mapping[str, Any], name: str) -> str:
 
 
 @dataclass(frozen=True)
-class Record:
-    """A record, read as the corpus says; it has a `text` where it has no `problem`."""
+class TextRecord:
+    """What a corpus reads of a record: a text where there is no `problem`.
 
-    values: Mapping[str, Any]
-    corpus: Corpus
+    fields: all but the text and the id; with a sound the text is a field like others, such as its transcript. value:
+    what the field of the text says, messages as they are, words as one text; empty where there is a sound instead.
+    problem: why there is no text, or not the id that was asked for. is_whole: whether the record has what is read of
+    it: its text, or the name of its sound.
+    """
 
-    @property
-    def _names(self) -> tuple[str, str]:
-        """The fields of the text and of the id."""
-        chats = [name for name in CHATS if self.corpus.chat and name in self.values]
-        return self.corpus.text_field or next(iter(chats), "text"), self.corpus.id_field or "id"
+    id: str | None
+    fields: Mapping[str, Any]
+    value: Any
+    problem: str | None
+    is_whole: bool
 
-    @property
-    def id(self) -> str | None:
-        value = value_at(self.values, self._names[1])
-        if value is None or value is ABSENT:
-            return None
-        return value if isinstance(value, str) else json.dumps(value, default=str)
-
-    @property
-    def _value(self) -> Any:
-        """What the field of the text says: messages as they are, words as one text."""
-        value = value_at(self.values, self._names[0])
-        return value if self.corpus.chat else as_text(value)
-
-    @property
-    def fields(self) -> dict[str, Any]:
-        """All fields but the text and the id; with a sound the text is a field like others, such as its transcript."""
-        names = self._names[self.corpus.audio_field is not None :]
-        return {key: value for key, value in self.values.items() if key not in names}
+    @classmethod
+    def of(cls, record: Mapping[str, Any], corpus: Corpus) -> TextRecord:
+        """A record, read as the corpus says."""
+        chats = [name for name in CHATS if corpus.chat and name in record]
+        name, id_name = corpus.text_field or next(iter(chats), "text"), corpus.id_field or "id"
+        id = value_at(record, id_name)
+        id = None if id is ABSENT else id if isinstance(id, str | None) else json.dumps(id, default=str)
+        problem = f"no field {id_name!r}" if corpus.id_field and id is None else None
+        if corpus.audio_field is not None:
+            fields = {key: value for key, value in record.items() if key != id_name}
+            return cls(id, fields, "", problem, isinstance(value_at(record, corpus.audio_field), str))
+        # The text, or why there is none: of a chat the list of its messages.
+        text = value_at(record, name) if corpus.chat else as_text(value_at(record, name))
+        if text is ABSENT:
+            problem = problem or no_field(record, name)
+        elif text is None:
+            problem = problem or f"field {name!r} is null"
+        elif not isinstance(text, (str, list) if corpus.chat else str):
+            problem = problem or f"field {name!r}: expected text, got {type(text).__name__}"
+        fields = {key: value for key, value in record.items() if key not in (name, id_name)}
+        return cls(id, fields, text, problem, problem is None)
 
     @property
     def text(self) -> str:
-        """The text, messages as JSON; empty where the record has a sound instead."""
-        if self.corpus.audio_field is not None:
-            return ""
-        value = self._value
-        return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether the record has what is read of it: its text, or the name of its sound."""
-        if self.corpus.audio_field is not None:
-            return isinstance(value_at(self.values, self.corpus.audio_field), str)
-        return self.problem is None
-
-    @property
-    def problem(self) -> str | None:
-        """Why there is no text, or not the id that was asked for."""
-        (name, id), value = self._names, self._value
-        if self.corpus.id_field and self.id is None:
-            return f"no field {id!r}"
-        if self.corpus.audio_field is not None:
-            return None
-        if value is ABSENT:
-            return no_field(self.values, name)
-        if value is None:
-            return f"field {name!r} is null"
-        if isinstance(value, str) or (self.corpus.chat and isinstance(value, list)):
-            return None
-        return f"field {name!r}: expected text, got {type(value).__name__}"
+        """The text, messages as JSON."""
+        return self.value if isinstance(self.value, str) else json.dumps(self.value, ensure_ascii=False, default=str)
