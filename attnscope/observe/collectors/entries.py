@@ -124,10 +124,7 @@ class ChosenKeys(TopKeys):
         return [KeptKeys(heads, *pair, query) for query, pair in zip(self.query, pairs, strict=True)]
 
     def _question(self, layer: Layer) -> Strongest:
-        return self._strongest(layer, self.view.kept(layer))
-
-    def _strongest(self, layer: Layer, heads: Sequence[int]) -> Strongest:
-        return Strongest(self.k or layer.P.keys, tuple(heads), self.query, self.key)
+        return Strongest(self.k or layer.P.keys, tuple(self.view.kept(layer)), self.query, self.key)
 
     @cached_property
     def _groups(self) -> tuple[Tensor, Tensor]:
@@ -145,7 +142,7 @@ class ChosenKeys(TopKeys):
         return pairs
 
     def _from_rows(self, layer: Layer, heads: list[int]) -> list[tuple[Tensor, Tensor]]:
-        question, P = self._strongest(layer, range(len(heads))), layer.P
+        question, P = replace(self._question(layer), heads=tuple(range(len(heads)))), layer.P
         parts = []
         for a, b in self._runs(P.blocks()):
             seen = self.view.seen(layer, heads, P.visible.rows(a, b)).to(P.device)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -99,9 +98,8 @@ class SpanCollector(ViewCollector):
         keys_BTS = None if texts[0].keys is None else _spans(texts, request.spans, of_keys=True)
         return cls(_spans(texts, request.spans), request.view, keys_BTS)
 
-    @cached_property
-    def _question(self) -> Features:
-        return Features((self.spans_BTS if self.keys_BTS is None else self.keys_BTS).float())
+    def __post_init__(self) -> None:
+        self._features_BTS = (self.spans_BTS if self.keys_BTS is None else self.keys_BTS).float()
 
     def ask(self, layer: Layer) -> Sequence[Question]:
         return [self._here(layer)]
@@ -119,7 +117,7 @@ class SpanCollector(ViewCollector):
         return SpanPairs(collected.heads, collected.mass[row], collected.uniform[row])
 
     def _here(self, layer: Layer) -> Features:
-        return Features(layer.here(self._question.features))
+        return Features(layer.here(self._features_BTS))
 
     def _null(self, layer: Layer) -> Tensor:
         """(B, H or 1, Q, S): what uniform attention gives each span, above 0 where a query sees a token of it."""
