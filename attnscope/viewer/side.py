@@ -464,6 +464,7 @@ def joined(seen: Observation, axis: PageAxis) -> Observation:
     def moved_keys(listed: KeptKeys, query: int, key: int) -> KeptKeys:
         return listed._replace(key=listed.key + key, query=range(query, query + listed.weight.shape[1]))
 
+    # what a page draws is moved to its places; operands are of one stack, and maps are drawn from weights
     weights, related = kept("weights", moved_weights), kept("relations", moved_keys)
     chosen = {stack: obs.chosen for stack, obs in seen.stacks.items()}
     return replace(
