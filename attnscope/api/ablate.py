@@ -67,12 +67,12 @@ class Answered(StudyResult[HeadStudy[Any], HeadRecord]):
             return []
         from attnscope.figures.curves import save_pruning
 
-        found, (model, task) = self.found, (self.model.name, self.study.task)
+        result, (model, task) = self.found, (self.model.name, self.study.task)
         line = f"{model_name(model)}, {task.name}, {len(task)} sequences"
         style = replace(style, about=replace(style.of_model(model).about, line=line))
-        names = [head_name(one.layer, one.head) for one in found.steps]
-        values = [found.intact, *(one.value for one in found.steps)]
-        return [save_pruning(folder / f"prune.{style.image}", names, values, [("uniform guess", found.guess)], style)]
+        names = [head_name(step.layer, step.head) for step in result.steps]
+        values = [result.intact, *(step.value for step in result.steps)]
+        return [save_pruning(folder / f"prune.{style.image}", names, values, [("uniform guess", result.guess)], style)]
 
 
 # What names the heads that go: a selection, names, sets, or a file of sets.
@@ -164,7 +164,7 @@ def loss_task(loaded: LoadedModel, texts: Sequence[str] | None, asked: AblateOpt
 
 
 def named_sets(
-    loaded: LoadedModel, heads: HeadsOption | None, asked: AblateOptions, tell: Progress = NO_PROGRESS
+    loaded: LoadedModel, heads: HeadsOption | None, options: AblateOptions, tell: Progress = NO_PROGRESS
 ) -> tuple[Sequence[HeadSet], Atlas | None]:
     """The sets that were asked for, and the atlas where one was read: of a file, or of a selection and each of its
     heads, or a set per role of the atlas, which probes find where there is none."""
@@ -173,14 +173,14 @@ def named_sets(
     if isinstance(heads, Mapping):
         there = loaded.geometry.heads_by_layer
         return [head_set(name, select(",".join(names), there)) for name, names in heads.items()], None
-    atlas = atlas_named(loaded, asked.atlas)
+    atlas = atlas_named(loaded, options.atlas)
     if heads is not None:
         expression = heads if isinstance(heads, str) else ",".join(heads)
         together = selected(expression, loaded.geometry, atlas.by_role() if atlas else None)
-        each = parts(together, loaded.geometry, asked.by == "kv")
-        return [together, *(one for one in each if one.heads != together.heads)], atlas
+        each = parts(together, loaded.geometry, options.by == "kv")
+        return [together, *(subset for subset in each if subset.heads != together.heads)], atlas
     if atlas is None:
-        planned, layers = probes_of(loaded, asked.seed), len(loaded.geometry.layers)
+        planned, layers = probes_of(loaded, options.seed), len(loaded.geometry.layers)
         tell.say(f"no sets were named: probes find the roles, {planned.tokens} tokens x {layers} layers")
         with tell.stage("reading probes", planned.tokens, "tokens") as advance:
             atlas = ScanStudy(loaded, planned).run(advance=advance)
@@ -201,7 +201,7 @@ def atlas_named(loaded: LoadedModel, asked: Atlas | Path | str | None) -> Atlas 
 def probes_of(loaded: LoadedModel, seed: int) -> Plan:
     """The probes of repetition and offsets, as `scan` runs them."""
     planned = plan(loaded, seed=seed)
-    return replace(planned, trials=[one for one in planned.trials if one.name.startswith(PROBED)])
+    return replace(planned, trials=[trial for trial in planned.trials if trial.name.startswith(PROBED)])
 
 
 def study_of(
@@ -221,7 +221,7 @@ def study_of(
 
 def run_ablation(
     study: AblationStudy | HeadStudy[Any],
-    asked: AblateOptions,
+    options: AblateOptions,
     atlas: Atlas | None = None,
     tell: Progress = NO_PROGRESS,
     total: int | None = None,
@@ -232,12 +232,12 @@ def run_ablation(
     if isinstance(study, AblationStudy):
         with tell.stage("direct effects"):
             study = replace(study, direct=direct_means(study.planned))
-        result = AblationResult(study, run_study(study, asked.out, asked.force, tell, total), atlas)
+        result = AblationResult(study, run_study(study, options.out, options.force, tell, total), atlas)
     else:
-        result = Answered(study, run_study(study, asked.out, asked.force, tell, total))
-    if asked.out is not None:
+        result = Answered(study, run_study(study, options.out, options.force, tell, total))
+    if options.out is not None:
         with tell.stage("drawing"):
-            result.draw(Path(asked.out), style)
+            result.draw(Path(options.out), style)
     return result
 
 

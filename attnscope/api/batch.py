@@ -170,8 +170,8 @@ class BatchOptions:
         """The options that change the rows: what an output folder is held to."""
         names = (option.name for option in fields(BatchOptions) if option.name not in NOT_HELD)
         options = {name.replace("_", "-"): getattr(self, name) for name in names}
-        asked = ",".join(name for name in LENGTHS if name in with_asked(self.metrics, "layer")) or None
-        return options | {"tables": ",".join(self.tables), "metrics": asked}
+        lengths = ",".join(name for name in LENGTHS if name in with_asked(self.metrics, "layer")) or None
+        return options | {"tables": ",".join(self.tables), "metrics": lengths}
 
 
 OF_JOB: tuple[str, ...] = (
@@ -287,7 +287,7 @@ class Batch(DrawnRecord):
         """A metric over the layers, with its interval over the texts."""
         places, name = np.arange(len(self.heads.key)), metric or self.heads.ranked_by
         depths = self.dataset.depths(self.heads, places, [name])
-        drawn = [one for of_stack in depths.values() for one in of_stack]
+        drawn = [course for of_stack in depths.values() for course in of_stack]
         line, title = f"{self.dataset.model}, {self.dataset.texts:,} texts", style.headed(f"{name} over the layers")
         style = replace(style, about=About(line=line), title=title)
         return picture_of(

@@ -68,10 +68,10 @@ def _together(runs: Sequence[Run], ask: CaptureSpec) -> list[Observation]:
     if ask.engine == "auto" and heads * scores >= FASTER_SCORES and kernel_reads(one.loaded, one.request):
         engine = engine_named(KERNEL)
     prompts, chosen = [run.prompt for run in runs], [run.chosen for run in runs]
-    seen = observe(one.loaded, prompts, one.request, engine=engine, chosen=chosen)
-    if seen[0].failures:
+    observations = observe(one.loaded, prompts, one.request, engine=engine, chosen=chosen)
+    if observations[0].failures:
         return [run.observe() for run in runs]
-    pairs = zip(seen, runs, strict=True)
+    pairs = zip(observations, runs, strict=True)
     return [replace(of.named(run.named_by), facts={**of.facts, **run.facts}, ask=run.ask) for of, run in pairs]
 
 
@@ -163,13 +163,13 @@ def capture(
         heads = {layer: range(there[layer]) for layer in layers}
     keep = kept(heads, request, query, key, define, how)
     if is_several(text):
-        return [Capture.made_of(one) for one in read_texts(model, [_ask(one, keep, how) for one in text])]
+        return [Capture.made_of(one) for one in read_texts(model, [_ask(item, keep, how) for item in text])]
     return Capture.made_of(read(model, CaptureSpec(sound_of(audio) if text is None else text, keep, **how)))
 
 
 def _ask(text: Any, keep: Request, how: CaptureOptions) -> CaptureSpec:
     """What is asked of one of several texts, or of a pair of them."""
-    if isinstance(text, tuple | list) and len(text) == 2 and all(isinstance(one, str) for one in text):
+    if isinstance(text, tuple | list) and len(text) == 2 and all(isinstance(item, str) for item in text):
         return replace(CaptureSpec(text[0], keep, **how), pair=text[1])
     return CaptureSpec(text, keep, **how)
 
@@ -191,14 +191,14 @@ def kept(
         request = Request(view=View(heads=heads), relations=True, maps="kept", weights=True, per_token=of_pictures)
     elif heads is not None:
         raise UsageError("layers and request were both given", "choose heads with {select=1.*} instead")
-    asked: dict[str, Any] = {name: str(value) for name, value in (("query", query), ("key", key)) if value is not None}
-    return replace(request, **asked | ({} if define is None else {"define": define}))
+    tokens: dict[str, Any] = {name: str(value) for name, value in (("query", query), ("key", key)) if value is not None}
+    return replace(request, **tokens | ({} if define is None else {"define": define}))
 
 
 def _instead(name: str, value: object) -> str:
     """What takes an option that `capture` lacks: one of its records, or `load`; else the options that it has."""
     own = ("layers", "request", "query", "key", "define", "audio", *CaptureOptions.__annotations__)
-    view, request, loading = ([one.name for one in fields(record)] for record in (View, Request, LoadOptions))
+    view, request, loading = ([option.name for option in fields(record)] for record in (View, Request, LoadOptions))
     given = f'{name}="{value}"' if isinstance(value, str) and value.isidentifier() else f"{name}=..."
     if name in view and (name not in request or isinstance(value, str)):  # entries to be read, or whole matrices
         return f"ask for request=Request(view=View({given}), relations=True)"
@@ -212,4 +212,4 @@ def _instead(name: str, value: object) -> str:
 
 def is_several(text: Any) -> bool:
     """Whether a list of texts was given, not one as token ids."""
-    return isinstance(text, list | tuple) and bool(text) and not any(isinstance(one, int) for one in text)
+    return isinstance(text, list | tuple) and bool(text) and not any(isinstance(item, int) for item in text)

@@ -43,7 +43,7 @@ NAME = re.compile(r"(?:(\w+) )?L?(\d+)[H.](\d+)", re.IGNORECASE)
 INK = "31, 119, 180"  # of the coloured text, as red, green, blue
 
 
-def place_of(seen: Observation, name: str) -> tuple[LayerKey, int]:
+def place_of(observation: Observation, name: str) -> tuple[LayerKey, int]:
     """The layer and the number of a head that is named as `L1H4`, `1.4` or `cross L1H4`.
 
     Raises UsageError for what names no head of the model, UnknownLayerError for one of a layer without attention.
@@ -51,11 +51,11 @@ def place_of(seen: Observation, name: str) -> tuple[LayerKey, int]:
     match = NAME.fullmatch(name.strip())
     if match is None:
         raise UsageError(f"expected the name of a head, got {name!r}", "write it as L1H4 or 1.4")
-    stack = match[1].lower() if match[1] else seen.stack
-    if stack not in STACKS or stack not in seen.stacks:
-        raise UsageError(f"this model has no {match[1]} layers", f"it has {', '.join(seen.stacks)}")
+    stack = match[1].lower() if match[1] else observation.stack
+    if stack not in STACKS or stack not in observation.stacks:
+        raise UsageError(f"this model has no {match[1]} layers", f"it has {', '.join(observation.stacks)}")
     key, number = LayerKey(int(match[2]), stack), int(match[3])
-    heads, _ = seen.of(stack).kv_of[key]
+    heads, _ = observation.of(stack).kv_of[key]
     if number >= heads:
         raise UsageError(f"there is no head {name}", f"the heads of layer {key.layer} are 0 to {heads - 1}")
     return key, number

@@ -157,12 +157,12 @@ def compared(
     return Compared(comparison, [place for place in comparison.order if at[place] in chosen], facts)
 
 
-def heads_of(loaded: LoadedModel, asked: CompareOptions) -> HeadsOfStacks:
+def heads_of(loaded: LoadedModel, options: CompareOptions) -> HeadsOfStacks:
     """The heads that are listed and drawn, by stack: those that `select` names, or all."""
-    heads, atlas = counts_of(loaded), atlas_of(loaded, asked.atlas)
-    if asked.select is None:
+    heads, atlas = counts_of(loaded), atlas_of(loaded, options.atlas)
+    if options.select is None:
         return {stack: everything(of_stack) for stack, of_stack in heads.items()}
-    return select_stacks(asked.select, heads, loaded.geometry.stack, atlas.by_role() if atlas else None)
+    return select_stacks(options.select, heads, loaded.geometry.stack, atlas.by_role() if atlas else None)
 
 
 def readings(

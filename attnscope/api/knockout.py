@@ -163,9 +163,9 @@ def knockout(call: KnockoutCall) -> KnockoutResult | BudgetCosts:
         return call.run(BudgetStudy.of(model, caches, budgets))
     check_no_budget(call.at, call.generate)
     # A record may leave out what all texts share.
-    asked = asked_of(call.text, {**shared, "query": str(call.query), "key": key}, each_key=over == "keys")
+    questions = asked_of(call.text, {**shared, "query": str(call.query), "key": key}, each_key=over == "keys")
     plan = CutPlan(over=over, how=call.how, random=call.random, seed=call.seed, **call.heads())
-    return call.run(KnockoutStudy.of(model, asked, plan))
+    return call.run(KnockoutStudy.of(model, questions, plan))
 
 
 def chosen_heads(model: LoadedModel, select: str | None, atlas: HeadNames | Path | str | None) -> dict[str, Any]:
@@ -205,6 +205,6 @@ def patch(call: PatchCall) -> PatchedPairs:
             )
     # A record may leave out what all pairs share.
     at = None if call.at is None else str(call.at)
-    asked = AskedPair.of(call.text, {**call.shared(), "corrupted": call.corrupted, "at": at})
+    pairs = AskedPair.of(call.text, {**call.shared(), "corrupted": call.corrupted, "at": at})
     plan = PatchPlan(what=what, over=over, method=method, random=call.random, seed=call.seed, **call.heads())
-    return call.run(PatchStudy.of(model, asked, plan))
+    return call.run(PatchStudy.of(model, pairs, plan))

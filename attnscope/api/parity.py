@@ -82,16 +82,16 @@ def parity(call: ParityCall) -> Parity:
     return checked(prepare(call.model, call.ask(TEXT if call.text is None else call.text)), call)
 
 
-def checked(run: Run, asked: ParityOptions) -> Parity:
+def checked(run: Run, options: ParityOptions) -> Parity:
     """The forward pass of a run, each of its layers compared with the oracle."""
     report = check_parity(
         run.loaded,
         run.prompt,
         source=run.source,
-        select=asked.select and resolve_roles(asked.select, run.named),
-        atol=asked.atol,
+        select=options.select and resolve_roles(options.select, run.named),
+        atol=options.atol,
         engine=run.engine,
-        whole=asked.whole,
+        whole=options.whole,
     )
     return Parity(report, run)
 
@@ -116,8 +116,8 @@ class Parity(TableRecord):
     @property
     def line(self) -> str:
         levels = ", ".join(f"{stack} {level}" for stack, level in self.report.levels.items())
-        said = "holds" if self.holds else f"does not hold or is not shown: {'; '.join(self.failures)}"
-        return f"{self.run.loaded.name}, {len(self.report.layers)} layers ({levels}) {said}"
+        verdict = "holds" if self.holds else f"does not hold or is not shown: {'; '.join(self.failures)}"
+        return f"{self.run.loaded.name}, {len(self.report.layers)} layers ({levels}) {verdict}"
 
     def table(self) -> pa.Table:
         """A row per attention call: level, holds, and every difference; see `parity_table`."""

@@ -67,31 +67,31 @@ def scan(call: ScanCall) -> Scan:
     return run_scan(study_of(call.model, call), call)
 
 
-def study_of(model: LoadedModel, asked: ScanOptions, drawn: int | None = None) -> ScanStudy:
+def study_of(model: LoadedModel, options: ScanOptions, drawn: int | None = None) -> ScanStudy:
     """What is to be read. drawn: how many sequences are drawn, fewer than are asked for where only the cost is wanted.
 
     Raises as `study.atlas.scan.plan` and `prompts_of`.
     """
-    planned = plan(model, seed=asked.seed, sequences=asked.sequences if drawn is None else drawn, pool=asked.pool)
-    prompts = () if asked.texts is None else prompts_of(model, asked.texts)
-    return ScanStudy(model, planned, asked.sequences, asked.pool, prompts)
+    planned = plan(model, seed=options.seed, sequences=options.sequences if drawn is None else drawn, pool=options.pool)
+    prompts = () if options.texts is None else prompts_of(model, options.texts)
+    return ScanStudy(model, planned, options.sequences, options.pool, prompts)
 
 
-def run_scan(study: ScanStudy, asked: ScanOptions, tell: Progress = NO_PROGRESS, style: Style = Style()) -> Scan:
+def run_scan(study: ScanStudy, options: ScanOptions, tell: Progress = NO_PROGRESS, style: Style = Style()) -> Scan:
     """Read the probes, and then the texts; with a folder, write there and draw."""
-    into = None if asked.out is None else Path(asked.out)
-    found = Scan(study, run_study(study, into, asked.force, tell, study.planned.tokens, "tokens"))
+    into = None if options.out is None else Path(options.out)
+    scan = Scan(study, run_study(study, into, options.force, tell, study.planned.tokens, "tokens"))
     if into is not None:
         with tell.stage("drawing"):
-            found.draw(into, style)
+            scan.draw(into, style)
     if not study.prompts:
-        return found
+        return scan
     with tell.stage("reading texts", len(study.prompts), "texts") as advance:
-        found = replace(found, texts=on_texts(study.model, study.prompts, into, force=asked.force, advance=advance))
+        scan = replace(scan, texts=on_texts(study.model, study.prompts, into, force=options.force, advance=advance))
     if into is not None:
         with tell.stage("drawing"):
-            found.draw_texts(into, style)
-    return found
+            scan.draw_texts(into, style)
+    return scan
 
 
 @dataclass(frozen=True, repr=False)

@@ -56,7 +56,7 @@ def why(call: WhyCall) -> Why:
     return taken_apart(prepare(call.model, ask_of(call.text, call), compared=False), call.head, call)
 
 
-def taken_apart(run: Run, head: str, asked: WhyOptions) -> Why:
+def taken_apart(run: Run, head: str, options: WhyOptions) -> Why:
     """The logit of one head that the run asks about. Raises UsageError unless head, query and key are exactly one."""
     geometry = run.loaded.geometry
     stack, layer, number = one_head(head, geometry)
@@ -64,26 +64,26 @@ def taken_apart(run: Run, head: str, asked: WhyOptions) -> Why:
     assert meant.chosen.query is not None
     if meant.chosen.nothing:
         named = " or ".join(
-            f"{what} {one}" for what, one in (("query", asked.query), ("key", asked.key)) if one is not None
+            f"{what} {one}" for what, one in (("query", options.query), ("key", options.key)) if one is not None
         )
         raise UsageError(f"{named} means no token that {stack} layers read, expected one of each", ONE)
     against = None  # the mean of all keys
-    if asked.against != MEAN:
-        found = find(meant.key_prompt, str(asked.against), asked.define or {})
-        against = _one("against", meant.key_prompt, found)
+    if options.against != MEAN:
+        match = find(meant.key_prompt, str(options.against), options.define or {})
+        against = _one("against", meant.key_prompt, match)
     logit = LogitQuery(
         layer,
         number,
         _one("query", meant.prompt, meant.chosen.query),
         None if meant.chosen.key is None else _one("key", meant.key_prompt, meant.chosen.key),
         against,
-        asked.side,
-        asked.by == "tokens",
-        VERIFIED if asked.verify else 0,
+        options.side,
+        options.by == "tokens",
+        VERIFIED if options.verify else 0,
         None if stack == geometry.stack else stack,
     )
     reads, inputs = text_inputs(run.loaded, run.prompt, run.source)
-    texts = {None if one == geometry.stack else one: of_stack for one, of_stack in run.asked.items()}
+    texts = {None if name == geometry.stack else name: of_stack for name, of_stack in run.asked.items()}
     return Why(decompose_logit(run.loaded, reads, logit, **inputs), texts, run.loaded.name)
 
 
@@ -98,8 +98,8 @@ def one_head(text: str, geometry: Geometry) -> tuple[str, int, int]:
     return found[0]
 
 
-def _one(what: str, prompt: Prompt, found: TokenMatch) -> int:
+def _one(what: str, prompt: Prompt, match: TokenMatch) -> int:
     """The one token that was meant."""
-    if len(found.positions) != 1:
-        raise UsageError(f"{what} {found.expression} means {described(prompt, found)}, expected one token", ONE)
-    return found.positions[0]
+    if len(match.positions) != 1:
+        raise UsageError(f"{what} {match.expression} means {described(prompt, match)}, expected one token", ONE)
+    return match.positions[0]

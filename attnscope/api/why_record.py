@@ -76,11 +76,11 @@ class WhyOptions:
                 check_expression(str(expression), self.define or {})
 
 
-def ask_of(text: Text, asked: WhyOptions) -> CaptureSpec:
+def ask_of(text: Text, options: WhyOptions) -> CaptureSpec:
     """How the text is read, and which of its tokens are meant."""
-    how = {name: getattr(asked, name) for name in ("chat", "truncate", "target", "picture", "generate", "pair")}
-    key = None if asked.key is None else str(asked.key)
-    return CaptureSpec(text, Request(query=str(asked.query), key=key, define=asked.define or {}), **how)
+    how = {name: getattr(options, name) for name in ("chat", "truncate", "target", "picture", "generate", "pair")}
+    key = None if options.key is None else str(options.key)
+    return CaptureSpec(text, Request(query=str(options.query), key=key, define=options.define or {}), **how)
 
 
 SCHEMA, NAME, TABLE, PICTURE = "why/1", "why.json", "why.parquet", "why"
@@ -98,8 +98,8 @@ class Why(DrawnRecord):
     @property
     def head(self) -> str:
         """As `L3H0`, `cross L3H0`."""
-        asked = self.parts.asked
-        return ("" if asked.stack is None else prefix(asked.stack)) + head_name(asked.layer, asked.head)
+        logit = self.parts.asked
+        return ("" if logit.stack is None else prefix(logit.stack)) + head_name(logit.layer, logit.head)
 
     @property
     def prompt(self) -> Prompt:
@@ -130,9 +130,9 @@ class Why(DrawnRecord):
     @property
     def asked_line(self) -> str:
         """Which logit it is, and how far it is from the others."""
-        parts, asked = self.parts, self.parts.asked
+        parts, logit = self.parts, self.parts.asked
         return (
-            f"{self.source}, query {_named(self.prompt, asked.query)}: {self.token(asked.key)} is "
+            f"{self.source}, query {_named(self.prompt, logit.query)}: {self.token(logit.key)} is "
             f"{number(parts.logit - parts.base)} above {self.others}"
         )
 
@@ -175,7 +175,7 @@ class Why(DrawnRecord):
             "side": words([parts.side] * len(order)).dictionary_encode(),
             "component": words([one.name for one in components]),
             **{name: integers([getattr(one, name) for one in components], np.int32) for name in ("layer", "head")},
-            "other": words([None if one is None else one.name for one in others]),
+            "other": words([None if other is None else other.name for other in others]),
             "position": integers([one.position for one in components], np.int32),
             "token": words(read),
         }
@@ -197,20 +197,20 @@ class Why(DrawnRecord):
         }
 
     def _asked(self) -> dict[str, Any]:
-        asked = self.parts.asked
+        logit = self.parts.asked
         return {
             "schema": SCHEMA,
             "model": self.source,
             "sha256": self.prompt.sha256,
             "tokens": len(self.prompt),
-            **({"keys_sha256": self.keys.sha256} if is_cross(asked.stack or "") else {}),
+            **({"keys_sha256": self.keys.sha256} if is_cross(logit.stack or "") else {}),
             "head": self.head,
-            "query": asked.query,
-            "key": asked.key,
-            "against": MEAN if asked.against is None else asked.against,
-            "side": asked.side,
-            "by": ROWS[asked.by_tokens],
-            "verify": asked.verify > 0,
+            "query": logit.query,
+            "key": logit.key,
+            "against": MEAN if logit.against is None else logit.against,
+            "side": logit.side,
+            "by": ROWS[logit.by_tokens],
+            "verify": logit.verify > 0,
         }
 
     def figure(self, style: Style = Style()) -> Picture:

@@ -220,9 +220,9 @@ class AskedText:
 def asked_of(text: Texts, shared: Mapping[str, Any], *, each_key: bool) -> list[AskedText]:
     """As `AskedText.of`. Raises UsageError where no key is named and each is not cut alone."""
     questions = AskedText.of(text, shared)
-    for one in questions:
-        if one.key is None and not each_key:
-            raise one.refused("no key was named", "name it with {key}, or use {over=keys}")
+    for question in questions:
+        if question.key is None and not each_key:
+            raise question.refused("no key was named", "name it with {key}, or use {over=keys}")
     return questions
 
 
@@ -253,8 +253,8 @@ def check_budgets(
 ) -> None:
     """Raise UsageError for what is no budget, and for what only a knockout of named keys is asked."""
     written_budgets(keep)
-    for name, given in (("query", query), ("key", key)):
-        if given is not None:
+    for name, expression in (("query", query), ("key", key)):
+        if expression is not None:
             raise UsageError(
                 f"{name} does not apply to a budget, which chooses its keys itself", f"leave out {{{name}}} or {{keep}}"
             )
@@ -272,8 +272,8 @@ def check_budgets(
 
 def check_no_budget(at: str | int | None, generate: int | None) -> None:
     """Raise UsageError where there is no budget, for what only a budget is asked."""
-    for name, given in (("at", at), ("generate", generate)):
-        if given is not None:
+    for name, option in (("at", at), ("generate", generate)):
+        if option is not None:
             raise UsageError(f"{name} needs a budget", f"leave out {{{name}}}, or add {{keep=top:64}}")
 
 

@@ -103,7 +103,7 @@ class HeadSets:
         controls: DrawnFrom = "unnamed",
     ) -> HeadSets:
         """The sets, cut to whole kv groups with by_kv, with up to so many random ones each."""
-        whole = tuple(whole_groups(one, geometry) if by_kv else one for one in named)
+        whole = tuple(whole_groups(subset, geometry) if by_kv else subset for subset in named)
         left_out = whole if controls == "unnamed" else ()
         return cls(
             whole,
@@ -143,7 +143,7 @@ class Ablation(StudyRecord):
     @cached_property
     def tested(self) -> list[tuple[HeadIndex, ...]]:
         """The heads of the sets that were asked for, together and alone, each once."""
-        return list(dict.fromkeys(one.heads for one in chain(self.asked.named, *self.asked.alone.values())))
+        return list(dict.fromkeys(subset.heads for subset in chain(self.asked.named, *self.asked.alone.values())))
 
     @cached_property
     def statistics(self) -> Mapping[str, np.ndarray]:
@@ -155,34 +155,34 @@ class Ablation(StudyRecord):
         """Whether there are as many sequences as intervals need."""
         return len(self.intact_S) >= FEWEST
 
-    def effect(self, one: HeadSet) -> np.ndarray:
+    def effect(self, subset: HeadSet) -> np.ndarray:
         """(S,): how much worse the measure is without a set, as nats per token."""
-        return self.effects[one.heads]
+        return self.effects[subset.heads]
 
     def table(self) -> pa.Table:
         """A row per named set, head alone and random set, the rows of a set one after the other; NaN is null.
         docs/schemas.md says what the columns are."""
-        rows = [("together", one.name, one) for one in self.asked.named]
-        rows += [("alone", name, one) for name, sets in self.asked.alone.items() for one in sets]
+        rows = [("together", subset.name, subset) for subset in self.asked.named]
+        rows += [("alone", name, subset) for name, sets in self.asked.alone.items() for subset in sets]
         tested = len(rows)
-        rows += [("random", name, one) for name, sets in self.asked.random.items() for one in sets]
+        rows += [("random", name, subset) for name, sets in self.asked.random.items() for subset in sets]
         # Random sets have a mean alone: intervals hold for the tested at once, and would be wider with these.
         column = {heads: place for place, heads in enumerate(self.tested)}
-        places, absent_K = [column[one.heads] for _, _, one in rows[:tested]], np.full(len(rows) - tested, np.nan)
+        places, absent_K = [column[subset.heads] for _, _, subset in rows[:tested]], np.full(len(rows) - tested, np.nan)
         columns = {name: np.concatenate([of[places], absent_K]) for name, of in self.statistics.items()}
-        columns["effect"][tested:] = [self.effect(one).mean() for _, _, one in rows[tested:]]
+        columns["effect"][tested:] = [self.effect(subset).mean() for _, _, subset in rows[tested:]]
         n_K = columns.pop("n")
         n_K[tested:] = len(self.intact_S)
         known = self.direct or {}  # of heads, and of what goes alone
         direct = [
-            sum(known[head] for head in one.heads) if known and condition == "alone" else np.nan
-            for condition, _, one in rows
+            sum(known[head] for head in subset.heads) if known and condition == "alone" else np.nan
+            for condition, _, subset in rows
         ]
         # Each named set is compared with its own random sets.
         beside_3K = np.full((3, len(rows)), np.nan)
-        for row, one in enumerate(self.asked.named):
-            random_D = np.array([self.effect(other).mean() for other in self.asked.random[one.name]])
-            beside_3K[:, row] = beside_random(self.effect(one).mean(), random_D)
+        for row, subset in enumerate(self.asked.named):
+            random_D = np.array([self.effect(other).mean() for other in self.asked.random[subset.name]])
+            beside_3K[:, row] = beside_random(self.effect(subset).mean(), random_D)
         beside = dict(zip(("random_low", "random_high", "p_random"), beside_3K, strict=True))
         drawn = [len(self.asked.random[name]) if condition == "together" else None for condition, name, _ in rows]
         sets = list(dict.fromkeys(name for _, name, _ in rows))
@@ -190,7 +190,7 @@ class Ablation(StudyRecord):
             {
                 "set": words([name for _, name, _ in rows]).dictionary_encode(),
                 "condition": words([condition for condition, _, _ in rows]).dictionary_encode(),
-                "heads": words([str(one) for _, _, one in rows]),
+                "heads": words([str(subset) for _, _, subset in rows]),
                 "direct": numbers(np.array(direct)),
                 **{name: numbers(values) for name, values in columns.items()},
                 "n": n_K.astype(np.int32),
@@ -223,7 +223,7 @@ class AblationStudy(Study[Ablation]):
         asked = self.asked
         return {
             **task_facts(self.model, self.task, self.replacement, self.metric),
-            "sets": {one.name: str(one).split() for one in asked.named},
+            "sets": {subset.name: str(subset).split() for subset in asked.named},
             "seed": asked.seed,
             "controls": asked.controls,
             "random_asked": asked.most,
@@ -248,7 +248,7 @@ class AblationStudy(Study[Ablation]):
         run = effects_by_set(passes, sets, parts, advance, COPY)
         facts |= {"intact": float(run.intact_S.mean()), "spread": run.spread, **run.unshared}
         facts |= {"direct": direct.note or None}
-        effects = {one.heads: run.by_set[one.identity] for one in every}
+        effects = {subset.heads: run.by_set[subset.identity] for subset in every}
         return Ablation(self.asked, run.intact_S, effects, facts, direct.values or None)
 
 

@@ -69,7 +69,7 @@ def heads_by_layer(sets: Iterable[HeadSet]) -> dict[int, tuple[int, ...]]:
     >>> heads_by_layer([HeadSet("one", ((3, 1),)), HeadSet("both", ((0, 2), (3, 0)))])
     {0: (2,), 3: (0, 1)}
     """
-    every = sorted({head for one in sets for head in one.heads})
+    every = sorted({head for subset in sets for head in subset.heads})
     return {layer: tuple(head for _, head in group) for layer, group in itertools.groupby(every, lambda head: head[0])}
 
 
@@ -121,20 +121,20 @@ def selected(expression: str, geometry: Geometry, named: HeadsByRole | None = No
 def of_roles(roles: Mapping[tuple[int, int], Sequence[str]], order: Sequence[str]) -> list[HeadSet]:
     """A set per role that any head has, {(3, 0): ("induction",)}; order: of the roles."""
     sets = [HeadSet(role, tuple(sorted(head for head, names in roles.items() if role in names))) for role in order]
-    return [one for one in sets if one.heads]
+    return [subset for subset in sets if subset.heads]
 
 
-def whole_groups(one: HeadSet, geometry: Geometry) -> HeadSet:
+def whole_groups(subset: HeadSet, geometry: Geometry) -> HeadSet:
     """The set with every head that shares a kv head with one of its own: what goes where a kv head goes."""
     shared = _shared(geometry, True)
-    groups = {(layer, head // shared[layer]) for layer, head in one.heads}
+    groups = {(layer, head // shared[layer]) for layer, head in subset.heads}
     heads = {(layer, group * shared[layer] + part) for layer, group in groups for part in range(shared[layer])}
-    return HeadSet(one.name, tuple(sorted(heads)))
+    return HeadSet(subset.name, tuple(sorted(heads)))
 
 
-def parts(one: HeadSet, geometry: Geometry, by_kv: bool = False) -> list[HeadSet]:
+def parts(subset: HeadSet, geometry: Geometry, by_kv: bool = False) -> list[HeadSet]:
     """What of a set can go alone: each head, or each kv group; named as it is spelled."""
-    single = [HeadSet("", (head,)) for head in one.heads]
+    single = [HeadSet("", (head,)) for head in subset.heads]
     groups = dict.fromkeys(whole_groups(part, geometry).heads if by_kv else part.heads for part in single)
     return [HeadSet(str(HeadSet("", heads)), heads) for heads in groups]
 
@@ -153,13 +153,13 @@ def portions(over: str, whole: HeadSet, geometry: Geometry) -> list[Portion]:
     if over == "heads":
         return [Portion(head_name(*head), (head,), *head) for head in whole.heads]
     if over == "kv":
-        return [Portion(one.name, one.heads, one.heads[0][0]) for one in parts(whole, geometry, True)]
+        return [Portion(part.name, part.heads, part.heads[0][0]) for part in parts(whole, geometry, True)]
     by_layer = itertools.groupby(whole.heads, lambda head: head[0])
     return [Portion(f"L{layer}", tuple(heads), layer) for layer, heads in by_layer]
 
 
 def controls_of(
-    one: HeadSet,
+    subset: HeadSet,
     named: Sequence[HeadSet],
     geometry: Geometry,
     *,
@@ -167,8 +167,8 @@ def controls_of(
     seed: int = 0,
     count: int = CONTROLS,
 ) -> list[HeadSet]:
-    """So many random sets with as many heads in each layer as `one`, of heads that no named set has; each once, and
-    none is `one` itself.
+    """So many random sets with as many heads in each layer as `subset`, of heads that no named set has; each once, and
+    none is `subset` itself.
 
     by_kv: of whole kv groups. All combinations where there are no more; none where a layer has too few other heads.
     """
@@ -181,13 +181,13 @@ def controls_of(
         starts = range(0, width, shared[layer])
         units = [tuple((layer, start + part) for part in range(shared[layer])) for start in starts]
         free[layer] = [unit for unit in units if not taken.intersection(unit)]
-    wanted = {layer: number // shared[layer] for layer, number in one.per_layer.items()}
+    wanted = {layer: number // shared[layer] for layer, number in subset.per_layer.items()}
     if math.prod(math.comb(len(free[layer]), number) for layer, number in wanted.items()) <= count:
         chosen = itertools.product(*(itertools.combinations(free[layer], number) for layer, number in wanted.items()))
         drawn: Iterable[tuple[Unit, ...]] = (tuple(itertools.chain(*choice)) for choice in chosen)
     else:
         # Different choices of so many units in each layer; one more than are wanted, since one may be the set itself.
-        generator, choices = np.random.default_rng([seed, *one.name.encode()]), dict[tuple[Unit, ...], None]()
+        generator, choices = np.random.default_rng([seed, *subset.name.encode()]), dict[tuple[Unit, ...], None]()
         while len(choices) <= count:
             units_by_layer = (
                 free[layer][place]
@@ -198,8 +198,8 @@ def controls_of(
         drawn = choices
     # The set itself is not compared with itself.
     heads = (tuple(sorted(itertools.chain(*units))) for units in drawn)
-    others = itertools.islice((other for other in heads if other != one.heads), count)
-    return [HeadSet(f"{one.name}, random {number}", other) for number, other in enumerate(others)]
+    others = itertools.islice((other for other in heads if other != subset.heads), count)
+    return [HeadSet(f"{subset.name}, random {number}", other) for number, other in enumerate(others)]
 
 
 Unit = tuple[tuple[int, int], ...]
@@ -396,12 +396,12 @@ def prune_cost(passes: Passes, heads: int) -> int:
 
 def curve(steps: Sequence[Step], intact: float, measure: Measure = LOSS) -> pa.Table:
     """A row per step: its number, the head that goes, the measure without it and all before, and what that costs."""
-    values = np.array([one.value for one in steps], np.float64)
+    values = np.array([step.value for step in steps], np.float64)
     return as_table(
         {
             "step": np.arange(1, len(steps) + 1, dtype=np.int32),
-            "layer": np.array([one.layer for one in steps], np.int32),
-            "head": np.array([one.head for one in steps], np.int32),
+            "layer": np.array([step.layer for step in steps], np.int32),
+            "head": np.array([step.head for step in steps], np.int32),
             measure.name: values,
             "effect": measure.worse * (values - intact),
         }

@@ -98,12 +98,12 @@ def read_trial(
     values: dict[Measure, np.ndarray] = {}
     heads: tuple[tuple[int, int], ...] = ()
     for name, arm in trial.arms.items():
-        parts: dict[str, list[np.ndarray]] = {asked: [] for asked in arm.asks}
+        parts: dict[str, list[np.ndarray]] = {ask: [] for ask in arm.asks}
         for rows, ids_BT in batches(arm.ids_ST, BATCH_TOKENS):
             heads, values_of = keep(name, rows, partial(_read, loaded, ids_BT, arm, advance))
-            for asked, value_BN in values_of.items():
-                parts[asked].append(value_BN)
-        values |= {Measure(name, asked): np.concatenate(part) for asked, part in parts.items()}
+            for ask, value_BN in values_of.items():
+                parts[ask].append(value_BN)
+        values |= {Measure(name, ask): np.concatenate(part) for ask, part in parts.items()}
     return Readings(heads, values)
 
 
@@ -115,10 +115,10 @@ def batches_of(trial: Trial) -> int:
 def findings_of(trial: Trial, readings: Readings, seed: int = 0) -> list[Finding]:
     """The trial's contrasts, each with its effects on every head."""
     values, findings = readings.values, []
-    for one in trial.contrasts:
-        score_SN = values[one.score]
-        if one.null:
-            null_SN = np.maximum.reduce([values[null] for null in one.null])
+    for contrast in trial.contrasts:
+        score_SN = values[contrast.score]
+        if contrast.null:
+            null_SN = np.maximum.reduce([values[null] for null in contrast.null])
         else:
             # The mean of the other heads' scores.
             there_S1 = np.isfinite(score_SN).sum(1, keepdims=True)
@@ -126,8 +126,8 @@ def findings_of(trial: Trial, readings: Readings, seed: int = 0) -> list[Finding
         shown_S = np.isfinite(score_SN).any(1)
         shown_S |= ~shown_S.any()
         null_Sn = null_SN[shown_S]
-        effects = paired(score_SN[shown_S], null_Sn[0] if one.computed else null_Sn, seed=seed, within=SHARE)
-        findings.append(Finding(one.probe, one.against, effects))
+        effects = paired(score_SN[shown_S], null_Sn[0] if contrast.computed else null_Sn, seed=seed, within=SHARE)
+        findings.append(Finding(contrast.probe, contrast.against, effects))
     return findings
 
 
@@ -142,9 +142,9 @@ def _read(loaded: LoadedModel, ids_BT: np.ndarray, arm: Arm, advance: Callable[[
     ids = torch.tensor(ids_BT, device=loaded.device)
     texts = Texts(ids, torch.full((count,), tokens, device=loaded.device))
     layers = tuple(loaded.geometry.heads_by_layer)
-    kept: dict[int, dict[str, torch.Tensor]] = {}
+    answers: dict[int, dict[str, torch.Tensor]] = {}
     # Copying is read of what a gate lets through, which a pass before this one tells.
-    copying = [one for one in arm.asks.values() if isinstance(one, Copying)]
+    copying = [ask for ask in arm.asks.values() if isinstance(ask, Copying)]
     gated = copying[0].behind_gates(loaded, ids) if copying else {}
 
     def on_call(call: AttentionCall) -> None:
@@ -153,18 +153,18 @@ def _read(loaded: LoadedModel, ids_BT: np.ndarray, arm: Arm, advance: Callable[[
         kv_heads = call.spec.kv_heads if call.spec else call.P.heads
         here, given = texts.to(call.P.device), gated.get(call.module)
         layer = CalledLayer(LayerKey(call.layer), call.P, kv_heads, here, call=call, gated_BRC=given)
-        kept[call.layer] = collect_layer(arm.asks, layer)
+        answers[call.layer] = collect_layer(arm.asks, layer)
 
     how: dict[str, Any] = {"engine": engine, "expected_layers": layers, "computed": bool(copying)}
     listen(loaded.model, ids, on_call, windows=loaded.geometry.windows, **how)
-    if not kept:
+    if not answers:
         raise ModelError(
             f"no layer of {loaded.geometry.model_type} attends from the {tokens} tokens of a probe to the same",
             "choose another model",
         )
     advance(ids_BT.size)
-    heads = [(layer, head) for layer, values in kept.items() for head in range(next(iter(values.values())).shape[1])]
-    return tuple(heads), {name: np.concatenate([one[name].numpy() for one in kept.values()], 1) for name in arm.asks}
+    heads = [(layer, head) for layer, values in answers.items() for head in range(next(iter(values.values())).shape[1])]
+    return tuple(heads), {name: np.concatenate([one[name].numpy() for one in answers.values()], 1) for name in arm.asks}
 
 
 LEAST, COPIES, PERIODS = 0.3, 0.5, 2
@@ -298,12 +298,12 @@ class Atlas(HeadNames, StudyRecord):
             places = list(range(len(self.heads)))
         else:
             named = [bool(self.roles[head]) for head in self.heads]
-            places = largest_first(next(one for one in self.findings if one.probe == probe).effects.effect)
+            places = largest_first(next(finding for finding in self.findings if finding.probe == probe).effects.effect)
         return sorted(places, key=lambda place: not named[place])
 
     def probes(self) -> list[str]:
         """The probes that were read, each once."""
-        return list(dict.fromkeys(one.probe for one in self.findings))
+        return list(dict.fromkeys(finding.probe for finding in self.findings))
 
     def rules(self) -> list[Rule]:
         """The conditions of the roles and the mark that any head has."""
@@ -313,7 +313,7 @@ class Atlas(HeadNames, StudyRecord):
     def save(self, folder: Path) -> None:
         """Write the table, and a file of roles, rules and facts."""
         save(self.table(), folder / TABLE)
-        rules = {one.role: one.condition for one in (*RULES, MARK)}
+        rules = {rule.role: rule.condition for rule in (*RULES, MARK)}
         save_json({**self.facts, "roles": roles_by_head(self.roles), "rules": rules}, folder / NAME)
 
 
@@ -345,7 +345,7 @@ class Plan:
     @property
     def probes(self) -> list[str]:
         """Each once."""
-        return list(dict.fromkeys(one.probe for trial in self.trials for one in trial.contrasts))
+        return list(dict.fromkeys(contrast.probe for trial in self.trials for contrast in trial.contrasts))
 
 
 def plan(loaded: LoadedModel, *, seed: int = 0, sequences: int = SEQUENCES, pool: Sequence[int] | None = None) -> Plan:
@@ -381,7 +381,7 @@ def scan_cost(loaded: LoadedModel, sequences: int = SEQUENCES, pool: Sequence[in
     """{trial: the tokens that it takes}, before any sequence is drawn. Raises as `token_pool`."""
     drawn_from, begin, _, why_not = _allowed(loaded, pool)
     planned = drafts(drawn_from, begin, loaded.geometry.max_positions, sequences, completes=not why_not)
-    return {one.name: one.tokens for one in planned}
+    return {draft.name: draft.tokens for draft in planned}
 
 
 def scan_seconds(loaded: LoadedModel, planned: Plan, sequences: int = SEQUENCES) -> float:
@@ -433,15 +433,15 @@ class ScanStudy(Study[Atlas]):
 
     def cost(self) -> Cost:
         whole = self.planned.facts["sequences"] == self.sequences
-        tokens = {one.name: one.tokens for one in self.planned.trials}
+        tokens = {trial.name: trial.tokens for trial in self.planned.trials}
         tokens = tokens if whole else scan_cost(self.model, self.sequences, self.pool)
         layers, total = len(self.model.geometry.attention_layers), sum(tokens.values())
         lines, texts = [f"{len(tokens)} trials ({', '.join(tokens)}): {total} tokens x {layers} layers"], 0
         if self.prompts:
             texts, longest = sum(map(len, self.prompts)), max(map(len, self.prompts))
             cut = sum(prompt.removed > 0 for prompt in self.prompts)
-            said = f" ({cut} cut to {longest})" if cut else ""
-            lines.append(f"{len(self.prompts)} texts{said}: {texts} tokens x {layers} layers")
+            shortened = f" ({cut} cut to {longest})" if cut else ""
+            lines.append(f"{len(self.prompts)} texts{shortened}: {texts} tokens x {layers} layers")
         total += texts
         return Cost("; ".join(lines), total, lambda: total * scan_seconds(self.model, self.planned, self.sequences))
 
@@ -468,12 +468,12 @@ class ScanStudy(Study[Atlas]):
         """The trial's readings, from the folder where an earlier run left them."""
         name = trial.name.replace(" ", "-")
         heads, fits = of_heads(self.model.geometry)
-        names = {f"{arm}|{ask}": Measure(arm, ask) for arm, one in trial.arms.items() for ask in one.asks}
-        shapes = {arm: Column((len(one.ids_ST), heads.shape[0])) for arm, one in trial.arms.items()}
+        names = {f"{arm}|{ask}": Measure(arm, ask) for arm, sequences in trial.arms.items() for ask in sequences.asks}
+        shapes = {arm: Column((len(sequences.ids_ST), heads.shape[0])) for arm, sequences in trial.arms.items()}
         expected = {column: shapes[measure.arm] for column, measure in names.items()} | {"heads": heads}
 
         def keep(arm: str, rows: range, read: Callable[[], OfHeads]) -> OfHeads:
-            asked = dict.fromkeys(trial.arms[arm].asks, Column((len(rows), heads.shape[0])))
+            columns_asked = dict.fromkeys(trial.arms[arm].asks, Column((len(rows), heads.shape[0])))
 
             def read_batch() -> Mapping[str, np.ndarray]:
                 of, values = read()
@@ -481,8 +481,8 @@ class ScanStudy(Study[Atlas]):
 
             some = trial.arms[arm]._replace(ids_ST=trial.arms[arm].ids_ST[rows.start : rows.stop])
             skipped, part = partial(advance, some.tokens), f"{name}.{arm.replace(' ', '-')}"
-            columns = parts.batch(part, rows, {"heads": heads, **asked}, read_batch, skipped=skipped)
-            return _heads(columns), {ask: columns[ask] for ask in asked}
+            columns = parts.batch(part, rows, {"heads": heads, **columns_asked}, read_batch, skipped=skipped)
+            return _heads(columns), {ask: columns[ask] for ask in columns_asked}
 
         def read_all() -> Mapping[str, np.ndarray]:
             readings = read_trial(self.model, trial, advance, keep)

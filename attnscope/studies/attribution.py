@@ -54,7 +54,9 @@ Rows = tuple[list[Component], list[Component | None], list[np.ndarray]]
 
 
 @with_gradients
-def decompose_logit(loaded: LoadedModel, reads: Sequence[int] | Tensor, asked: LogitQuery, **inputs: Any) -> LogitParts:
+def decompose_logit(
+    loaded: LoadedModel, reads: Sequence[int] | Tensor, question: LogitQuery, **inputs: Any
+) -> LogitParts:
     """Take a logit apart. Raises InputError for a key that the query does not see, UsageError for half precision,
     quantized weights and those made in inference mode, ModelError for a family whose contributions do not sum to the
     logit.
@@ -64,22 +66,22 @@ def decompose_logit(loaded: LoadedModel, reads: Sequence[int] | Tensor, asked: L
     """
     check_model(loaded)
     # Cloned, since a tensor of the caller's inference mode cannot be kept for a backward pass.
-    given = reads.clone() if isinstance(reads, Tensor) else torch.tensor([list(reads)], device=loaded.device)
+    ids = reads.clone() if isinstance(reads, Tensor) else torch.tensor([list(reads)], device=loaded.device)
     inputs = {name: one.clone() if isinstance(one, Tensor) else one for name, one in inputs.items()}
-    stack = asked.stack or loaded.geometry.stack
-    with follow_residual(loaded, given, inputs, stack, asked.layer, by_tokens=asked.by_tokens) as sides:
+    stack = question.stack or loaded.geometry.stack
+    with follow_residual(loaded, ids, inputs, stack, question.layer, by_tokens=question.by_tokens) as sides:
         spec = spec_of(sides)
-        seen = visible_keys(spec, asked.head, asked.query)
-        if asked.key is None:
+        keys = visible_keys(spec, question.head, question.query)
+        if question.key is None:
             # The key that the query gives most weight.
-            query_BH = torch.full((1, spec.heads), asked.query, device=spec.device)
-            asked = replace(asked, key=int(spec.logits_of(query_BH)[0, asked.head].argmax()))
-        for key in (asked.key, asked.against):
-            if key is not None and key not in seen:
+            query_BH = torch.full((1, spec.heads), question.query, device=spec.device)
+            question = replace(question, key=int(spec.logits_of(query_BH)[0, question.head].argmax()))
+        for key in (question.key, question.against):
+            if key is not None and key not in keys:
                 raise InputError(
-                    f"query {asked.query} does not see key {key} in this head", "choose a key that it sees"
+                    f"query {question.query} does not see key {key} in this head", "choose a key that it sees"
                 )
-        return _Apart(sides, asked, seen).parts()
+        return _Apart(sides, question, keys).parts()
 
 
 def check_model(loaded: LoadedModel) -> None:
@@ -108,30 +110,30 @@ class _Apart:
 
     def parts(self) -> LogitParts:
         """The rows of what is asked for; the one of positions, which no side has, is last."""
-        asked, spec = self.asked, self.sides.spec
-        components, others, columns = self._pairs() if asked.side == "both" else self._rows()
-        side = "key" if asked.side == "both" else asked.side
+        question, spec = self.asked, self.sides.spec
+        components, others, columns = self._pairs() if question.side == "both" else self._rows()
+        side = "key" if question.side == "both" else question.side
         logits = [float(one.of(spec).detach()) for one in self._one_sided(side)]
         for column, logit, one in zip(columns, logits, self._one_sided(side), strict=True):
             check_sum(column, logit, one.size(spec))
         # Rows that no side has.
         more: list[tuple[Component, Sequence[float]]] = []
-        position_K = position_term(spec, asked.head, asked.query)
+        position_K = position_term(spec, question.head, question.query)
         if position_K is not None:
             added = [float(position_K[keys].mean()) for keys in ([self.key], self.others)]
             more.append((POSITION, added))
             logits = [logit + one for logit, one in zip(logits, added, strict=True)]
-        if spec.sinks is not None and asked.against is None:
+        if spec.sinks is not None and question.against is None:
             more.append((ALL_KEYS, (0.0, -logits[1])))
         components, others = [*components, *(one for one, _ in more)], [*others, *[None] * len(more)]
         contribution_N, base_N = (np.append(columns[at], [values[at] for _, values in more]) for at in range(2))
         true_N = self._true(side, components, contribution_N - base_N)
         about: tuple[Any, ...] = (*logits, len(self.seen), spec.softcap, spec.sinks is not None)
-        return LogitParts(asked, side, tuple(components), tuple(others), contribution_N, base_N, true_N, *about)
+        return LogitParts(question, side, tuple(components), tuple(others), contribution_N, base_N, true_N, *about)
 
     def _one_sided(self, side: str) -> tuple[OneSided, OneSided]:
-        asked = self.asked
-        return one_sided(self.sides.spec, side, asked.head, asked.query, self.key, self.others)
+        question = self.asked
+        return one_sided(self.sides.spec, side, question.head, question.query, self.key, self.others)
 
     def _rows(self) -> Rows:
         """A row per component, or per head and token that it read."""
@@ -192,22 +194,22 @@ class _Apart:
             vectors.append(vectors_CD if holds else self._one_by_one(one))
         return vectors
 
-    def _one_by_one(self, one: OneSided) -> np.ndarray:
+    def _one_by_one(self, number: OneSided) -> np.ndarray:
         """The same by a gradient for each number of the vector."""
-        return np.stack([self._given(unit) for unit in one.units()], 1)
+        return np.stack([self._given(unit) for unit in number.units()], 1)
 
-    def _given(self, one: OneSided) -> np.ndarray:
+    def _given(self, number: OneSided) -> np.ndarray:
         """(C,): what each component gives to a number; the layer's own biases are what no residual leaves."""
-        return self._with_bias(self._gradients(one), one)
+        return self._with_bias(self._gradients(number), number)
 
-    def _with_bias(self, gradients: list[Tensor | None], one: OneSided) -> np.ndarray:
-        shares_C = self.sides.side(one.side).shares(gradients).detach().cpu().numpy()
-        return np.append(shares_C, float(one.of(self.nothing[one.side])))
+    def _with_bias(self, gradients: list[Tensor | None], number: OneSided) -> np.ndarray:
+        shares_C = self.sides.side(number.side).shares(gradients).detach().cpu().numpy()
+        return np.append(shares_C, float(number.of(self.nothing[number.side])))
 
-    def _gradients(self, one: OneSided) -> list[Tensor | None]:
-        value = one.of(self.sides.spec)
-        check_made(value, one.side)
-        return self.sides.side(one.side).gradients(value)
+    def _gradients(self, number: OneSided) -> list[Tensor | None]:
+        value = number.of(self.sides.spec)
+        check_made(value, number.side)
+        return self.sides.side(number.side).gradients(value)
 
     def _true(self, side: str, components: Sequence[Component], contrast_N: np.ndarray) -> np.ndarray:
         """What the logit loses where a component is replaced by its mean over what the key is compared with."""
@@ -273,8 +275,8 @@ def key_parts(
 ) -> Iterator[KeyParts]:
     """Take the logits of some heads of a layer apart; heads: {head: the queries}. Raises as `parts_of`."""
     check_model(loaded)
-    given = torch.tensor([list(ids)], device=loaded.device)
-    with follow_residual(loaded, given, {}, loaded.geometry.stack, layer) as sides:
+    ids_1T = torch.tensor([list(ids)], device=loaded.device)
+    with follow_residual(loaded, ids_1T, {}, loaded.geometry.stack, layer) as sides:
         spec, sources = spec_of(sides), sides.side("key")
         nothing = sources.nothing()
         for head, queries in heads.items():

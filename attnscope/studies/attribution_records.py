@@ -93,7 +93,7 @@ class LogitParts:
     @property
     def share_N(self) -> np.ndarray:
         """The contrast over the sum of contrasts; NaN where that is smaller than 0.1, and of what all keys share."""
-        own_N = np.array([one != ALL_KEYS for one in self.components])
+        own_N = np.array([component != ALL_KEYS for component in self.components])
         whole = self.contrast_N[own_N].sum()
         return (
             np.where(own_N, self.contrast_N / whole, np.nan) if abs(whole) >= SMALLEST else np.full(len(own_N), np.nan)

@@ -92,7 +92,7 @@ def budget_cases(loaded: LoadedModel, questions: Sequence[AskedCache], keep: str
     """
     check_causal(loaded, "a budget of a cache")
     loaded.check_logits("a budget of a cache")
-    once = [name for name, one in written_budgets(keep).items() if one.once]
+    once = [name for name, budget in written_budgets(keep).items() if budget.once]
     if any(question.generate for question in questions):
         say_ignored(loaded)
 
@@ -182,27 +182,27 @@ class BudgetCosts(StudyRecord):
         effect_N = self.statistics["effect"]
         worst = largest_of(effect_N)
         count, budget = f"{len(self.cases)} text{'s' * (len(self.cases) > 1)}", self.asked[worst].budget
-        said = f"{budget.keep}, {budget.name}, {effect_N[worst]:+.3f} {self.unit}"
-        return f"{len(self.asked)} budgets, {count}: costliest {said}"
+        cost = f"{budget.keep}, {budget.name}, {effect_N[worst]:+.3f} {self.unit}"
+        return f"{len(self.asked)} budgets, {count}: costliest {cost}"
 
     @property
     def kinds(self) -> list[str]:
         """The budgets as they are written, in their order."""
-        return list(dict.fromkeys(one.budget.keep for one in self.asked))
+        return list(dict.fromkeys(item.budget.keep for item in self.asked))
 
     @cached_property
     def families(self) -> Sequence[Mapping[str, np.ndarray]]:
         """The columns of `effect_columns`, NaN for null: of the budgets over all texts, and, where there are any, of
         those of chosen heads, over the texts that did not choose them."""
-        chosen = sum(one.condition == "bearable" for one in self.asked)  # the last ones
-        asked = len(self.asked) - chosen
-        families = [self.effect_SN[:, :asked], self.effect_SN[self.facts["choosing_texts"] :, asked:]]
+        chosen = sum(item.condition == "bearable" for item in self.asked)  # the last ones
+        fixed = len(self.asked) - chosen
+        families = [self.effect_SN[:, :fixed], self.effect_SN[self.facts["choosing_texts"] :, fixed:]]
         return [effect_columns(effect_SN) for effect_SN in families[: 1 + bool(chosen)]]
 
     @cached_property
     def statistics(self) -> Mapping[str, np.ndarray]:
         """The columns of both families, (N,) each."""
-        return {name: np.concatenate([one[name] for one in self.families]) for name in self.families[0]}
+        return {name: np.concatenate([family[name] for family in self.families]) for name in self.families[0]}
 
     @cached_property
     def order(self) -> list[int]:
@@ -221,11 +221,11 @@ class BudgetCosts(StudyRecord):
         """A row per budget and set of heads, in `order`; NaN is null. docs/schemas.md says what the columns are."""
         statistics = self.statistics
         columns: dict[str, Any] = {
-            "keep": words([one.budget.keep for one in self.asked]),
-            "set": words([one.budget.name for one in self.asked]),
-            "condition": words([one.condition for one in self.asked]).dictionary_encode(),
-            "layer": pa.array([one.layer for one in self.asked], pa.int32()),
-            "head": pa.array([one.head for one in self.asked], pa.int32()),
+            "keep": words([item.budget.keep for item in self.asked]),
+            "set": words([item.budget.name for item in self.asked]),
+            "condition": words([item.condition for item in self.asked]).dictionary_encode(),
+            "layer": pa.array([item.layer for item in self.asked], pa.int32()),
+            "head": pa.array([item.head for item in self.asked], pa.int32()),
             "stack": words([self.facts["stack"]] * len(self.asked)).dictionary_encode(),
             "kept": numbers(self.kept_N),
             **{name: numbers(values) for name, values in statistics.items() if name != "n"},
@@ -278,7 +278,7 @@ class BudgetStudy(SetStudy[BudgetCosts]):
 
     @property
     def sets(self) -> list[HeadBudget]:
-        return [one.budget for one in self.asked]
+        return [item.budget for item in self.asked]
 
     @property
     def task(self) -> tuple[Task, Measure]:
@@ -335,7 +335,7 @@ class BudgetStudy(SetStudy[BudgetCosts]):
         return half if self.plan.over != "none" and half >= FEWEST else 0
 
     def cost(self) -> Cost:
-        together = [one.budget for one in self.asked if one.condition == "together"]
+        together = [item.budget for item in self.asked if item.condition == "together"]
         shares = self.passes.token_layers([])
         held = self.passes.token_layers(together) // 2 if self.choosing else 0
         what = f"{len(self.sets)} budgets of heads, on {number_of(len(self.cases), 'text')}"
@@ -354,19 +354,19 @@ class BudgetStudy(SetStudy[BudgetCosts]):
                 chosen.append(AskedBudget(HeadBudget(written_heads(heads, widths), heads, kind), "bearable"))
         # They are measured on the other texts, unless the same set was measured already.
         known = {name: effect_S[first:] for name, effect_S in run.by_set.items()}
-        if new := [one.budget for one in chosen if one.budget.identity not in known]:
+        if new := [item.budget for item in chosen if item.budget.identity not in known]:
             others = replace(self, cases=self.cases[first:])
             task, measure = others.task
             cache = replace(self.intervention, ends=others.intervention.ends, stops=others.intervention.stops)
             passes = replace(run.passes, task=task, measure=measure, intervention=cache)
             known |= self.effects(passes, new, parts, advance, first).by_set
         chosen_SK = np.full((len(self.cases), len(chosen)), np.nan)
-        for place, one in enumerate(chosen):
-            chosen_SK[first:, place] = known[one.budget.identity]
+        for place, item in enumerate(chosen):
+            chosen_SK[first:, place] = known[item.budget.identity]
         asked, effect_SN = [*asked, *chosen], np.hstack([effect_SN, chosen_SK])
         # A budget keeps its share of the keys in the texts that it was measured on.
         texts = {"bearable": range(first, len(self.cases))}
-        every = [texts.get(one.condition, range(len(self.cases))) for one in asked]
+        every = [texts.get(item.condition, range(len(self.cases))) for item in asked]
         kept_N = np.array(
             [np.mean([self.kept(one.budget, text).mean() for text in of]) for one, of in zip(asked, every, strict=True)]
         )
@@ -393,6 +393,6 @@ def _bearing(
     """The heads that lose less than `below` alone: by the upper ends, and without one in every text."""
     worst_N = np.where(np.isnan(high_N), effect_SN.max(0), high_N)
     alone = [
-        one.budget for one, worst in zip(asked, worst_N, strict=True) if one.condition == "alone" and worst < below
+        item.budget for item, worst in zip(asked, worst_N, strict=True) if item.condition == "alone" and worst < below
     ]
     return sorted(head for one in alone if one.keep == kind for head in one.heads)

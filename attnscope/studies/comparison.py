@@ -134,7 +134,7 @@ class Pair(NamedTuple):
         texts = [Shared.of("target" if both else "", stack, first.prompt, other.prompt, align)]
         if first.source is not None and other.source is not None:
             texts.insert(0, Shared.of("text", ENCODER, first.source, other.source, align))
-        if not any(one.units.size for one in texts):
+        if not any(text.units.size for text in texts):
             raise InputError("the two texts share no word", "compare texts that have some in common")
         return cls(first, other, texts)
 
@@ -175,7 +175,7 @@ class Comparison:
     def stacks(self) -> dict[str, list[int]]:
         """The places of every stack's heads."""
         return {
-            stack: [at for at, one in enumerate(self.head_stacks) if one == stack]
+            stack: [at for at, own in enumerate(self.head_stacks) if own == stack]
             for stack in dict.fromkeys(self.head_stacks)
         }
 
@@ -300,7 +300,7 @@ def check_alike(first: LoadedModel, other: LoadedModel) -> None:
 def heads_of(loaded: LoadedModel) -> dict[str, dict[int, int]]:
     """{stack: {layer index: number of heads}} of what is compared."""
     stacks = loaded.geometry.stacks
-    return {stack: {one.index: one.heads for one in layers.values()} for stack, layers in stacks.items()}
+    return {stack: {layer.index: layer.heads for layer in layers.values()} for stack, layers in stacks.items()}
 
 
 class _Passes:
@@ -382,13 +382,13 @@ def _read(
     advance: LayersRead,
 ) -> CaptureReport:
     """One forward pass over one text; each layer that attends to its tokens is kept once, with its heads' metrics."""
-    loaded, asked, stacks = reading.loaded, reading.asked, reading.loaded.geometry.stacks
-    texts = {stack: texts_of([one], loaded.device, stack) for stack, one in asked.items()}
+    loaded, texts_of_stacks, stacks = reading.loaded, reading.asked, reading.loaded.geometry.stacks
+    texts = {stack: texts_of([text], loaded.device, stack) for stack, text in texts_of_stacks.items()}
     reads, inputs = text_inputs(loaded, reading.prompt, reading.source)
 
     def on_call(call: AttentionCall) -> None:
-        one = asked[call.stack]
-        if call.call == 0 and (call.P.queries, call.P.keys) == (len(one.prompt), len(one.key_prompt)):
+        text = texts_of_stacks[call.stack]
+        if call.call == 0 and (call.P.queries, call.P.keys) == (len(text.prompt), len(text.key_prompt)):
             names = metrics_for(tuple(METRICS), call.stack)
             keep(LayerKey(call.layer, call.stack), call.P, measure(call.P, texts[call.stack], names))
             advance(1)
@@ -449,7 +449,7 @@ def metrics_table(comparison: Comparison, places: Places = None) -> pa.Table:
     effects = [comparison.differences[name] for name in METRICS]
 
     def column(part: str) -> np.ndarray:
-        return np.concatenate([getattr(one, part)[order] for one in effects])
+        return np.concatenate([getattr(effect, part)[order] for effect in effects])
 
     which = {name: np.tile(values, len(METRICS)) for name, values in _which(comparison, order).items()}
     metric = words([name for name in METRICS for _ in order])
@@ -508,7 +508,7 @@ def load_comparison(folder: Path) -> tuple[Comparison, str]:
         js_1N = of_heads("js")
         none_1N = np.zeros_like(js_1N)
         metrics = {name: (none_1N, of_heads(f"{name}_difference")) for name in METRICS}
-        names = [one["name"] for one in facts["asked"]["models"][:2]]
+        names = [model["name"] for model in facts["asked"]["models"][:2]]
         line = f"{' compared with '.join(dict.fromkeys(names))}, {facts['texts']} texts"
         line += "".join(f", {said_of}" for by, said_of in WORDS.items() if by in facts.get("aligned", {}).values())
         return Comparison(heads, stacks, js_1N, none_1N, none_1N, none_1N, metrics, ()), line

@@ -97,12 +97,12 @@ class Copying:
 
     def behind_gates(self, loaded: LoadedModel, ids_BT: Tensor) -> dict[nn.Module, Tensor]:
         """(B, R, C) by attention module: what projections behind gates are given, in a pass of its own."""
-        found: dict[nn.Module, Tensor] = {}
-        inputs = ProjectionInputs({one: self.out[one] for one in self.gated})
+        gated: dict[nn.Module, Tensor] = {}
+        inputs = ProjectionInputs({attention: self.out[attention] for attention in self.gated})
 
         def on_call(call: AttentionCall) -> None:
             def keep(given: Tensor) -> None:
-                found[call.module] = given.reshape(*ids_BT.shape, -1)[:, self.row_R]
+                gated[call.module] = given.reshape(*ids_BT.shape, -1)[:, self.row_R]
 
             if call.module in self.gated:
                 inputs.on_next(call.module, keep)
@@ -110,7 +110,7 @@ class Copying:
         if self.gated:
             with inputs.watched():
                 listen(loaded.model, ids_BT, on_call, engine=UNCHECKED)
-        return found
+        return gated
 
     def _raised(self, written_BRE: Tensor, token_BR: Tensor) -> Tensor:
         """(B,): the share of rows; what all logits have in common, mean or bias of the projection, raises none."""
@@ -144,11 +144,11 @@ def lengths(count: int, room: int) -> dict[int, int]:
     >>> lengths(64, 512)
     {64: 64, 128: 32, 256: 16, 512: 8}
     """
-    found, length = {}, SHORTEST
+    runs, length = {}, SHORTEST
     while length <= room and count:
-        found[length] = count
+        runs[length] = count
         length, count = 2 * length, count // 2
-    return found
+    return runs
 
 
 def needles(
@@ -234,7 +234,7 @@ class Recall:
 def recalled(ids_ST: np.ndarray, recall_S: np.ndarray) -> dict[str, Any]:
     """What atlas.json says of the runs: how many there were and counted, and the mean recall by their length."""
     length_S = (ids_ST >= 0).sum(1) + VALUES
-    by_length = {str(one): float(recall_S[length_S == one].mean()) for one in np.unique(length_S)}
+    by_length = {str(length): float(recall_S[length_S == length].mean()) for length in np.unique(length_S)}
     return {"runs": len(recall_S), "counted": int((recall_S > RECALLED).sum()), "recall": by_length}
 
 

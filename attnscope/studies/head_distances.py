@@ -88,8 +88,8 @@ def load_texts(folder: Path) -> OnTexts | None:
     if not (folder / DIVERGENCES).exists():
         return None
     with damaged(f"{folder} holds no whole scan of texts", "scan the model again with {texts}"):
-        said = read_json(folder / READINGS / f"{CORPUS}.json")
-        check_types(said, {"texts": int})
+        corpus = read_json(folder / READINGS / f"{CORPUS}.json")
+        check_types(corpus, {"texts": int})
         columns = columns_of(folder / DIVERGENCES, STORED)
         ends = [list(zip(columns[f"{side}layer"], columns[f"{side}head"], strict=True)) for side in ("", "other_")]
         heads = tuple(dict.fromkeys([*ends[0], *ends[1]]))
@@ -97,7 +97,7 @@ def load_texts(folder: Path) -> OnTexts | None:
         js_NN = np.zeros((len(heads), len(heads)))
         one, two = ([place[head] for head in of_side] for of_side in ends)
         js_NN[one, two] = js_NN[two, one] = np.array(columns["js"], np.float64)
-        return OnTexts(heads, js_NN, np.empty((said["texts"], 0), "U1"))
+        return OnTexts(heads, js_NN, np.empty((corpus["texts"], 0), "U1"))
 
 
 def prompts_of(loaded: LoadedModel, texts: Sequence[str]) -> list[Prompt]:
@@ -123,14 +123,14 @@ def on_texts(
     advance: called with the texts of every pass, and of what an earlier run had read. Raises UsageError for a folder
     in which other texts were read, unless force says to write over them.
     """
-    kept = Parts()
+    stored = Parts()
     if folder is not None:
         # Other texts, or as many tokens of other lengths, are another scan.
-        ids = hashlib.sha256(b"".join(np.array([len(one), *one.ids], np.int64).tobytes() for one in prompts))
+        ids = hashlib.sha256(b"".join(np.array([len(prompt), *prompt.ids], np.int64).tobytes() for prompt in prompts))
         facts = {"texts": len(prompts), "longest": LONGEST, "ids_sha256": ids.hexdigest()}
-        kept = claim(folder, READINGS, CORPUS, facts, force)
+        stored = claim(folder, READINGS, CORPUS, facts, force)
     starts, (heads, fits) = range(0, len(prompts), AT_ONCE), of_heads(loaded.geometry)
-    kept.expect(len(starts))
+    stored.expect(len(starts))
 
     def read(some: Sequence[Prompt]) -> Mapping[str, np.ndarray]:
         js_NN, looks_SN = [], []
@@ -145,13 +145,13 @@ def on_texts(
 
     # Some texts share a file, so that a scan that was stopped has few to read again.
     parts, count = [], heads.shape[0]
-    with kept.resumable():
+    with stored.resumable():
         for start in starts:
             some = prompts[start : start + AT_ONCE]
             looks = Column((len(some), count), "U")
             expected = {"heads": heads, "sum_NN": Column((count, count)), "looks_SN": looks}
             skipped = partial(advance, len(some))
-            parts.append(kept.kept(f"{start:06}", expected, partial(read, some), fits=fits, skipped=skipped))
+            parts.append(stored.kept(f"{start:06}", expected, partial(read, some), fits=fits, skipped=skipped))
     mean_NN = np.sum([part["sum_NN"] for part in parts], axis=0) / len(prompts)
     looks_SN = np.concatenate([part["looks_SN"] for part in parts])
     result = OnTexts(tuple((int(layer), int(head)) for layer, head in parts[0]["heads"]), mean_NN, looks_SN)
@@ -171,9 +171,9 @@ def head_js(weights_NTT: Tensor) -> np.ndarray:
     rows_NE = weights_NTT[:, seen_TT]
     entropy_N = _entropy(rows_NE)
     js_NN = torch.zeros(count, count, dtype=torch.float64, device=weights_NTT.device)
-    for one in range(count - 1):
-        middle_NE = (rows_NE[one] + rows_NE[one + 1 :]) / 2
-        js_NN[one, one + 1 :] = _entropy(middle_NE) - (entropy_N[one] + entropy_N[one + 1 :]) / 2
+    for head in range(count - 1):
+        middle_NE = (rows_NE[head] + rows_NE[head + 1 :]) / 2
+        js_NN[head, head + 1 :] = _entropy(middle_NE) - (entropy_N[head] + entropy_N[head + 1 :]) / 2
     js_NN = js_NN.clamp(min=0) / ((tokens - 1) * np.log(2))
     return (js_NN + js_NN.T).cpu().numpy()
 

@@ -257,36 +257,36 @@ def intervals(
     """
     difference_SN, heads = score_SN - null, score_SN.shape[1]
     count_N = np.full(heads, len(score_SN)) if there_SN is None else there_SN.sum(0)
-    found = Intervals(*np.full((5, heads), np.nan))
+    result = Intervals(*np.full((5, heads), np.nan))
     # Of fewer sequences no interval holds its level.
     enough = np.flatnonzero(count_N >= FEWEST)
     if not len(enough):
-        return found
+        return result
     here_SN = None if there_SN is None or there_SN[:, enough].all() else there_SN[:, enough]
     known_SN = difference_SN[:, enough]
     widths = bootstrap_widths(known_SN, generator, there_SN=here_SN, draws=draws, level=level, at_once=at_once)
     whole_SN = known_SN if here_SN is None else np.where(here_SN, known_SN, 0.0)
     mean_N = whole_SN.sum(0) / count_N[enough]
-    found.low[enough], found.high[enough] = mean_N - widths.own, mean_N + widths.own
-    found.low_all[enough], found.high_all[enough] = mean_N - widths.all_heads, mean_N + widths.all_heads
-    found.p[enough] = np.where(count_N[enough] >= fewest_for_p(heads), widths.p, np.nan)
+    result.low[enough], result.high[enough] = mean_N - widths.own, mean_N + widths.own
+    result.low_all[enough], result.high_all[enough] = mean_N - widths.all_heads, mean_N + widths.all_heads
+    result.p[enough] = np.where(count_N[enough] >= fewest_for_p(heads), widths.p, np.nan)
     # Where few sequences carry the spread, resampling does not know how far the mean may be off.
     if within is None:
         off_SN = np.where(widths.own > 0, known_SN - mean_N, 0.0)
         low_N, high_N = open_ends(off_SN if here_SN is None else np.where(here_SN, off_SN, 0.0))
         # Open ends are NaN, and so is p where the end between the mean and 0 is open: nothing decides there.
-        for end in (found.low, found.low_all):
+        for end in (result.low, result.low_all):
             end[enough[low_N]] = np.nan
-        for end in (found.high, found.high_all):
+        for end in (result.high, result.high_all):
             end[enough[high_N]] = np.nan
-        found.p[enough[np.where(mean_N > 0, low_N, high_N)]] = np.nan
+        result.p[enough[np.where(mean_N > 0, low_N, high_N)]] = np.nan
     else:
-        _bounded(found, score_SN, null, within, 1 - level, at_once=at_once)
-    return found
+        _bounded(result, score_SN, null, within, 1 - level, at_once=at_once)
+    return result
 
 
 def _bounded(
-    found: Intervals, score_SN: np.ndarray, null: np.ndarray, within: Range, error: float, *, at_once: bool
+    result: Intervals, score_SN: np.ndarray, null: np.ndarray, within: Range, error: float, *, at_once: bool
 ) -> None:
     """The ends and p of masses whose spread few sequences carry are those of the bound."""
     least, size = within[0], within[1] - within[0]
@@ -304,14 +304,14 @@ def _bounded(
     else:
         mass_SN, zero_N = share_SN[:, few], np.broadcast_to(null_share, heads)[few]
     mass_SN = np.clip(mass_SN, 0, 1)  # rounding leaves a row's mass beside 1
-    for low_N, high_N, of in ((found.low, found.high, 1), (found.low_all, found.high_all, heads)):
+    for low_N, high_N, of in ((result.low, result.high, 1), (result.low_all, result.high_all, heads)):
         if of == 1 or at_once:
             low_N[few], high_N[few] = ((end - zero_N) * size for end in mass_ends(mass_SN, error / of))
     if at_once:
         # The smallest error at which a null lies outside of `mass_ends`, for any of the heads.
         above_N = mass_SN.mean(0) > zero_N
         beyond_SN, mean_N = np.where(above_N, mass_SN, 1 - mass_SN), np.where(above_N, zero_N, 1 - zero_N)
-        found.p[few] = np.minimum(1.0, heads * np.minimum(1.0, 2 * np.exp(-_won(beyond_SN, 1, mean_N))))
+        result.p[few] = np.minimum(1.0, heads * np.minimum(1.0, 2 * np.exp(-_won(beyond_SN, 1, mean_N))))
 
 
 FLIPS = 10_000

@@ -198,13 +198,13 @@ def task_of(cases: Sequence[AnsweredText], facts: Mapping[str, Any] | None = Non
 def cuts_over(over: str, selection: Selection, geometry: Geometry, cases: Sequence[Case], name: str) -> list[AskedCut]:
     """The cuts; selection: the heads, by layer. name: of all of them together. Raises UsageError for keys of texts."""
     check_over(over)
-    keys = tuple(one.keys for one in cases)
+    keys = tuple(case.keys for case in cases)
     whole = head_set(name, selection)
     if over == "none":
         return [AskedCut(Cut(name, whole.heads, keys))]
     if over in ("heads", "kv"):
         parts = portions(over, whole, geometry)
-        return [AskedCut(Cut(one.name, one.heads, keys), one.layer, one.head) for one in parts]
+        return [AskedCut(Cut(part.name, part.heads, keys), part.layer, part.head) for part in parts]
     if over == "keys":
         if len(cases) > 1:
             raise UsageError("keys of several texts are not the same tokens", "give one text, or another {over}")
@@ -232,8 +232,8 @@ class MassReader:
         batch = len(texts)
         asked_B1r1 = (block.query_Nr[:batch] >= 0)[:, None, :, None]
         weights_BPrK = block.weights_NPrK[:batch] * asked_B1r1
-        seen = block.seen_NPrK if len(block.seen_NPrK) == 1 else block.seen_NPrK[:batch]
-        seen_BPrK = seen.expand(weights_BPrK.shape) & asked_B1r1
+        visible = block.seen_NPrK if len(block.seen_NPrK) == 1 else block.seen_NPrK[:batch]
+        seen_BPrK = visible.expand(weights_BPrK.shape) & asked_B1r1
         mass_BPK = weights_BPrK.sum(2).double().cpu().numpy()
         seen_BPK = seen_BPrK.sum(2).cpu().numpy()
         rests_BP = np.full((batch, len(heads)), -1)
@@ -397,11 +397,11 @@ def _moves(own: Sequence[int], first: Sequence[int], other: Sequence[int]) -> Mo
     return tuple(sorted((key, onto) for key, onto in value.items() if key != onto))
 
 
-def _strongest(one: HeadSet, text: int, queries: Sequence[int], masses: Masses) -> int | None:
+def _strongest(heads: HeadSet, text: int, queries: Sequence[int], masses: Masses) -> int | None:
     """The key that a head looks at most, of those that could be cut from it; None without any."""
-    mass_K = masses.per_key(one, text)
-    there_K = masses.seen_by_all(one, text, len(queries)) & (mass_K > 0)
-    there_K[[0, *masses.resting(one, text)]] = False
+    mass_K = masses.per_key(heads, text)
+    there_K = masses.seen_by_all(heads, text, len(queries)) & (mass_K > 0)
+    there_K[[0, *masses.resting(heads, text)]] = False
     return int(np.where(there_K, mass_K, -1.0).argmax()) if there_K.any() else None
 
 
@@ -429,7 +429,7 @@ class KnockoutStudy(SetStudy[KnockoutResult]):
     @classmethod
     def of(cls, model: LoadedModel, questions: Sequence[AskedText], plan: CutPlan) -> KnockoutStudy:
         """The study of some questions. Raises InputError for what cannot be a case."""
-        return cls(model, cases_of(model, questions), plan, any(one.key is not None for one in questions))
+        return cls(model, cases_of(model, questions), plan, any(question.key is not None for question in questions))
 
     @cached_property
     def asked(self) -> list[AskedCut]:
@@ -438,7 +438,7 @@ class KnockoutStudy(SetStudy[KnockoutResult]):
 
     @property
     def sets(self) -> list[Cut]:
-        return [one.cut for one in self.asked]
+        return [item.cut for item in self.asked]
 
     @property
     def task(self) -> tuple[Task, Measure]:
@@ -447,7 +447,7 @@ class KnockoutStudy(SetStudy[KnockoutResult]):
 
     @property
     def intervention(self) -> Knockout:
-        return Knockout(tuple(one.queries for one in self.cases), heads_by_layer(self.sets), self.plan.how)
+        return Knockout(tuple(case.queries for case in self.cases), heads_by_layer(self.sets), self.plan.how)
 
     @property
     def lines(self) -> Iterator[str]:
@@ -533,5 +533,5 @@ class KnockoutStudy(SetStudy[KnockoutResult]):
             "emptied": [head_name(*head) for head in emptied],
             **run.unshared,
         }
-        asked = tuple(self.asked)
-        return KnockoutResult(tuple(self.cases), asked, nulls, masses, effects, run.intact_S, facts | measured)
+        cuts = tuple(self.asked)
+        return KnockoutResult(tuple(self.cases), cuts, nulls, masses, effects, run.intact_S, facts | measured)

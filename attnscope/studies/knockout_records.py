@@ -105,12 +105,12 @@ class Masses:
     def of(self, cut: Cut, text: int, key: Sequence[int] | None = None) -> float:
         """The mean weight that the rows of a cut's heads give to its keys, or to others; NaN where no row sees one."""
         keys = list(cut.keys[text] if key is None else key)
-        total, seen = 0.0, 0
+        total, rows = 0.0, 0
         for layer, place in self._places(cut):
             if (text, layer) in self.mass:
                 total += float(self.mass[text, layer][place, keys].sum())
-                seen += int(self.seen[text, layer][place, keys].sum())
-        return total / len(cut.heads) if seen else np.nan
+                rows += int(self.seen[text, layer][place, keys].sum())
+        return total / len(cut.heads) if rows else np.nan
 
     def per_key(self, cut: HeadSet, text: int) -> np.ndarray:
         """(K,) the mean weight of each key in a cut's heads and rows."""
@@ -207,8 +207,8 @@ class KnockoutResult(StudyRecord):
         effect_N = self.statistics["effect"]
         best = largest_of(effect_N)
         count = f"{len(self.cases)} text{'s' * (len(self.cases) > 1)}"
-        said = f"{effect_N[best]:+.3f} {self.unit}"
-        return f"{len(self.asked)} cuts, {count}: largest {self.asked[best].cut.name}, {said}"
+        effect = f"{effect_N[best]:+.3f} {self.unit}"
+        return f"{len(self.asked)} cuts, {count}: largest {self.asked[best].cut.name}, {effect}"
 
     @property
     def where(self) -> str:
@@ -223,7 +223,7 @@ class KnockoutResult(StudyRecord):
     @cached_property
     def statistics(self) -> Mapping[str, np.ndarray]:
         """The columns of `effect_columns` of every cut, (N,) each."""
-        return effect_columns(np.stack([self.effect(one.cut) for one in self.asked], 1))
+        return effect_columns(np.stack([self.effect(item.cut) for item in self.asked], 1))
 
     @cached_property
     def order(self) -> list[int]:
@@ -241,22 +241,22 @@ class KnockoutResult(StudyRecord):
     def by_token(self) -> np.ndarray:
         """(T,): the effect of each token of one text, as a key that was cut alone; NaN for those that were not."""
         effect_T = np.full(len(self.cases[0].prompt), np.nan)
-        for one in self.asked:
-            [key] = one.cut.keys[0]
+        for item in self.asked:
+            [key] = item.cut.keys[0]
             if key < len(effect_T):
-                effect_T[key] = self.effect(one.cut)[0]
+                effect_T[key] = self.effect(item.cut)[0]
         return effect_T
 
     def table(self) -> pa.Table:
         """A row per cut, in `order`; NaN is null. docs/schemas.md says what the columns are."""
         columns: dict[str, Any] = {
-            "set": words([one.cut.name for one in self.asked]),
-            "layer": integers([one.layer for one in self.asked], np.int32),
-            "head": integers([one.head for one in self.asked], np.int32),
+            "set": words([item.cut.name for item in self.asked]),
+            "layer": integers([item.layer for item in self.asked], np.int32),
+            "head": integers([item.head for item in self.asked], np.int32),
             "stack": words([self.facts["stack"]] * len(self.asked)).dictionary_encode(),
-            "queries": words([self._places([one.queries for one in self.cases])] * len(self.asked)),
-            "keys": words([self._places(one.cut.keys) for one in self.asked]),
-            "mass": numbers(np.array([self.mass(one.cut) for one in self.asked])),
+            "queries": words([self._places([case.queries for case in self.cases])] * len(self.asked)),
+            "keys": words([self._places(item.cut.keys) for item in self.asked]),
+            "mass": numbers(np.array([self.mass(item.cut) for item in self.asked])),
             **{name: numbers(values) for name, values in self.statistics.items() if name != "n"},
         }
         # A cut without draws has a null nowhere: why, the facts say.
@@ -283,8 +283,8 @@ class KnockoutResult(StudyRecord):
 
     def mass(self, cut: Cut, texts: Sequence[int] | None = None) -> float:
         """The weight that was cut: mean over rows, heads and the texts that see any of the keys."""
-        found = np.array([self.masses.of(cut, text) for text in (range(len(self.cases)) if texts is None else texts)])
-        return float(np.nanmean(found)) if np.isfinite(found).any() else np.nan
+        mass_S = np.array([self.masses.of(cut, text) for text in (range(len(self.cases)) if texts is None else texts)])
+        return float(np.nanmean(mass_S)) if np.isfinite(mass_S).any() else np.nan
 
     def _places(self, places: Sequence[Sequence[int]]) -> str | None:
         """Positions of one text; null of several, whose positions knockout.json has."""
@@ -342,5 +342,5 @@ def window_of(over: str) -> int:
     >>> window_of("window:5")
     5
     """
-    found = WINDOW.fullmatch(over)
-    return int(found[1]) if found else 1
+    match = WINDOW.fullmatch(over)
+    return int(match[1]) if match else 1

@@ -261,7 +261,7 @@ class PatchedPairs(StudyRecord):
     def statistics(self) -> Mapping[str, np.ndarray]:
         """Of every patch as it was asked for, (N,) each, NaN for null: the columns of `effect_columns`, then the
         share of the gap and its interval; the same of what is restored; n."""
-        cost_PN, back_PN = (np.stack([of(one.patch) for one in self.asked], 1) for of in (self.effect, self.restored))
+        cost_PN, back_PN = (np.stack([of(item.patch) for item in self.asked], 1) for of in (self.effect, self.restored))
         cost, back = effect_columns(cost_PN), effect_columns(back_PN)
         n, _ = cost.pop("n"), back.pop("n")
         del back["p_symmetric"]
@@ -280,15 +280,15 @@ class PatchedPairs(StudyRecord):
         if self.estimates is not None:
             estimates = np.stack([self.estimates[0::2].mean(0), -self.estimates[1::2].mean(0)])
         # Of several pairs each has positions of its own, which patching.json has.
-        places = [None if one_pair is None else ",".join(map(str, one.patch.at[0])) for one in self.asked]
-        position = [None if one_pair is None or one.place is None else one_pair.at[one.place] for one in self.asked]
-        random_D = np.array([self.effect(one).mean() for one in self.random])
+        places = [None if one_pair is None else ",".join(map(str, item.patch.at[0])) for item in self.asked]
+        position = [None if one_pair is None or item.place is None else one_pair.at[item.place] for item in self.asked]
+        random_D = np.array([self.effect(patch).mean() for patch in self.random])
         beside = beside_random(self.effect(self.asked[0].patch).mean(), random_D)
         random = dict(zip(("random_low", "random_high", "p_random"), beside, strict=True))
         columns: dict[str, Any] = {
-            "set": words([one.patch.name for one in self.asked]),
-            "layer": pa.array([one.layer for one in self.asked], pa.int32()),
-            "head": pa.array([one.head for one in self.asked], pa.int32()),
+            "set": words([item.patch.name for item in self.asked]),
+            "layer": pa.array([item.layer for item in self.asked], pa.int32()),
+            "head": pa.array([item.head for item in self.asked], pa.int32()),
             "position": pa.array(position, pa.int32()),
             "stack": words([DECODER] * count).dictionary_encode(),
             "at": words(places),
@@ -361,7 +361,7 @@ class PatchStudy(SetStudy[PatchedPairs]):
 
     @property
     def sets(self) -> list[Patch]:
-        return [one.patch for one in self.asked]
+        return [item.patch for item in self.asked]
 
     @cached_property
     def random(self) -> list[Patch]:
@@ -370,7 +370,7 @@ class PatchStudy(SetStudy[PatchedPairs]):
         if plan.over != "none" or plan.method != "measure" or not plan.random:
             return []
         how: dict[str, Any] = {"by_kv": plan.what in SHARED, "seed": plan.seed, "count": plan.random}
-        return [Patch(one.name, one.heads, own.at) for one in controls_of(own, [own], self.model.geometry, **how)]
+        return [Patch(heads.name, heads.heads, own.at) for heads in controls_of(own, [own], self.model.geometry, **how)]
 
     @property
     def task(self) -> tuple[Task, Measure]:
@@ -426,14 +426,14 @@ class PatchStudy(SetStudy[PatchedPairs]):
             estimates = estimated(self.passes, sets, advance)
             sets = [sets[place] for place in tried_of(estimates[::2].mean(0))]
         # A pair of the same text loses exactly 0, and where all are such nothing is run.
-        every = {one.identity: one for one in [*sets, *self.random]}
+        every = {patch.identity: patch for patch in [*sets, *self.random]}
         alike_S = np.repeat([pair.alike for pair in self.pairs], 2)
         copy, nothing = Patch(COPY, (), ((),) * len(alike_S)), np.zeros(len(alike_S))
         taken = [] if alike_S.all() else list(every.values())
         run = effects_by_set(self.passes, taken, parts, advance, copy)
         effects = {name: np.where(alike_S, 0.0, run.by_set.get(name, nothing)) for name in every}
         if estimates is not None:
-            cost_N = np.array([effects.get(one.identity, nothing + np.nan)[::2].mean() for one in self.sets])
+            cost_N = np.array([effects.get(patch.identity, nothing + np.nan)[::2].mean() for patch in self.sets])
             tried_N = np.isfinite(cost_N)
             rank = rank_correlation(estimates[::2].mean(0)[tried_N], cost_N[tried_N])
             order = {"tried": len(sets), "rank_correlation": None if np.isnan(rank) else rank}
@@ -442,9 +442,9 @@ class PatchStudy(SetStudy[PatchedPairs]):
         # stories a gap of two texts is off by 1 to 3 eps of the logits' spread, 33 at most; LEAST is 8,000 of float32.
         eps = torch.finfo(getattr(torch, self.model.dtype)).eps
         facts |= {"least_gap": max(LEAST, ROUNDED * eps) * run.passes.logit_spread([0, 1])}
-        asked, random, worse = tuple(self.asked), tuple(self.random), run.passes.measure.worse
-        result = PatchedPairs(tuple(self.pairs), asked, random, effects, run.intact_S, estimates, worse, facts)
-        ends = [None if np.isnan(one) else one for one in result.gap_ends]
+        patches, random, worse = tuple(self.asked), tuple(self.random), run.passes.measure.worse
+        result = PatchedPairs(tuple(self.pairs), patches, random, effects, run.intact_S, estimates, worse, facts)
+        ends = [None if np.isnan(end) else end for end in result.gap_ends]
         measured = {
             "intact": float(run.intact_S[::2].mean()),
             "corrupted": float(run.intact_S[1::2].mean()),

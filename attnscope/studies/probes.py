@@ -77,8 +77,8 @@ class Arm(NamedTuple):
     @property
     def tokens(self) -> int:
         """That are read, also while the model completes the sequences: the last that it makes is not read then."""
-        given, made = int((self.ids_ST >= 0).sum()), len(self.ids_ST) * self.completed
-        return 2 * (given + made) - len(self.ids_ST) if self.completed else given
+        prompts, made = int((self.ids_ST >= 0).sum()), len(self.ids_ST) * self.completed
+        return 2 * (prompts + made) - len(self.ids_ST) if self.completed else prompts
 
 
 class Measure(NamedTuple):
@@ -202,7 +202,7 @@ def trials(
     >>> [trial.name for trial in trials(range(100, 400), positions=128)]
     ['repeated p10', 'repeated p25', 'repeated p50', 'offsets', 'sink', 'long-range-copying']
     """
-    return [one.drawn(seed) for one in drafts(pool, begin, positions, **how)]
+    return [draft.drawn(seed) for draft in drafts(pool, begin, positions, **how)]
 
 
 def drafts(
@@ -219,7 +219,7 @@ def drafts(
     model can complete sequences.
     """
     room = positions or 10**9
-    periods = [one for one in PERIODS if 2 * one <= len(pool) and 2 * one + len(begin) <= room]
+    periods = [period for period in PERIODS if 2 * period <= len(pool) and 2 * period + len(begin) <= room]
     copied = min(periods, key=lambda one: abs(one - COPIED_PERIOD), default=None)
     made = [
         Draft(
@@ -265,8 +265,8 @@ def _repeated(
     ]
     if copying is not None:
         rows = torch.arange(len(begin) + period, len(begin) + 2 * period)
-        asked = replace(copying, row_R=rows[:: max(1, period // COPIED_ROWS)])
-        arms["repeated"] = Arm(arms["repeated"].ids_ST, {**asks, "copying": asked})
+        rows_asked = replace(copying, row_R=rows[:: max(1, period // COPIED_ROWS)])
+        arms["repeated"] = Arm(arms["repeated"].ids_ST, {**asks, "copying": rows_asked})
         contrasts.append(Contrast("copying", "other heads", Measure("repeated", "copying"), ()))
     return Trial(f"repeated p{period}", arms, contrasts)
 
@@ -383,12 +383,12 @@ def token_pool(loaded: LoadedModel, chosen: Sequence[int] | None = None) -> tupl
     with IsolatedCall(partial(_ordinary, loaded.tokenizer), where, "its vocabulary", otherwise) as ordinary_of:
         ordinary = ordinary_of(loaded.embeddings)
     cut = round(len(ordinary) * (1 - MIDDLE) / 2)
-    found = tuple(ordinary[cut : len(ordinary) - cut])
-    if len(found) < LEAST:
+    pool = tuple(ordinary[cut : len(ordinary) - cut])
+    if len(pool) < LEAST:
         raise ModelError(
-            f"{loaded.name} has {len(found)} ordinary tokens, and {LEAST} are needed", "name token ids with {pool}"
+            f"{loaded.name} has {len(pool)} ordinary tokens, and {LEAST} are needed", "name token ids with {pool}"
         )
-    return found
+    return pool
 
 
 def begins(loaded: LoadedModel) -> tuple[int, ...]:

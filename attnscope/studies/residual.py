@@ -95,8 +95,8 @@ def one_sided(
 def visible_keys(spec: AttentionSpec, head: int, query: int) -> list[int]:
     """The keys that a query sees."""
     seen_K = spec.visible.rows(query, query + 1)[0].expand(spec.heads, -1, -1)[head, 0]
-    found: list[int] = torch.nonzero(seen_K)[:, 0].tolist()
-    return found
+    keys: list[int] = torch.nonzero(seen_K)[:, 0].tolist()
+    return keys
 
 
 def position_term(spec: AttentionSpec, head: int, query: int) -> Tensor | None:
@@ -164,12 +164,12 @@ class ResidualSources:
     @property
     def _slots(self) -> list[Component]:
         """Who gives each row of `shared`; a head that runs again is there again."""
-        found = [Component("embedding", stack=self.course.stack)]
+        slots = [Component("embedding", stack=self.course.stack)]
         for at, run in enumerate(self.course.runs[: len(self.residuals) - 1]):
             for heads in (heads for place, heads in self.heads if place == at):
-                found += self._heads_of(heads)
-            found.append(Component("rest", run.number, stack=self.course.stack))
-        return found
+                slots += self._heads_of(heads)
+            slots.append(Component("rest", run.number, stack=self.course.stack))
+        return slots
 
     def _heads_of(self, heads: HeadOutputs) -> list[Component]:
         stack = None if heads.stack == self.plain else heads.stack
@@ -205,39 +205,39 @@ class ResidualSources:
         What else a block writes is what the residual gives behind it, less what it gives before it and what its heads
         give.
         """
-        found = [whole[0][None]]
+        parts = [whole[0][None]]
         for at in range(len(whole) - 1):
             of_heads = [one for (run, _), one in zip(self.heads, by_head, strict=True) if run == at]
             rest = whole[at + 1] - whole[at] - sum(one.sum(0) for one in of_heads)
-            found += [*of_heads, rest[None]]
-        given, slots = torch.cat(found), self._slots
-        places = {one: place for place, one in enumerate(self.components)}
+            parts += [*of_heads, rest[None]]
+        part_C, slots = torch.cat(parts), self._slots
+        places = {component: place for place, component in enumerate(self.components)}
         if len(places) == len(slots):
-            return given
-        at_C = torch.tensor([places[one] for one in slots], device=given.device)
-        return given.new_zeros(len(places), *given.shape[1:]).index_add(0, at_C, given)
+            return part_C
+        at_C = torch.tensor([places[component] for component in slots], device=part_C.device)
+        return part_C.new_zeros(len(places), *part_C.shape[1:]).index_add(0, at_C, part_C)
 
     def shares_by_token(self, of_numbers: Sequence[Sequence[Tensor | None]]) -> dict[Component, Tensor]:
         """{head: (N, K) float64}: how much of each number, by its gradients, each head gives by each token it reads."""
-        found: dict[Component, Tensor] = {}
+        shares: dict[Component, Tensor] = {}
         for at, (_, heads) in enumerate(self.heads, len(self.residuals)):
             by_token_NHK = _by_token(heads, [gradients[at] for gradients in of_numbers])
             for component, by_token_NK in zip(self._heads_of(heads), by_token_NHK.unbind(1), strict=True):
-                found[component] = found[component] + by_token_NK if component in found else by_token_NK
-        return found
+                shares[component] = shares[component] + by_token_NK if component in shares else by_token_NK
+        return shares
 
     def vectors(self, chosen: Sequence[int]) -> list[Tensor]:
         """(T, E) of each chosen component: what of the layer's residual is its own, every norm on the way frozen."""
         along = torch.zeros_like(self.residuals[-1], requires_grad=True)
         share_C = self.shares(self.gradients(self.residuals[-1], along))
-        return [torch.autograd.grad(share_C[one], along, retain_graph=True)[0][0] for one in chosen]
+        return [torch.autograd.grad(share_C[place], along, retain_graph=True)[0][0] for place in chosen]
 
     def made_keys(self, spec: AttentionSpec) -> int | None:
         """The earlier layer that made the keys of a call, where its own layer did not."""
         if spec.k_BGKD.requires_grad:
             return None
         earlier = [heads.call for _, heads in self.heads if heads.call is not None]
-        keys = [(one.layer, one.spec.k_BGKD) for one in reversed(earlier) if one.spec is not None]
+        keys = [(call.layer, call.spec.k_BGKD) for call in reversed(earlier) if call.spec is not None]
         alike = (layer for layer, k in keys if k.shape == spec.k_BGKD.shape and torch.equal(k, spec.k_BGKD))
         return next(alike, None)
 
@@ -272,10 +272,10 @@ class WrittenSides:
 
     def side(self, name: str) -> ResidualSources:
         """What writes the residual of the `key` or of the `query`. Raises ModelError where that is not seen."""
-        found = self.query if name == "query" else self.key
-        if found is None:
+        sources = self.query if name == "query" else self.key
+        if sources is None:
             raise ModelError("what the heads of this encoder write is not seen", "ask for {side=query}")
-        return found
+        return sources
 
 
 def _by_row(x_BTHV: Tensor, gradient_BTHV: Tensor | None) -> Tensor:
@@ -293,7 +293,7 @@ def _products(x_BTHV: Tensor, gradient_BTHV: Tensor | None) -> Tensor:
     x_BTHV = x_BTHV.detach()
     if not gradient_BTHV.requires_grad:  # of one key or query, nearly all rows are 0
         row_R = torch.nonzero(gradient_BTHV[0].flatten(1).any(1))[:, 0]
-        x_BTHV, gradient_BTHV = (one.index_select(1, row_R) for one in (x_BTHV, gradient_BTHV))
+        x_BTHV, gradient_BTHV = (values.index_select(1, row_R) for values in (x_BTHV, gradient_BTHV))
     return (x_BTHV * gradient_BTHV).sum((0, 1, 3), dtype=widest(x_BTHV.device)).cpu().double()
 
 
@@ -305,7 +305,7 @@ def _by_token(heads: HeadOutputs, gradients: Sequence[Tensor | None]) -> Tensor:
         raise ModelError("the values of this model's heads are not seen", "leave out {by=tokens}")
     P, v_GKV = call.P, v_BGKV[0].float()
     found_NHK = exact(torch.zeros(len(gradients), P.heads, v_GKV.shape[1], device=P.device))
-    gradient_of = {number: one[0] for number, one in enumerate(gradients) if one is not None}
+    gradient_of = {number: gradient[0] for number, gradient in enumerate(gradients) if gradient is not None}
     rows_of = {number: torch.nonzero(one.flatten(1).any(1))[:, 0].tolist() for number, one in gradient_of.items()}
     for start in range(0, heads.output_BQHV.shape[1], ROWS):
         here = {number: [row for row in rows if start <= row < start + ROWS] for number, rows in rows_of.items()}
@@ -335,19 +335,19 @@ def vectors_of(found: ResidualSources, vector_RD: Tensor, weight_NR: Tensor, row
     None where the heads' outputs do not go through one module with weights, side by side.
     """
     variables = [*found.residuals, *(one.gave for _, one in sorted(found.projections.items()))]
-    if len(found.projections) < len(found.heads) or any(one.ndim != 3 for one in variables):
+    if len(found.projections) < len(found.heads) or any(variable.ndim != 3 for variable in variables):
         return None
     # Where nothing lies between two blocks but additions, they share one gradient, which is asked for once.
     places: dict[int, list[int]] = {}
     for place, gradient in enumerate(_gradients(vector_RD[:, 0], variables)):
         places.setdefault(gradient.data_ptr(), []).append(place)
     groups = list(places.values())
-    asked = [variables[alike[0]] for alike in groups]
-    at_once = max(1, AT_ONCE // (len(asked) * variables[0].numel()))
+    leaders = [variables[alike[0]] for alike in groups]
+    at_once = max(1, AT_ONCE // (len(leaders) * variables[0].numel()))
     parts: list[list[Tensor]] = [[] for _ in variables]
     for numbers in torch.arange(vector_RD.shape[1]).split(at_once):
-        given = [_gradients(vector_RD[:, one], asked) for one in numbers.tolist()]
-        for alike, of_group in zip(groups, zip(*given, strict=True), strict=True):
+        gradients = [_gradients(vector_RD[:, number], leaders) for number in numbers.tolist()]
+        for alike, of_group in zip(groups, zip(*gradients, strict=True), strict=True):
             towards_RdE = torch.stack([one[0, rows] for one in of_group], 1)
             for place in alike:
                 product_RPd = exact(_part(found, place, rows) @ towards_RdE.mT)
@@ -361,16 +361,16 @@ def vectors_of(found: ResidualSources, vector_RD: Tensor, weight_NR: Tensor, row
 
 
 def _gradients(numbers_R: Tensor, variables: Sequence[Tensor]) -> list[Tensor]:
-    found = torch.autograd.grad(numbers_R.sum(), variables, retain_graph=True, allow_unused=True)
-    return [torch.zeros_like(x) if one is None else one for x, one in zip(variables, found, strict=True)]
+    gradients = torch.autograd.grad(numbers_R.sum(), variables, retain_graph=True, allow_unused=True)
+    return [torch.zeros_like(x) if one is None else one for x, one in zip(variables, gradients, strict=True)]
 
 
 @torch.no_grad()
-def _part(found: ResidualSources, place: int, rows: Sequence[int]) -> Tensor:
+def _part(sources: ResidualSources, place: int, rows: Sequence[int]) -> Tensor:
     """(R, P, E): a residual, or what each head of a call gives by its projection, at some rows."""
-    at = place - len(found.residuals)
+    at = place - len(sources.residuals)
     if at < 0:
-        return found.residuals[place][0, rows, None].detach()
-    through, heads = found.projections[at], found.heads[at][1].output_BQHV
+        return sources.residuals[place][0, rows, None].detach()
+    through, heads = sources.projections[at], sources.heads[at][1].output_BQHV
     given_HRV = through.given.detach().reshape(heads.shape)[0, rows].transpose(0, 1)
     return (given_HRV @ projection(through.module, heads.shape[2], heads)).transpose(0, 1)

@@ -249,8 +249,8 @@ class _Pass:
     def forget(self) -> None:
         """Let go of what was kept: the pass and what it found know each other, and would stay otherwise."""
         for track in self.tracks.values():
-            for kept in (track.written.residuals, track.written.heads, track.written.projections):
-                kept.clear()
+            for values in (track.written.residuals, track.written.heads, track.written.projections):
+                values.clear()
         self.given, self.spec = ((), {}), None
 
     def _hooks(self) -> Iterator[RemovableHandle]:
@@ -259,7 +259,7 @@ class _Pass:
                 yield block.register_forward_pre_hook(partial(self._enter, track), with_kwargs=True)
                 for module in branches(block, self.place.attention):
                     yield module.register_forward_pre_hook(partial(self._constant, track), with_kwargs=True)
-                for module in (one for one in weighted(block) if not is_norm(one)):
+                for module in (module for module in weighted(block) if not is_norm(module)):
                     yield module.register_forward_pre_hook(partial(self._project, track), with_kwargs=True)
                     yield module.register_forward_hook(partial(self._projected, track))
         if self.place.tail is not None:
@@ -286,21 +286,21 @@ class _Pass:
         """Before a module that counts as a constant: no gradient comes back from it, but by the heads' outputs."""
         if track.closed or (track.at_last and (not track.within or module is self.place.module)):
             return None
-        given = hidden_of(args, kwargs)
+        hidden = hidden_of(args, kwargs)
         heads = [one.output_BQHV for run, one in track.written.heads if run == track.entered - 1]
-        if given is None or any(same_numbers(given, one) for one in heads):
+        if hidden is None or any(same_numbers(hidden, one) for one in heads):
             return None
-        return with_hidden(args, kwargs, given.detach())
+        return with_hidden(args, kwargs, hidden.detach())
 
     def _project(self, track: _Track, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Before a module with weights: the first that is given a call's heads is their projection."""
-        heads, given = track.written.heads, args[0] if args else None
+        heads, hidden = track.written.heads, args[0] if args else None
         at = len(heads) - 1
         if track.closed or track.projecting is not None or at < 0 or at in track.written.projections:
             return
         numbers = heads[at][1].output_BQHV.numel()
-        if isinstance(given, Tensor) and given.requires_grad and given.numel() == numbers:
-            track.projecting = module, given
+        if isinstance(hidden, Tensor) and hidden.requires_grad and hidden.numel() == numbers:
+            track.projecting = module, hidden
 
     def _projected(self, track: _Track, module: nn.Module, args: tuple[Any, ...], gave: Any) -> None:
         """Behind that module."""
@@ -311,16 +311,16 @@ class _Pass:
 
     def _leave(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Before the norm at the end of an encoder: its residual is what the keys are made of."""
-        given = hidden_of(args, kwargs)
-        if given is not None:
-            self.tracks[ENCODER].close(given)
+        hidden = hidden_of(args, kwargs)
+        if hidden is not None:
+            self.tracks[ENCODER].close(hidden)
 
     def _norm(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Before the norm of what the layer is given: this is its residual."""
-        given = hidden_of(args, kwargs)
-        if given is not None and self.own.at_last and not self.own.closed:
+        hidden = hidden_of(args, kwargs)
+        if hidden is not None and self.own.at_last and not self.own.closed:
             self._forget()
-            self.own.close(given)
+            self.own.close(hidden)
 
     def _attend(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Before the layer's own module: keep what it is given, which is its residual where no norm was given it."""
@@ -372,14 +372,14 @@ class _Pass:
         across: its module is given what the end of the encoder makes of another residual.
         """
         place = self.place
-        found: list[AttentionSpec] = []
+        specs: list[AttentionSpec] = []
         module = place.module if across or place.within else place.query.runs[-1].block
         norm = place.tail if across else place.norm if place.within else None
 
         # What follows the call is not needed.
         def on_call(call: AttentionCall) -> None:
             assert call.spec is not None
-            found.append(call.spec)
+            specs.append(call.spec)
             raise _ReachedError
 
         with ExitStack() as stack:
@@ -405,7 +405,7 @@ class _Pass:
                 stack.enter_context(self.factors.again())
             with suppress(_ReachedError):
                 module(*args, **kwargs)
-        return found[0]
+        return specs[0]
 
 
 def branches(block: nn.Module, attention: Set[nn.Module]) -> Iterator[nn.Module]:
@@ -414,7 +414,7 @@ def branches(block: nn.Module, attention: Set[nn.Module]) -> Iterator[nn.Module]
     for module in block.children():
         if module in attention:
             yield module
-        elif is_norm(module) or all(one.ndim < 2 for one in module.parameters()):
+        elif is_norm(module) or all(parameter.ndim < 2 for parameter in module.parameters()):
             continue
         elif any(one in attention or is_norm(one) for one in module.modules()):
             yield from branches(module, attention)

@@ -81,13 +81,13 @@ class FrozenNorms:
             self._again = None
 
     def _freeze(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> Any:
-        given = [one for one in (*args, *kwargs.values()) if isinstance(one, Tensor) and one.is_floating_point()]
-        if len(given) != 1 or not isinstance(output, Tensor):
+        tensors = [one for one in (*args, *kwargs.values()) if isinstance(one, Tensor) and one.is_floating_point()]
+        if len(tensors) != 1 or not isinstance(output, Tensor):
             return None
-        [x] = given
+        [x] = tensors
         if self._again is not None:
-            found = next(self._again.get(module, iter(())), None)
-            return None if found is None else found[0].frozen(x.float(), found[1]).to(output.dtype)
+            scale_before = next(self._again.get(module, iter(())), None)
+            return None if scale_before is None else scale_before[0].frozen(x.float(), scale_before[1]).to(output.dtype)
         if not x.requires_grad:  # before the residual begins, or in a tower
             return None
         with torch.no_grad():
@@ -112,11 +112,11 @@ def _some_rows(x: Tensor) -> Tensor:
 def is_norm(module: nn.Module) -> bool:
     """Whether a module may be a norm, by its name: one without parts, with a weight per number of a row."""
     named = NORM.search(type(module).__name__) is not None
-    return named and not list(module.children()) and all(one.ndim <= 2 for one in weights_of(module).values())
+    return named and not list(module.children()) and all(weight.ndim <= 2 for weight in weights_of(module).values())
 
 
-def _close(found: Tensor, expected: Tensor) -> bool:
-    return found.shape == expected.shape and float(relative_error(found, expected)) <= tolerance("float32")[1]
+def _close(values: Tensor, expected: Tensor) -> bool:
+    return values.shape == expected.shape and float(relative_error(values, expected)) <= tolerance("float32")[1]
 
 
 logger = logging.getLogger(__name__)
@@ -179,15 +179,15 @@ def place_of(loaded: LoadedModel, reads: Tensor, inputs: Mapping[str, Any], stac
     """
     if loaded.geometry.over_patches:
         raise ModelError(f"{LOST}: its layers are over bytes and patches of them", ANOTHER)
-    seen = _Seen(loaded.model, stack, layer)
+    events = _Seen(loaded.model, stack, layer)
     # The first tokens of a text, and of its target, show the blocks; what is read otherwise is read as a whole.
     if not (reads.is_floating_point() or inputs.keys() - {TARGET}):
         reads, inputs = reads[:, :TRIED], {name: value[:, :TRIED] for name, value in inputs.items()}
-    with hooked(seen.hooks()):
-        report = listen(loaded.model, reads, seen.on_call, engine=UNCHECKED, **inputs)
+    with hooked(events.hooks()):
+        report = listen(loaded.model, reads, events.on_call, engine=UNCHECKED, **inputs)
     for line in turned(report.calls):
         logger.warning("does not hold: %s", line)
-    return seen.place(loaded.geometry.stack)
+    return events.place(loaded.geometry.stack)
 
 
 class _Seen:
@@ -212,24 +212,24 @@ class _Seen:
 
     def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.events.append(module)
-        found = hidden_of(args, kwargs)
-        if found is not None:
-            self.given[module] = found
+        hidden = hidden_of(args, kwargs)
+        if hidden is not None:
+            self.given[module] = hidden
 
     def _after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        found = output[0] if isinstance(output, tuple | list) else output
-        if isinstance(found, Tensor):
-            self.gave[module] = found
-            given = hidden_of(args, kwargs)
-            if is_norm(module) and given is not None:
-                self.normed.append((module, given, found))
+        result = output[0] if isinstance(output, tuple | list) else output
+        if isinstance(result, Tensor):
+            self.gave[module] = result
+            hidden = hidden_of(args, kwargs)
+            if is_norm(module) and hidden is not None:
+                self.normed.append((module, hidden, result))
 
     def on_call(self, call: AttentionCall) -> None:
         self.events.append(call.place)
         if self.target is None and (call.stack, call.layer) == (self.stack, self.layer):
             self.target = call.place
-            given = self.given.get(call.module)
-            self.norm = next((one for one, _, gave in reversed(self.normed) if gave is given), None)
+            hidden = self.given.get(call.module)
+            self.norm = next((one for one, _, gave in reversed(self.normed) if gave is hidden), None)
 
     def place(self, plain: str) -> HeadPlace:
         """The place of the target. plain: the model's own stack."""
@@ -254,14 +254,14 @@ class _Seen:
                     break
         residual = self.given.get(runs[-1].block)
         within = before or residual is None or residual.ndim != 3
-        attention = frozenset(one.module for one in self.events if not isinstance(one, nn.Module))
+        attention = frozenset(event.module for event in self.events if not isinstance(event, nn.Module))
         if any(run.block in attention for run in runs):
             raise ModelError(f"{LOST}: its list of layers holds attention alone", ANOTHER)
         return HeadPlace(self.target.module, self.stack, self.layer, query, key, within, self.norm, tail, attention)
 
     def _groups(self) -> dict[nn.Module, str]:
         """{block: the part that it is of}, of all blocks in the lists whose parts attend."""
-        found: dict[nn.Module, str] = {}
+        groups: dict[nn.Module, str] = {}
         for place in self.events:
             if isinstance(place, nn.Module) or place.stack == VISION:
                 continue
@@ -269,8 +269,8 @@ class _Seen:
             if number is None:
                 raise ModelError(f"{LOST}: {place.path} is in no list of layers", ANOTHER)
             blocks = self.model.get_submodule(place.path[: number.start()])
-            found.update({block: group_of(place.stack) for block in blocks.children() if block not in found})
-        return found
+            groups.update({block: group_of(place.stack) for block in blocks.children() if block not in groups})
+        return groups
 
     def _until(self, groups: Mapping[nn.Module, str], group: str) -> tuple[tuple[BlockRun, ...], bool]:
         """The runs of a part's blocks until the target attends, and whether another attends before it in the last."""
@@ -283,8 +283,8 @@ class _Seen:
                 runs[-1][1].append(event)
             if event is self.target:
                 break
-        found = [BlockRun(block, calls[0].layer if calls else at) for at, (block, calls) in enumerate(runs)]
-        return tuple(found), bool(runs) and len(runs[-1][1]) > 1
+        numbered = [BlockRun(block, calls[0].layer if calls else at) for at, (block, calls) in enumerate(runs)]
+        return tuple(numbered), bool(runs) and len(runs[-1][1]) > 1
 
 
 def group_of(stack: str) -> str:
@@ -294,8 +294,8 @@ def group_of(stack: str) -> str:
 
 def hidden_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
     """The hidden states that a module is given: by name, or first."""
-    found = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0] if args else None
-    return found if isinstance(found, Tensor) and found.is_floating_point() else None
+    hidden = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0] if args else None
+    return hidden if isinstance(hidden, Tensor) and hidden.is_floating_point() else None
 
 
 def with_hidden(args: tuple[Any, ...], kwargs: Mapping[str, Any], hidden: Tensor) -> tuple[Any, Any]:
@@ -346,11 +346,11 @@ class FrozenFactors(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        given = func(*args, **(kwargs or {}))
-        if getattr(func, "__name__", "") not in FACTORS or not isinstance(given, Tensor):
-            return given
+        value = func(*args, **(kwargs or {}))
+        if getattr(func, "__name__", "") not in FACTORS or not isinstance(value, Tensor):
+            return value
         if self._again is None:
-            self._found.append(given.detach())
-            return given.detach()
+            self._found.append(value.detach())
+            return value.detach()
         before = next(self._again, None)
-        return given if before is None or before.shape != given.shape else before
+        return value if before is None or before.shape != value.shape else before

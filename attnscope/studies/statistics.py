@@ -148,7 +148,7 @@ def rank_correlation(first_N: np.ndarray, second_N: np.ndarray) -> float:
     >>> rank_correlation(np.array([1.0, 2.0, 3.0]), np.array([2.0, 30.0, 10.0]))
     0.5
     """
-    ranks = [((one[:, None] > one) + (one[:, None] == one) / 2).sum(1) for one in (first_N, second_N)]
+    ranks = [((values[:, None] > values) + (values[:, None] == values) / 2).sum(1) for values in (first_N, second_N)]
     with np.errstate(invalid="ignore"):
         return float(np.corrcoef(*ranks)[0, 1])
 
