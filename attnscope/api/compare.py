@@ -30,6 +30,7 @@ from attnscope.studies.comparison import (
     tokens_table,
 )
 from attnscope.studies.comparison import heads_of as counts_of
+from attnscope.utils.display import number_of
 from attnscope.utils.schema import takes_fields
 
 if TYPE_CHECKING:
@@ -207,7 +208,7 @@ class Compared(DrawnRecord):
         comparison, apart = self.found, ""
         for most in self.places[:1]:
             apart = f"; most apart: {comparison.name(most)}, {float(comparison.js.effect[most]):.3g} bits"
-        return f"{len(self.places)} heads over {comparison.texts} text{'s' * (comparison.texts != 1)}{apart}"
+        return f"{len(self.places)} heads over {number_of(comparison.texts, 'text')}{apart}"
 
     @property
     def failures(self) -> list[str]:

@@ -181,7 +181,7 @@ class BudgetCosts(StudyRecord):
         """What was measured, and the largest cost."""
         effect_N = self.statistics["effect"]
         worst = largest_of(effect_N)
-        count, budget = f"{len(self.cases)} text{'s' * (len(self.cases) > 1)}", self.asked[worst].budget
+        count, budget = number_of(len(self.cases), "text"), self.asked[worst].budget
         cost = f"{budget.keep}, {budget.name}, {effect_N[worst]:+.3f} {self.unit}"
         return f"{len(self.asked)} budgets, {count}: costliest {cost}"
 
@@ -224,8 +224,7 @@ class BudgetCosts(StudyRecord):
             "keep": words([item.budget.keep for item in self.asked]),
             "set": words([item.budget.name for item in self.asked]),
             "condition": words([item.condition for item in self.asked]).dictionary_encode(),
-            "layer": pa.array([item.layer for item in self.asked], pa.int32()),
-            "head": pa.array([item.head for item in self.asked], pa.int32()),
+            **{name: integers([getattr(item, name) for item in self.asked], np.int32) for name in ("layer", "head")},
             "stack": words([self.facts["stack"]] * len(self.asked)).dictionary_encode(),
             "kept": numbers(self.kept_N),
             **{name: numbers(values) for name, values in statistics.items() if name != "n"},

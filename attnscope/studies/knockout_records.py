@@ -23,6 +23,7 @@ from attnscope.inputs.labels import visible_blanks
 from attnscope.interventions.spec import Cut, CutPlan, HeadSet
 from attnscope.studies.parts import StudyRecord
 from attnscope.studies.statistics import effect_columns, largest_first, largest_of
+from attnscope.utils.display import number_of
 from attnscope.utils.tables import as_table, integers, numbers, words
 
 if TYPE_CHECKING:
@@ -105,33 +106,27 @@ class Masses:
     def of(self, cut: Cut, text: int, key: Sequence[int] | None = None) -> float:
         """The mean weight that the rows of a cut's heads give to its keys, or to others; NaN where no row sees one."""
         keys = list(cut.keys[text] if key is None else key)
-        total, rows = 0.0, 0
-        for layer, place in self._places(cut):
-            if (text, layer) in self.mass:
-                total += float(self.mass[text, layer][place, keys].sum())
-                rows += int(self.seen[text, layer][place, keys].sum())
-        return total / len(cut.heads) if rows else np.nan
+        total = 0.0
+        for mass_K in self._of_heads(self.mass, cut, text):
+            total += float(mass_K[keys].sum())
+        seen = any(rows_K[keys].any() for rows_K in self._of_heads(self.seen, cut, text))
+        return total / len(cut.heads) if seen else np.nan
 
     def per_key(self, cut: HeadSet, text: int) -> np.ndarray:
         """(K,) the mean weight of each key in a cut's heads and rows."""
-        mass_K = np.zeros(self.lengths[text])
-        for layer, place in self._places(cut):
-            if (text, layer) in self.mass:
-                mass_K += self.mass[text, layer][place] / len(cut.heads)
-        return mass_K
+        own = [mass_K / len(cut.heads) for mass_K in self._of_heads(self.mass, cut, text)]
+        return sum(own, start=np.zeros(self.lengths[text]))
 
     def seen_by_all(self, cut: HeadSet, text: int, rows: int) -> np.ndarray:
         """(K,) whether each of so many rows sees a key in each head of a cut."""
-        seen_K = np.full(self.lengths[text], len(cut.heads) > 0)
-        for layer, place in self._places(cut):
-            seen_K &= (self.seen[text, layer][place] == rows) if (text, layer) in self.seen else False
-        return seen_K
+        by_head = self._of_heads(self.seen, cut, text)
+        # A layer that was not read has no row that sees anything.
+        seen_K = np.full(self.lengths[text], 0 < len(cut.heads) == len(by_head))
+        return np.logical_and.reduce([seen_K, *(rows_K == rows for rows_K in by_head)])
 
     def resting(self, cut: HeadSet, text: int) -> set[int]:
         """The sinks of a cut's heads."""
-        return {
-            int(self.rests[text, layer][place]) for layer, place in self._places(cut) if (text, layer) in self.rests
-        } - {-1}
+        return {int(sink) for sink in self._of_heads(self.rests, cut, text)} - {-1}
 
     def looking(self, cut: Cut) -> tuple[tuple[int, int], ...]:
         """The heads of a cut in which a row of any text sees any of its keys."""
@@ -160,6 +155,10 @@ class Masses:
 
     def _places(self, cut: HeadSet) -> list[tuple[int, int]]:
         return [(layer, self.heads[layer].index(head)) for layer, head in cut.heads]
+
+    def _of_heads(self, values: Mapping[TextLayer, np.ndarray], cut: HeadSet, text: int) -> list[Any]:
+        """What is known of each of a cut's heads in a text, but of those in layers that were not read."""
+        return [values[text, layer][place] for layer, place in self._places(cut) if (text, layer) in values]
 
 
 @dataclass(frozen=True)
@@ -206,7 +205,7 @@ class KnockoutResult(StudyRecord):
         """What was measured, and the largest effect."""
         effect_N = self.statistics["effect"]
         best = largest_of(effect_N)
-        count = f"{len(self.cases)} text{'s' * (len(self.cases) > 1)}"
+        count = number_of(len(self.cases), "text")
         effect = f"{effect_N[best]:+.3f} {self.unit}"
         return f"{len(self.asked)} cuts, {count}: largest {self.asked[best].cut.name}, {effect}"
 
@@ -251,8 +250,7 @@ class KnockoutResult(StudyRecord):
         """A row per cut, in `order`; NaN is null. docs/schemas.md says what the columns are."""
         columns: dict[str, Any] = {
             "set": words([item.cut.name for item in self.asked]),
-            "layer": integers([item.layer for item in self.asked], np.int32),
-            "head": integers([item.head for item in self.asked], np.int32),
+            **{name: integers([getattr(item, name) for item in self.asked], np.int32) for name in ("layer", "head")},
             "stack": words([self.facts["stack"]] * len(self.asked)).dictionary_encode(),
             "queries": words([self._places([case.queries for case in self.cases])] * len(self.asked)),
             "keys": words([self._places(item.cut.keys) for item in self.asked]),

@@ -287,9 +287,8 @@ class PatchedPairs(StudyRecord):
         random = dict(zip(("random_low", "random_high", "p_random"), beside, strict=True))
         columns: dict[str, Any] = {
             "set": words([item.patch.name for item in self.asked]),
-            "layer": pa.array([item.layer for item in self.asked], pa.int32()),
-            "head": pa.array([item.head for item in self.asked], pa.int32()),
-            "position": pa.array(position, pa.int32()),
+            **{name: integers([getattr(item, name) for item in self.asked], np.int32) for name in ("layer", "head")},
+            "position": integers(position, np.int32),
             "stack": words([DECODER] * count).dictionary_encode(),
             "at": words(places),
             **{name: numbers(values) for name, values in self.statistics.items() if name != "n"},
