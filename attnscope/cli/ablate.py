@@ -7,7 +7,7 @@ What else `ablate` answers of the same heads and task: pairs, a pruning, a scree
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -21,7 +21,7 @@ from attnscope.cli.heads import GROUPS
 from attnscope.cli.options import Heads, Seed
 from attnscope.cli.output import Top, writing_to
 from attnscope.cli.scan import Studied
-from attnscope.cli.study import load_studied, show_cost
+from attnscope.cli.study import Printed, load_studied, print_study, show_cost
 from attnscope.cli.study_tables import (
     ablation_notes,
     interval_notes,
@@ -36,7 +36,6 @@ from attnscope.utils.signals import unwinding
 
 if TYPE_CHECKING:
     from attnscope.interventions.spec import Task
-    from attnscope.utils.display import Sheet
 
 
 @option_group
@@ -150,34 +149,27 @@ PRUNED = "each step is chosen and measured on the same sequences: on average its
 
 def print_answer(record: Any, on: On, measured: StudyTable) -> int:
     """The table on stdout, of sets a number of sets and not of rows; on stderr what a reader has to know."""
-    format = output.wanted_format(measured.format)
-    kind, table = record.stem, record.table()
-    if kind == "ablation":
-        names, sets = table["set"].to_pylist(), table["set"].unique()
-        first = sets.slice(0, on.limit(format)).to_pylist()
-        table = table.slice(0, sum(name in first for name in names))
-        output.emit(table, format, lambda: sets_sheet(record, on.shown))
-        rest = on.rest(len(sets.slice(0, on.shown)), len(sets), "sets") if format == "table" else []
-        lines = [*rest, *ablation_notes(record)]
-    else:
-        sheet, told = ANSWERS[kind]
-        output.emit_first(table, on, format, lambda: sheet(record, on.shown), measured.quiet)
-        lines = told(record)
-    output.log_lines(lines, measured.quiet)
+    if record.stem != "ablation":
+        return print_study(record, on, measured, ANSWERS[record.stem])
+    format, table = output.wanted_format(measured.format), record.table()
+    names, sets = table["set"].to_pylist(), table["set"].unique()
+    first = sets.slice(0, on.limit(format)).to_pylist()
+    table = table.slice(0, sum(name in first for name in names))
+    output.emit(table, format, lambda: sets_sheet(record, on.shown))
+    rest = on.rest(len(sets.slice(0, on.shown)), len(sets), "sets") if format == "table" else []
+    output.log_lines([*rest, *ablation_notes(record)], measured.quiet)
     return 0
 
 
 # Of each question what a terminal shows of the first rows, and the lines below.
-ANSWERS: Mapping[str, tuple[Callable[[Any, int | None], Sheet], Callable[[Any], list[str]]]] = {
-    "pairs": (pairs_sheet, lambda record: interval_notes(record.statistics, "sequences")),
-    "prune": (
+ANSWERS: Mapping[str, Printed[Any]] = {
+    "pairs": Printed(pairs_sheet, lambda record: interval_notes(record.statistics, "sequences")),
+    "prune": Printed(
         lambda record, top: prune_sheet(record.steps, record.intact, top),
         lambda record: [f"intact {record.intact:.3f} {record.unit}", PRUNED],
     ),
-    "gradient": (screen_sheet, lambda record: [trusted(record)]),
+    "gradient": Printed(screen_sheet, lambda record: [trusted(record)]),
 }
-
-
 EXAMPLES = (
     "attnscope ablate demo --select @previous-token --sequences 32 --out runs/ablate",
     "attnscope ablate demo --select 3.0-1,1.5 --pairs --sequences 32",

@@ -154,8 +154,8 @@ class RunProgress:
         now = time.monotonic()
         if self._bar:
             size = self._size if tally.read else None  # a cluster does not say how much it has read
-            said = _rates(tally, now - self._start)
-            self._bar.update(self._bar.task_ids[0], total=size, completed=tally.read, description=said)
+            line = _rates(tally, now - self._start)
+            self._bar.update(self._bar.task_ids[0], total=size, completed=tally.read, description=line)
         elif not self.quiet and now - self._said >= 60.0:
             self._said = now
             left = (now - self._start) * max(0.0, self._size / tally.read - 1) if self._size and tally.read else None
@@ -209,7 +209,7 @@ def ending(outcome: Outcome, corpus: Corpus, stop: GracefulStop, writing: Writin
 
         made = several(outcome.targets["generated"], "generated target")
         output.log(f"{cut:,} of {made} cut at {MOST_MADE} tokens, or at as many as the decoder reads", writing.quiet)
-    reasons = [f"{one.file}{f', line {one.line}' * (one.line is not None)}: {one.reason}" for one in outcome.first]
+    reasons = [f"{item.file}{f', line {item.line}' * (item.line is not None)}: {item.reason}" for item in outcome.first]
     if outcome.failed:
         listed = f", the first {reasons[0]}; all in {writing.out}/failures.jsonl" if writing.out else ""
         output.log(f"{several(outcome.failed, 'item')} failed{listed}", False)
@@ -237,18 +237,18 @@ def dry_run(job: Job, corpus: Corpus) -> int:
     """Print what would be done and what it would take; the exit code."""
     from attnscope.corpus.run import estimate
 
-    found = estimate(job, corpus)
-    check_items(found.items, corpus)
+    expected = estimate(job, corpus)
+    check_items(expected.items, corpus)
     lines = {
-        "model": found.model,
-        "device": f"{found.device} {found.dtype}",
-        "files": found.files,
-        **{name: getattr(found, name) for name in ("items", "texts", "tokens", "failed", "shards")},
+        "model": expected.model,
+        "device": f"{expected.device} {expected.dtype}",
+        "files": expected.files,
+        **{name: getattr(expected, name) for name in ("items", "texts", "tokens", "failed", "shards")},
         "tables": ", ".join(job.output.names),
-        "tokens per batch": found.batch_tokens,
-        "output, about": f"{found.output_bytes / 2**20:,.0f} MiB",
-        "time, about": output.clock(found.seconds),
+        "tokens per batch": expected.batch_tokens,
+        "output, about": f"{expected.output_bytes / 2**20:,.0f} MiB",
+        "time, about": output.clock(expected.seconds),
     }
     for name, value in lines.items():
         print(visible(f"{name:18}{value:,}" if isinstance(value, int) else f"{name:18}{value}"))  # noqa: T201
-    return 1 if found.failed else 0
+    return 1 if expected.failed else 0

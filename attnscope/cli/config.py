@@ -56,8 +56,8 @@ MORE = "attnscope.more"  # in a context: whether words were typed that are no li
 
 def keys_of(*groups: type) -> dict[str, str]:
     """What a configuration file may hold for these groups, and the field of each: every option but the file itself."""
-    found = [one for one in parameters(*groups).values() if not one.is_argument and one.name not in OWN]
-    return {one.key: one.name for one in found}
+    options = [option for option in parameters(*groups).values() if not option.is_argument and option.name not in OWN]
+    return {option.key: option.name for option in options}
 
 
 def configured(context: typer.Context, groups: tuple[type, ...], keys: Mapping[str, str]) -> dict[str, Any]:
@@ -79,9 +79,9 @@ class SettingsCommand(TyperCommand):
     groups: tuple[type, ...] = ()
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        ctx.meta[ALL] = any(one in ctx.help_option_names and after == "all" for one, after in pairwise(args))
-        listed = {name for one in super().get_params(ctx) for name in (*one.opts, *one.secondary_opts)}
-        ctx.meta[MORE] = any(one.startswith("--") and one.partition("=")[0] not in listed for one in args)
+        ctx.meta[ALL] = any(word in ctx.help_option_names and after == "all" for word, after in pairwise(args))
+        listed = {name for option in super().get_params(ctx) for name in (*option.opts, *option.secondary_opts)}
+        ctx.meta[MORE] = any(word.startswith("--") and word.partition("=")[0] not in listed for word in args)
         rest = super().parse_args(ctx, args)
         # Typer calls a command with its listed options alone: settings that were typed as options are put aside.
         there = {name: ctx.params.pop(name) for name in settings_of(self.groups) if name in ctx.params}
@@ -90,12 +90,12 @@ class SettingsCommand(TyperCommand):
 
     def get_params(self, ctx: Any) -> Any:
         """The listed options; its settings too, as options, only where one may have been typed: they take time."""
-        found = super().get_params(ctx)
+        options = super().get_params(ctx)
         if ctx.meta.get(COMPLETED):
-            found = [*found, *as_options(self.groups, hidden=False)]
+            options = [*options, *as_options(self.groups, hidden=False)]
         elif ctx.meta.get(MORE):
-            found = [*found, *as_options(self.groups)]
-        return as_typed(found, ctx)
+            options = [*options, *as_options(self.groups)]
+        return as_typed(options, ctx)
 
     def shell_complete(self, ctx: Any, incomplete: str) -> Any:
         """What TAB offers: options, and settings too once a letter was typed, since `--` alone has many already."""
@@ -109,24 +109,24 @@ def typed_settings(context: typer.Context, groups: tuple[type, ...], given: Sequ
     --set takes what a file may hold for the command. The last of a name counts, and of one that takes several all.
     Raises UsageError for a name that is none, and for a value that an option gives too.
     """
-    keys, found = keys_of(*groups), dict[str, list[str]]()
-    for one in given or ():
-        name, equals, value = one.partition("=")
+    keys, values_of = keys_of(*groups), dict[str, list[str]]()
+    for setting in given or ():
+        name, equals, value = setting.partition("=")
         key = name.strip().replace("-", "_")
         if key not in keys:
             own = by_key(groups)
-            settings = ", ".join(key for key, one in own.items() if one.is_setting)
+            settings = ", ".join(key for key, option in own.items() if option.is_setting)
             hint = suggestion(key, own) or f"the settings are {settings}"
             raise UsageError(f"--set: there is no setting {brief(name)}", hint)
         if not equals:
-            raise UsageError(f"--set {key}: expected NAME=VALUE, got {brief(one)}", f"write --set {key}=VALUE")
+            raise UsageError(f"--set {key}: expected NAME=VALUE, got {brief(setting)}", f"write --set {key}=VALUE")
         if flagged(context, keys[key]):
             raise UsageError(f"--{key.replace('_', '-')} and --set {key} were both given", "give one of them")
-        found.setdefault(keys[key], []).append(value)
-    several = {name: _option(context, groups, name).multiple for name in found}
+        values_of.setdefault(keys[key], []).append(value)
+    several = {name: _option(context, groups, name).multiple for name in values_of}
     return context.meta.get(AS_OPTIONS, {}) | {
         name: convert(context, groups, f"--set {name}", name, values if several[name] else values[-1])
-        for name, values in found.items()
+        for name, values in values_of.items()
     }
 
 
@@ -155,7 +155,7 @@ def convert(context: typer.Context, groups: tuple[type, ...], where: str, name: 
 
 def _option(context: typer.Context, groups: tuple[type, ...], name: str) -> Any:
     """The option or setting of a field, which converts its values."""
-    return {**{one.name: one for one in context.command.params}, **converters(groups)}[name]
+    return {**{option.name: option for option in context.command.params}, **converters(groups)}[name]
 
 
 def flagged(context: typer.Context, name: str) -> bool:
@@ -166,9 +166,9 @@ def flagged(context: typer.Context, name: str) -> bool:
 
 def refuse_others(context: typer.Context, names: Container[str], what: str, otherwise: str) -> None:
     """Raise UsageError for an option of the command line that is none of these. what: is read in place of a text."""
-    for one in context.command.get_params(context):
-        if one.name not in names and flagged(context, str(one.name)):
-            raise UsageError(f"{what}: {max(one.opts, key=len)} does not apply to it", otherwise)
+    for option in context.command.get_params(context):
+        if option.name not in names and flagged(context, str(option.name)):
+            raise UsageError(f"{what}: {max(option.opts, key=len)} does not apply to it", otherwise)
 
 
 def read_config(path: Path | str, keys: Mapping[str, str]) -> dict[str, Any]:
@@ -234,8 +234,8 @@ def _strict() -> type:
 
     class Loader(yaml.SafeLoader):
         yaml_implicit_resolvers = {  # noqa: RUF012
-            first: [(tag, pattern) for tag, pattern in found if tag.endswith(":null")]
-            for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
+            first: [(tag, pattern) for tag, pattern in resolvers if tag.endswith(":null")]
+            for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
         }
 
         def compose_node(self, parent: Any, index: Any) -> Any:
@@ -308,21 +308,21 @@ def repeated(context: typer.Context, groups: tuple[type, ...], settings: Mapping
     if not isinstance(model, Mapping) or not isinstance(options, Mapping):
         raise UsageError(f"{path} lacks the model or the options of a run", "name another manifest")
     commit = {"revision": model["revision"]} if model.get("revision") else {}  # the hub may have moved on
-    said = {"model": model.get("name"), **options, **commit}
-    found = {
+    recorded = {"model": model.get("name"), **options, **commit}
+    repeatable = {
         name: option
         for name, option in parameters(*groups).items()
-        if name in said and name not in AROUND and Mark.UNRECORDED not in option.extra
+        if name in recorded and name not in AROUND and Mark.UNRECORDED not in option.extra
     }
     values = {
-        name: None if said[name] is None else convert(context, groups, f"{path}: {name}", name, said[name])
-        for name in found
+        name: None if recorded[name] is None else convert(context, groups, f"{path}: {name}", name, recorded[name])
+        for name in repeatable
     }
     now = {**context.params, **settings}
-    given = [name for name in found if flagged(context, name) or name in settings]
+    given = [name for name in repeatable if flagged(context, name) or name in settings]
     replaced = [name for name in TEXTS if flagged(context, name) and context.params[name] is not None]
     texts = ["TEXT" if name == "given" else f"--{name}" for name in replaced]
-    changes = [f"--{found[name].spelled}" for name in given if now[name] != values[name]]
+    changes = [f"--{repeatable[name].spelled}" for name in given if now[name] != values[name]]
     changed = f"; changed here: {', '.join([*texts, *changes])}"
     output.log(f"settings from {path}{changed if texts or changes else ''}", context.params["quiet"])
     return {name: value for name, value in values.items() if name not in given}
@@ -335,8 +335,8 @@ def tokens_of(path: Path) -> Prompt | Sound:
     """
     from attnscope.export.manifest import prompt_of, read_manifest
 
-    said = read_manifest(path)
-    prompt, file = prompt_of(said, path), said.get("options", {}).get("audio")
+    manifest = read_manifest(path)
+    prompt, file = prompt_of(manifest, path), manifest.get("options", {}).get("audio")
     if file is None and prompt.medium.sha256 is not None:
         raise UsageError(
             f"the run of {path} read pictures or a sound too, which its tokens do not hold",

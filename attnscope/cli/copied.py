@@ -107,8 +107,8 @@ def python(asked: TextRun, ask: CaptureSpec) -> list[str]:
 
 def _given(record: Any, *without: str) -> Iterator[str]:
     """The fields of a record that have another value than their default, as keywords."""
-    for one in fields(record):
-        value = getattr(record, one.name)
-        if one.name not in without and value != one.default:
+    for option in fields(record):
+        value = getattr(record, option.name)
+        if option.name not in without and value != option.default:
             plain = value if isinstance(value, bool | int | list | tuple) else str(value)
-            yield f"{one.name}={plain!r}"
+            yield f"{option.name}={plain!r}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -58,6 +59,78 @@ class Ranked:
         return None if query is None or key is None else (query, key)
 
 
+@dataclass(frozen=True)
+class Chosen:
+    """A dataset, its heads, and the places among them of those that were chosen."""
+
+    asked: Ranked
+    dataset: Dataset
+    heads: CorpusHeads
+    places: np.ndarray
+
+    @classmethod
+    def read(cls, folder: Path, asked: Ranked, quiet: bool) -> Chosen:
+        """What is asked of the dataset in a folder. Raises UsageError where --select names none of its heads."""
+        import numpy as np
+
+        from attnscope.corpus.dataset import read_dataset
+        from attnscope.corpus.tables import summarised
+
+        dataset = read_dataset(folder)
+        with output.progress("means over the texts", len(summarised(dataset.output)), quiet) as advance:
+            heads = dataset.heads(asked.pair, advance)
+        if asked.select is None:
+            return cls(asked, dataset, heads, np.arange(len(heads.key)))
+        from attnscope.model.selection import select_stacks
+
+        named = None
+        if asked.atlas is not None:
+            from attnscope.observe.atlas import names_of
+
+            named = names_of(asked.atlas).by_role()
+        places = heads.places(select_stacks(asked.select, heads.counts, heads.plain, named, "this dataset"))
+        if not len(places):
+            hint = "attnscope heads DATASET lists them"
+            raise UsageError(f"the dataset has no head of --select {asked.select}", hint)
+        return cls(asked, dataset, heads, places)
+
+    @property
+    def sort(self) -> str:
+        """The metric that ranks the heads."""
+        return self.asked.sort or self.heads.ranked_by
+
+    @property
+    def question(self) -> str:
+        """Which queries and keys the numbers are of: whatever the dataset's files say, short."""
+        return cells.shortened(self.dataset.asked, LONGEST_ASKED)
+
+    def draw(self, into: Path, style: Style, figures: str) -> list[Path]:
+        """Draw metrics over the layers: depth.png, of several stacks one in a folder of each; the paths."""
+        from attnscope.errors import visible
+        from attnscope.figures import About, save_depth
+        from attnscope.metrics.metrics import COLUMNS, order_of
+
+        if {part.strip() for part in figures.split(",")} != {DEPTH}:
+            raise UsageError(f"--figures: expected {DEPTH} of a dataset, got {figures!r}", "write --figures depth")
+        # The metric that ranks comes first; columns that are no metric are not drawn.
+        first, (query, key) = [order_of(self.sort)[0], *self.asked.metrics], self.asked.spans
+        names = [name for name in dict.fromkeys(first) if name not in COLUMNS] or [self.heads.ranked_by]
+        stacks = self.dataset.depths(self.heads, self.places, names, self.asked.pair)
+        note = f"queries {query!r}, keys {key!r}" if self.asked.pair else visible(self.question)
+        model, texts = self.dataset.model, f"{self.dataset.texts:,} texts"
+        line = ", ".join(filter(None, (cells.shortened(model, 60), texts)))
+        look = replace(style, about=About(line, model, command=style.about.command))
+        if not stacks:
+            raise UsageError(f"{' and '.join(names)}: no text of the dataset has a value", "name another metric")
+        # Layers of two stacks are not one axis: each has a picture.
+        written = []
+        for stack, depths in stacks.items():
+            target = into / stack if len(stacks) > 1 else into
+            target.mkdir(parents=True, exist_ok=True)
+            written.append(save_depth(target / f"depth.{style.image}", depths, look, note))
+        return written
+
+
 def dataset_heads(context: typer.Context, folder: Path, asked: Ranked, printing: Results, drawing: Drawing) -> int:
     """Print the ranked heads of a dataset, and draw what is asked for; the exit code."""
     refuse_others(context, PART, f"{folder} is a finished dataset", "leave it out, or give it to attnscope batch")
@@ -67,137 +140,59 @@ def dataset_heads(context: typer.Context, folder: Path, asked: Ranked, printing:
     format = output.wanted_format(printing.format)
     output.complain_through_talk(printing.quiet)
     # Which heads, and in which order; what is not printed is drawn and written all the same.
-    dataset, found = _read(folder, asked, printing.quiet)
-    sort, places = asked.sort or found.ranked_by, _places(found, asked)
-    order = found.order(sort, places)
+    chosen = Chosen.read(folder, asked, printing.quiet)
+    dataset, heads, places = chosen.dataset, chosen.heads, chosen.places
+    order = heads.order(chosen.sort, places)
     if printing.out is not None:
-        style = drawing.style(command_line("heads", drawing))
-
-        def draw(into: Path) -> list[Path]:
-            return _drawn(dataset, found, places, asked, into, style, figures or "")
-
+        draw = partial(chosen.draw, style=drawing.style(command_line("heads", drawing)), figures=figures or "")
         if printing.file is not None:
-            write_file(
-                printing.file, lambda: found.table(order), draw, printing.quiet, spreadsheet=printing.spreadsheet
-            )
+            table = partial(heads.table, order)
+            write_file(printing.file, table, draw, printing.quiet, spreadsheet=printing.spreadsheet)
         else:
             with unwinding():
                 paths = draw(place_of_pictures(folder, printing.out))
             output.log(f"wrote {', '.join(map(str, paths))}", printing.quiet)
     # What was read: `runs/ioi  demo  100 texts  24 heads in 4 layers  queries last, keys of the field subject`.
     failed = f", {dataset.failed:,} failed" * bool(dataset.failed)
-    layers = len(set(zip(found.stack[places].tolist(), found.layer[places].tolist(), strict=True)))
+    layers = len(set(zip(heads.stack[places].tolist(), heads.layer[places].tolist(), strict=True)))
     parts = [str(dataset.folder), dataset.model, f"{dataset.texts:,} texts{failed}"]
-    parts += [f"{len(places):,} heads in {layers:,} layers", _asked(dataset)]
+    parts += [f"{len(places):,} heads in {layers:,} layers", chosen.question]
     output.log("  ".join(filter(None, parts)), printing.quiet)
     # A terminal gets the first rows, a file all of them.
     shown = order[: asked.top.shown]
-    sheet = dataset_sheet(found, shown, sort, output.width())
-    emitted = found.table(order), asked.top, format, lambda: sheet, printing.quiet, printing.spreadsheet
-    output.emit_first(*emitted)
+    sheet = dataset_sheet(heads, shown, chosen.sort, output.width())
+    output.emit_first(heads.table(order), asked.top, format, lambda: sheet, printing.quiet, printing.spreadsheet)
     if format == "table":
-        output.log_lines([*open_ends(found, shown, sort), *dataset_legend(dataset, sheet.columns)], printing.quiet)
+        notes = [*open_ends(heads, shown, chosen.sort), *dataset_legend(dataset, sheet.columns)]
+        output.log_lines(notes, printing.quiet)
     return 0
 
 
-def draw_dataset(folder: Path, asked: Ranked, into: Path, style: Style, figures: str, quiet: bool) -> list[Path]:
-    """Draw metrics of a dataset over the layers; the paths."""
-    dataset, found = _read(folder, asked, quiet)
-    return _drawn(dataset, found, _places(found, asked), asked, into, style, figures)
-
-
-def _read(folder: Path, asked: Ranked, quiet: bool) -> tuple[Dataset, CorpusHeads]:
-    from attnscope.corpus.dataset import read_dataset
-    from attnscope.corpus.tables import summarised
-
-    dataset = read_dataset(folder)
-    with output.progress("means over the texts", len(summarised(dataset.output)), quiet) as advance:
-        return dataset, dataset.heads(asked.pair, advance)
-
-
-def _places(found: CorpusHeads, asked: Ranked) -> np.ndarray:
-    """The heads that are chosen. Raises UsageError where --select names none of the dataset's."""
-    import numpy as np
-
-    if asked.select is None:
-        return np.arange(len(found.key))
-    from attnscope.model.selection import select_stacks
-
-    named = None
-    if asked.atlas is not None:
-        from attnscope.observe.atlas import names_of
-
-        named = names_of(asked.atlas).by_role()
-    places = found.places(select_stacks(asked.select, found.counts, found.plain, named, "this dataset"))
-    if not len(places):
-        raise UsageError(f"the dataset has no head of --select {asked.select}", "attnscope heads DATASET lists them")
-    return places
-
-
-def _drawn(
-    dataset: Dataset,
-    found: CorpusHeads,
-    places: np.ndarray,
-    asked: Ranked,
-    into: Path,
-    style: Style,
-    figures: str,
-) -> list[Path]:
-    """depth.png, of several stacks one in a folder of each."""
-    from attnscope.errors import visible
-    from attnscope.figures import About, save_depth
-    from attnscope.metrics.metrics import COLUMNS, order_of
-
-    if {part.strip() for part in figures.split(",")} != {DEPTH}:
-        raise UsageError(f"--figures: expected {DEPTH} of a dataset, got {figures!r}", "write --figures depth")
-    # The metric that ranks comes first; columns that are no metric are not drawn.
-    first = [order_of(asked.sort or found.ranked_by)[0], *asked.metrics]
-    names = [name for name in dict.fromkeys(first) if name not in COLUMNS] or [found.ranked_by]
-    stacks = dataset.depths(found, places, names, asked.pair)
-    question = f"queries {asked.spans[0]!r}, keys {asked.spans[1]!r}" if asked.pair else visible(_asked(dataset))
-    line = ", ".join(filter(None, (cells.shortened(dataset.model, 60), f"{dataset.texts:,} texts")))
-    look = replace(style, about=About(line, dataset.model, command=style.about.command))
-    if not stacks:
-        raise UsageError(f"{' and '.join(names)}: no text of the dataset has a value", "name another metric")
-    # Layers of two stacks are not one axis: each has a picture.
-    written = []
-    for stack, depths in stacks.items():
-        target = into / stack if len(stacks) > 1 else into
-        target.mkdir(parents=True, exist_ok=True)
-        written.append(save_depth(target / f"depth.{style.image}", depths, look, question))
-    return written
-
-
-def _asked(dataset: Dataset) -> str:
-    """Which queries and keys the numbers are of: whatever its files say, short."""
-    return cells.shortened(dataset.asked, LONGEST_ASKED)
-
-
-def dataset_sheet(found: CorpusHeads, shown: np.ndarray, sort: str, width: int) -> Sheet:
+def dataset_sheet(heads: CorpusHeads, shown: np.ndarray, sort: str, width: int) -> Sheet:
     """The ranked heads: the metric that sorts with its interval, and as many means as so many characters hold."""
     import numpy as np
 
     from attnscope.metrics.metrics import KNOWN, MASS, order_of
 
-    name, (by, ascending) = _sorting(found, sort), order_of(sort)
-    score, arrow = found.scores[name], " ▴" if ascending else " ▾"
+    name, (by, ascending) = _sorting(heads, sort), order_of(sort)
+    score, arrow = heads.scores[name], " ▴" if ascending else " ▾"
     # The interval is of the metric that sorts alone: with one per metric no screen had room for two of them.
     rows: list[Row] = [
         {
-            "head": _name(found, place),
-            "kv": found.kv_head[place],
-            **{metric: values.value[place] for metric, values in found.scores.items()},
+            "head": _name(heads, place),
+            "kv": heads.kv_head[place],
+            **{metric: values.value[place] for metric, values in heads.scores.items()},
             "interval": ""
             if score.low is None or score.high is None
             else cells.MISSING
             if np.isnan([score.low[place], score.high[place]]).all()
             else cells.interval(score.low[place], score.high[place], cells.score),
             UNIFORM: score.null[place],
-            "texts": found.texts[name][place],
+            "texts": heads.texts[name][place],
         }
         for place in shown.tolist()
     ]
-    shared = bool(((found.head >= 0) & (found.head != found.kv_head)).any())
+    shared = bool(((heads.head >= 0) & (heads.head != heads.kv_head)).any())
     columns = [
         Column("head" + arrow * (by == "layer"), name="head", align="left"),
         *[Column("kv")] * shared,
@@ -207,45 +202,45 @@ def dataset_sheet(found: CorpusHeads, shown: np.ndarray, sort: str, width: int) 
         Column("texts", "{:,}".format),
     ]
     # The other metrics take what room is left; a table of data has all.
-    rest = [Column(KNOWN[other].short, cells.score, other) for other in _rest(found, sort)]
+    rest = [Column(KNOWN[other].short, cells.score, other) for other in _rest(heads, sort)]
     room = width - sum(column.width(rows) for column in columns)
     return Sheet(rows, [*columns, *fitting(rest, rows, room)])
 
 
-def _sorting(found: CorpusHeads, sort: str) -> str:
+def _sorting(heads: CorpusHeads, sort: str) -> str:
     """The metric whose interval the table shows: the one that sorts, or without one the first."""
     from attnscope.metrics.metrics import order_of
 
     by = order_of(sort)[0]
-    return found.ranked_by if by == "layer" else by
+    return heads.ranked_by if by == "layer" else by
 
 
-def _name(found: CorpusHeads, place: int) -> str:
+def _name(heads: CorpusHeads, place: int) -> str:
     """`L27H3`, `L27KV1` for the mean over a kv head's group, `cross L3H2` in another stack than the plain one."""
     from attnscope.model.selection import STACKS
 
-    stack, head = STACKS[found.stack[place]], int(found.head[place])
-    number = int(found.kv_head[place]) if head < 0 else head
-    return f"{stack} " * (stack != found.plain) + cells.head_name(int(found.layer[place]), number, head < 0)
+    stack, head = STACKS[heads.stack[place]], int(heads.head[place])
+    number = int(heads.kv_head[place]) if head < 0 else head
+    return f"{stack} " * (stack != heads.plain) + cells.head_name(int(heads.layer[place]), number, head < 0)
 
 
-def open_ends(found: CorpusHeads, shown: np.ndarray, sort: str) -> list[str]:
+def open_ends(heads: CorpusHeads, shown: np.ndarray, sort: str) -> list[str]:
     """A line where intervals of the metric that sorts lack an end, though there are texts enough."""
     import numpy as np
 
     from attnscope.studies.intervals import FEWEST
 
-    name = _sorting(found, sort)
-    enough, ends = found.texts[name][shown] >= FEWEST, (found.scores[name].low, found.scores[name].high)
+    name = _sorting(heads, sort)
+    enough, ends = heads.texts[name][shown] >= FEWEST, (heads.scores[name].low, heads.scores[name].high)
     missing = [end[shown] != end[shown] for end in ends if end is not None]  # NaN
     opened = int((enough & np.any(missing, axis=0)).sum() if missing else 0)
     return [open_line(opened, f"{len(shown)} intervals")] * bool(opened)
 
 
-def _rest(found: CorpusHeads, sort: str) -> list[str]:
+def _rest(heads: CorpusHeads, sort: str) -> list[str]:
     """The other metrics, those that narrow screens keep first."""
-    sorting = _sorting(found, sort)
-    order = dict.fromkeys([*(one for one in KEPT_FIRST if one in found.scores), *found.scores])
+    sorting = _sorting(heads, sort)
+    order = dict.fromkeys([*(name for name in KEPT_FIRST if name in heads.scores), *heads.scores])
     return [name for name in order if name != sorting]
 
 

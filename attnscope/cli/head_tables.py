@@ -70,7 +70,7 @@ def heads_table(seen: Observation, shown: Sequence[Head], sort: str, width: int)
     # The column that sorts has an arrow; without a metric it is that of the heads.
     titles = {**{metric.id: metric.short for metric in KNOWN.values()}, **COLUMNS, "layer": "head"}
     arrows = {titles[sorted_by]: f" {'▴' if ascending else '▾'}"}
-    marked = [replace(one, title=one.title + arrows.get(one.title, ""), name=one.key) for one in columns]
+    marked = [replace(column, title=column.title + arrows.get(column.title, ""), name=column.key) for column in columns]
     return HeadsTable(Sheet(rows, marked, dim=len(shown)), hidden)
 
 
@@ -96,14 +96,14 @@ def head_row(seen: Observation, head: Head, between: str) -> Row:
 
 def uniform_rows(seen: Observation, shown: Sequence[Head]) -> list[tuple[str, dict[str, float]]]:
     """What uniform attention scores, per kind of layer; one unnamed row where all kinds score the same."""
-    found: dict[str, dict[str, float]] = {}
+    scores_of: dict[str, dict[str, float]] = {}
     for head in sorted(shown, key=lambda head: head.layer):
         stack = f"{head.stack} " * head.in_other_stack
         visible = seen.of(head.stack).visible[head.layer, head.stack]
-        found.setdefault(stack + visible, seen.uniform((head.layer, head.stack)))
-    if len({tuple(map(cells.score, scores.values())) for scores in found.values()}) == 1:
-        return [("", next(iter(found.values())))]
-    return list(found.items())
+        scores_of.setdefault(stack + visible, seen.uniform((head.layer, head.stack)))
+    if len({tuple(map(cells.score, scores.values())) for scores in scores_of.values()}) == 1:
+        return [("", next(iter(scores_of.values())))]
+    return list(scores_of.items())
 
 
 def score_columns(seen: Observation) -> list[Column]:
@@ -147,8 +147,8 @@ def legend(table: HeadsTable, shown: Sequence[Head]) -> list[str]:
     lines = column_words(table.names)
     marked = "; unif ≈: nearly uniform" * any(head.near_uniform for head in shown)
     uniform = f"uniform: the same numbers for attention spread uniformly{marked}"
-    said = {"role": "; role -: this text cannot show it", "roles": "; roles: by a scan of the model"}
-    uniform += "".join(words for title, words in said.items() if title in table.names)
+    words_of = {"role": "; role -: this text cannot show it", "roles": "; roles: by a scan of the model"}
+    uniform += "".join(words for title, words in words_of.items() if title in table.names)
     masses = [head.mass for head in shown if head.mass is not None]
     if masses and all(map(math.isnan, masses)):
         lines.append(f"{MASS.short} -: no query sees one of the keys")
@@ -164,21 +164,21 @@ def legend(table: HeadsTable, shown: Sequence[Head]) -> list[str]:
 def column_words(names: Container[str]) -> list[str]:
     """What columns are that may need a word, by their names; as many on a line as 80 columns hold."""
     lines: list[str] = []
-    for said in (said for name, said in WORDS.items() if name in names):
-        if lines and len(f"{lines[-1]}; {said}") <= WIDTH:
-            lines[-1] += f"; {said}"
+    for words in (words for name, words in WORDS.items() if name in names):
+        if lines and len(f"{lines[-1]}; {words}") <= WIDTH:
+            lines[-1] += f"; {words}"
         else:
-            lines.append(said)
+            lines.append(words)
     return lines
 
 
 def without_attention(seen: Observation) -> list[str]:
     """Which layers have no attention, or not it alone: `layers 0,2 have no attention: ssm`."""
     places: dict[tuple[str, str], list[int]] = {}
-    for stack, one in seen.stacks.items():
-        said = [(layer, f"have no attention: {what}") for layer, what in one.others.items()]
-        said += [(layer, f"have {what} in parallel with their attention") for layer, what in one.partners.items()]
-        said += [(key.layer, f"are called {keys}") for key, keys in one.visible.items() if keys.endswith(NOT_KNOWN)]
-        for layer, what in said:
+    for stack, part in seen.stacks.items():
+        facts = [(layer, f"have no attention: {what}") for layer, what in part.others.items()]
+        facts += [(layer, f"have {what} in parallel with their attention") for layer, what in part.partners.items()]
+        facts += [(key.layer, f"are called {keys}") for key, keys in part.visible.items() if keys.endswith(NOT_KNOWN)]
+        for layer, what in facts:
             places.setdefault((f"{stack} " * (stack in seen.other_stacks), what), []).append(layer)
     return [f"{stack}layers {as_ranges(layers)} {what}" for (stack, what), layers in places.items()]

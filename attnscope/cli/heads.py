@@ -70,7 +70,7 @@ class MeasuredEntries(Entries):
         """The metrics of the figure of depth: those that were named, behind the one that sorts where it is one."""
         from attnscope.metrics.metrics import COLUMNS, order_of
 
-        return list(dict.fromkeys(one for one in (order_of(order)[0], *self.named) if one not in COLUMNS))
+        return list(dict.fromkeys(metric for metric in (order_of(order)[0], *self.named) if metric not in COLUMNS))
 
     def ids(self, sort: str) -> tuple[str, ...]:
         """The metrics that are measured where heads are sorted so. Raises UsageError for a name that is none."""

@@ -195,10 +195,11 @@ def redraw(
 
     def draw(into: Path) -> list[Path]:
         if is_dataset(folder):
-            from attnscope.cli.dataset import Ranked, draw_dataset
+            from attnscope.cli.dataset import Chosen, Ranked
 
             asked = Ranked(sort=sort, select=select, metrics=metrics, atlas=None)
-            found = Redrawn(draw_dataset(folder, asked, into, style, looks.figures or DEPTH, pictures.quiet))
+            chosen = Chosen.read(folder, asked, pictures.quiet)
+            found = Redrawn(chosen.draw(into, style, looks.figures or DEPTH))
         else:
             over = [one for one in (sort, *metrics) if one]
             found = redraw_study(folder, into, style) or _run(folder, into, style, kinds or FIGURES, select, over)

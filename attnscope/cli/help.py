@@ -36,20 +36,20 @@ class PanelCommand(SettingsCommand):
                 formatter.write_text("\n".join(lines))
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        found = listed_options(ctx)
-        listed = found if ctx.meta.get(ALL) else most_used(found)
-        shown = [(panel_of(one), record) for one in listed if (record := record_of(one, ctx))]
-        if len(listed) == len(found):
+        options = listed_options(ctx)
+        listed = options if ctx.meta.get(ALL) else most_used(options)
+        shown = [(panel_of(option), record) for option in listed if (record := record_of(option, ctx))]
+        if len(listed) == len(options):
             shown += [(SETTINGS, (SHORT + names, unbroken(text))) for names, text in records(self.groups, ctx)]
         most = WIDE if formatter.width > 120 else NARROW
         width = max((len(names) for _, (names, _) in shown if len(names) <= most), default=0)
         for panel, rows in by_panel(shown):
             with formatter.section(panel):
                 formatter.write_dl([(names.ljust(width), text) for names, text in rows], col_max=width)
-        if len(listed) < len(found):
+        if len(listed) < len(options):
             formatter.write_paragraph()
             with formatter.indentation():
-                formatter.write_text(f"{len(found) - len(listed)} more options: {ctx.command_path} --help all")
+                formatter.write_text(f"{len(options) - len(listed)} more options: {ctx.command_path} --help all")
 
 
 def continued(line: str, room: int) -> str:
@@ -70,20 +70,20 @@ def continued(line: str, room: int) -> str:
 
 def listed_options(context: Any) -> list[Any]:
     """The arguments and options that --help may list."""
-    return [one for one in context.command.get_params(context) if not getattr(one, "hidden", False)]
+    return [option for option in context.command.get_params(context) if not getattr(option, "hidden", False)]
 
 
-def most_used(found: Sequence[Any]) -> list[Any]:
+def most_used(options: Sequence[Any]) -> list[Any]:
     """The arguments and options that a plain --help shows."""
-    options = [one for one in found if panel_of(one) != ARGUMENTS and "--help" not in one.opts]
-    shown = (ARGUMENTS, MOST_USED, *(PANELS if len(options) <= MOST else ()))
-    return [one for one in found if panel_of(one) in shown]
+    listed = [option for option in options if panel_of(option) != ARGUMENTS and "--help" not in option.opts]
+    shown = (ARGUMENTS, MOST_USED, *(PANELS if len(listed) <= MOST else ()))
+    return [option for option in options if panel_of(option) in shown]
 
 
 def whole_help(context: Any) -> str:
     """What to type for all options of a command: `attnscope heads --help all`, `attnscope info --help`."""
-    found = listed_options(context)
-    return f"{context.command_path} --help" + " all" * (len(most_used(found)) < len(found))
+    options = listed_options(context)
+    return f"{context.command_path} --help" + " all" * (len(most_used(options)) < len(options))
 
 
 def panel_of(parameter: Any) -> str:
@@ -107,8 +107,8 @@ def record_of(parameter: Any, ctx: Any) -> tuple[str, str] | None:
 
 def unbroken(text: str) -> str:
     """A help text whose default no line end tears apart."""
-    said, mark, default = text.partition("  [")
-    return said + mark + default.replace(" ", UNBROKEN)
+    words, mark, default = text.partition("  [")
+    return words + mark + default.replace(" ", UNBROKEN)
 
 
 def by_panel(shown: list[tuple[str, tuple[str, str]]]) -> Iterator[tuple[str, list[tuple[str, str]]]]:

@@ -196,7 +196,7 @@ class OneText(Tokens):
     @property
     def has_text(self) -> bool:
         """Whether a text was named, or a place to read it."""
-        return any(one is not None for one in self._places.values())
+        return any(place is not None for place in self._places.values())
 
 
 @option_group

@@ -194,14 +194,14 @@ def progress(title: str, total: int | None, quiet: bool, unit: str = "") -> Iter
     something swallowed, see `signals.again`.
     """
     if os.environ.get(STAGES) == "json":  # lines on stderr, for a program that shows them
-        done, said = 0, 0.0
+        done, logged = 0, 0.0
 
         def count(steps: int) -> None:
-            nonlocal done, said
+            nonlocal done, logged
             signals.again()
             done, now = done + steps, time.monotonic()
-            if now - said >= STAGE_SECONDS or done == total:
-                said = now
+            if now - logged >= STAGE_SECONDS or done == total:
+                logged = now
                 log(json.dumps({"stage": title, "done": done, "total": total, "unit": unit}), quiet=False)
 
         count(0)
@@ -402,7 +402,7 @@ def settle_figures(groups: tuple[type, ...], given: Mapping[str, Any], typed: Co
     out, options = given.get("out"), parameters(*groups)
     of_folders = next((group.of_folders for group in groups if hasattr(group, "of_folders")), ())
     suffix = "" if out is None else suffix_of(out, of_folders)
-    idle = [one for name, one in options.items() if DRAWN in one.extra and name in typed]
+    idle = [option for name, option in options.items() if DRAWN in option.extra and name in typed]
     if idle and "out" in options and (out is None or suffix in TABLES):
         raise UsageError(f"--{idle[0].spelled} is about pictures, and none is written", "name a folder with --out DIR")
     if suffix not in PICTURES or "image" not in options:

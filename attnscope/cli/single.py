@@ -54,9 +54,9 @@ def observe_text(
     from attnscope.figures import load_in_thread
 
     tell, check = output.TerminalProgress(writing.quiet), partial(check_out, writing=writing, options=options)
-    found: Observation | None = served(asked, ask, Observe(), tell, writing.verbose, check)
-    if found is not None:
-        return found
+    seen: Observation | None = served(asked, ask, Observe(), tell, writing.verbose, check)
+    if seen is not None:
+        return seen
     loaded = load_model(asked, writing)
     if writing.draws and keep.rollout:
         load_in_thread()  # while the model reads the text
@@ -72,8 +72,8 @@ def nothing(*given: object) -> None:
 def answer(asked: MayAsk, ask: CaptureSpec, purpose: Purpose, writing: Writing) -> Any:
     """What a server of this user's answers, or, where none does, a model that is loaded here."""
     tell = output.TerminalProgress(writing.quiet)
-    found = served(asked, ask, purpose, tell, writing.verbose)
-    return purpose.answer(load_model(asked, writing), ask, tell, nothing) if found is None else found
+    result = served(asked, ask, purpose, tell, writing.verbose)
+    return purpose.answer(load_model(asked, writing), ask, tell, nothing) if result is None else result
 
 
 def served(
@@ -101,14 +101,14 @@ def served(
         return None
 
 
-def check_out(found: RunInfo, writing: Exporting, options: Mapping[str, Any]) -> None:
+def check_out(run: RunInfo, writing: Exporting, options: Mapping[str, Any]) -> None:
     """Refuse a folder with another run in it, before the forward pass."""
     if writing.folder is not None:
         from attnscope.export.manifest import check, run_facts
 
-        model = {"name": found.name, "revision": found.revision}
-        facts = {"model": model, "device": found.device, "dtype": found.dtype}
-        check(writing.folder, run_facts(found.text, facts, options), writing.force)
+        model = {"name": run.name, "revision": run.revision}
+        facts = {"model": model, "device": run.device, "dtype": run.dtype}
+        check(writing.folder, run_facts(run.text, facts, options), writing.force)
 
 
 def read_run(asked: TextRun, writing: Writing) -> Text:
@@ -177,7 +177,7 @@ def export_text(seen: Observation, writing: Exporting, **how: Unpack[ExportOptio
             export_file(seen, writing.file, asked, ONE_PICTURE)
         output.log(f"wrote {writing.file}", writing.quiet)
         return [writing.file]
-    steps = sum(one.pictures(asked.figures) for one in drawings(seen, asked.heads or ()).values())
+    steps = sum(drawing.pictures(asked.figures) for drawing in drawings(seen, asked.heads or ()).values())
     with unwinding(), output.progress("drawing", steps or None, writing.quiet, "pictures") as advance:
         written = export(seen, writing.out, replace(asked, advance=advance))
     output.log(f"wrote {len(written)} files to {writing.out}", writing.quiet)

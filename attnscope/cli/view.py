@@ -83,19 +83,19 @@ def view(asked: TextRun, selected: Selected, question: Question, pages: Pages) -
 
     purpose = ShowPage(pages.max_mb, pages.precision, selected.select, pages.why, pages.compare_text, pages.align)
     ask, shown = shown_sides(asked, selected, question, pages, purpose)
-    seen, why, whole = [one.seen for one in shown], shown[0].why, shown[0].whole
-    sides = [StackedSide(one) if stacked(one) else Side(one) for one in seen]
+    seen, why, whole = [side.seen for side in shown], shown[0].why, shown[0].whole
+    sides = [StackedSide(side) if stacked(side) else Side(side) for side in seen]
     sides = [WhySide(seen[0], why), *sides[1:]] if why else sides
     opened = {why[0].layer: (why[0].head,)} if why else whole
     # The tokens of every name of --define.
     named = question.asks()["define"]
     groups = {name: find(sides[0].seen.prompt, name, named).positions for name in named}
     first = "why" if why else None
-    said = about(replace(sides[0].seen, chosen=shown[0].chosen), opened, command, groups, first)
-    said = replace(said, copied=reproduce(asked, pages, ask))
+    facts = about(replace(sides[0].seen, chosen=shown[0].chosen), opened, command, groups, first)
+    facts = replace(facts, copied=reproduce(asked, pages, ask))
     plan = Plan(pages.max_mb, 16 if pages.precision == 16 else 8, whole)
-    write_page(page_of(sides, plan, said, pages.align, shown[0].divergences), pages)
-    return max(report_checks(one, pages.quiet) for one in seen)
+    write_page(page_of(sides, plan, facts, pages.align, shown[0].divergences), pages)
+    return max(report_checks(observation, pages.quiet) for observation in seen)
 
 
 def shown_sides(
@@ -143,8 +143,8 @@ def page_of_tables(asked: TextRun, pages: Pages, command: str) -> int:
     side = StackedSide(seen) if stacked(seen) else Side(replace(seen, text_columns=kept_columns(seen.columns)))
     if not (side.said["metrics"] or side.seen.kept_keys):
         raise UsageError(f"{folder} has neither metrics nor weights of tokens", "leave out {from_tables}")
-    said = about(side.seen, {}, command, first="metrics" if side.said["metrics"] else "head")
-    write_page(page_of([side], Plan(pages.max_mb, 16, listed=True), said), pages)
+    facts = about(side.seen, {}, command, first="metrics" if side.said["metrics"] else "head")
+    write_page(page_of([side], Plan(pages.max_mb, 16, listed=True), facts), pages)
     return 0
 
 
