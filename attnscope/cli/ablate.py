@@ -203,10 +203,7 @@ def ablate(studied: Studied, taken: Taken, on: On, otherwise: VariantOptions, me
         study_of,
     )
 
-    # What the library calls by the same name.
-    shared = {name: getattr(on, name) for name in ("on", "sequences", "seed")}
-    shared |= {name: getattr(otherwise, name) for name in ("pairs", "prune", "method")}
-    asked = fill(AblateOptions, taken, **shared, out=measured.out, force=measured.force)
+    asked = fill(AblateOptions, taken, on, otherwise, measured)
     # A question of all heads needs none that are named.
     task, whole = loss_task(loaded, on.read_texts(), asked, on.drawn), otherwise.asks_all and taken.nothing
     if on.dry_run and taken.nothing and not whole and atlas_named(loaded, None) is None:

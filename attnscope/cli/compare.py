@@ -89,11 +89,10 @@ def compare(asked: Sides, room: Room, selected: Selected, top: Top, printing: Re
     options = {name: value for name, value in recorded(*groups).items() if name not in AROUND}
     if len(texts) > 1 and loaded.geometry.task == SEQ2SEQ:
         output.log("the targets are generated greedily, each by the model that reads it", printing.quiet)
-    how = {"engine": room.engine, "memory": room.memory, "select": selected.select, "atlas": selected.atlas}
     held = compared(
         texts,
         (loaded, other),
-        fill(CompareOptions, asked, **how),
+        fill(CompareOptions, asked, room, selected),
         options=options,
         out=printing.out,
         force=printing.force,

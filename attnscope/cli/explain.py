@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
@@ -74,7 +73,7 @@ class Telling(Look, Config, Format, Writing):
     @property
     def on_stdout(self) -> str:
         """The format: as asked, else tables on a terminal and JSON lines in a pipe."""
-        return self.format or ("table" if sys.stdout.isatty() else "jsonl")
+        return output.wanted_format(self.format, "jsonl")
 
     def place(self, name: str) -> Path | None:
         """Where a figure of this name goes, if anywhere."""

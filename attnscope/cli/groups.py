@@ -171,13 +171,19 @@ def build(group: type[T], values: dict[str, Any]) -> T:
     return group(**{name: values[name] for name in parameters(group) if name in values})
 
 
-def fill(target: type[T], source: Any, /, **more: Any) -> T:
-    """A library dataclass from the fields of the same name of a group; what was not given keeps its default.
+def fill(target: type[T], /, *sources: Any, **more: Any) -> T:
+    """A library dataclass from the fields of the same name of groups; what was not given keeps its default.
 
     >>> fill(LoadOptions, loading)
     """
-    shared = {field.name for field in fields(target)} & set(parameters(type(source)))  # type: ignore[arg-type]
-    return target(**{name: value for name in shared if (value := getattr(source, name)) not in (None, ())} | more)
+    names = {field.name for field in fields(target)}  # type: ignore[arg-type]
+    values = {
+        name: value
+        for source in sources
+        for name in names & parameters(type(source)).keys()
+        if (value := getattr(source, name)) not in (None, ())
+    }
+    return target(**(values | more))
 
 
 def check_one_given(options: Mapping[str, Any], hint: str = "give one of them") -> None:

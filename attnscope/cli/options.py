@@ -222,7 +222,7 @@ class ModelText(OneText, Loading):
         """What is asked of the text."""
         from attnscope.observe.request import CaptureSpec
 
-        return fill(CaptureSpec, self, text=text, keep=keep, select=selected.select, atlas=selected.atlas)
+        return fill(CaptureSpec, self, selected, text=text, keep=keep)
 
 
 @option_group
@@ -422,7 +422,7 @@ class Heads(Selected):
         """How entries are read."""
         from attnscope.observe.request import View
 
-        return View(by_kv=self.by == "kv")
+        return fill(View, self, by_kv=self.by == "kv")
 
 
 @option_group
@@ -433,9 +433,6 @@ class Entries(Heads):
         Literal["softmax", "scores", "value"],
         "Weights; logits before the softmax; or norms of what keys write, A |v W_O|.",
     ] = "softmax"
-
-    def view(self) -> View:
-        return replace(super().view(), weights=self.weights)
 
     def check(self, group: str | None = None, scale: str = "auto") -> None:
         """Raise UsageError where --group or --scale asks of logits or norms what only weights can give."""

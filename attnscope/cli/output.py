@@ -77,12 +77,12 @@ def complain_through_talk(quiet: bool) -> None:
     logger.setLevel(logging.ERROR if quiet else logging.WARNING)
 
 
-def wanted_format(asked: str | None) -> str:
-    """The format on stdout: as asked, else a table on a terminal and csv in a pipe."""
+def wanted_format(format: str | None, piped: str = "csv") -> str:
+    """The format on stdout: as asked, else a table on a terminal, and in a pipe csv or another one."""
     terminal = sys.stdout.isatty()
-    if asked in ("parquet", "arrow") and terminal:
-        raise UsageError(f"--format {asked} is binary", "redirect it to a file: > heads.parquet")
-    return asked or ("table" if terminal else "csv")
+    if format in ("parquet", "arrow") and terminal:
+        raise UsageError(f"--format {format} is binary", "redirect it to a file: > heads.parquet")
+    return format or ("table" if terminal else piped)
 
 
 def emit(table: pa.Table, format: str, picture: Callable[[], RenderableType], spreadsheet: bool = False) -> None:
@@ -142,7 +142,7 @@ class _Screen:
 
 def tell(facts: Mapping[str, Any], format: str | None, picture: Callable[[], RenderableType]) -> None:
     """Print facts on stdout: as JSON, by default in a pipe, or as the picture of them for a person."""
-    if (format or ("table" if sys.stdout.isatty() else "json")) == "json":
+    if wanted_format(format, "json") == "json":
         sys.stdout.write(json.dumps(facts, indent=2) + "\n")
     else:
         show(picture())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -22,7 +21,6 @@ from attnscope.utils.folders import TABLES
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from attnscope.observe.request import View
 
 EXAMPLES = (
     'attnscope relations --text "the cat sat on the mat" --select last --top-k 3',
@@ -45,9 +43,6 @@ class Related(Heads):
         "logit of --answer.",
     ] = "softmax"
     foil: Annotated[str | None, "With --weights logit: over the logit of this, not over the mean of all."] = None
-
-    def view(self) -> View:
-        return replace(super().view(), weights=self.weights, foil=self.foil)
 
 
 Listing = writing_to(Results, "Write relations.csv and manifest.json here, or the table to this file.", *TABLES)

@@ -155,7 +155,7 @@ def scan_one(
 
     from attnscope.api.scan import ScanOptions, run_scan, study_of
 
-    asked = fill(ScanOptions, probing, **files, out=kept.out, force=kept.force)
+    asked = fill(ScanOptions, probing, kept, **files)
     study = study_of(loaded, asked, probing.drawn)
     if probing.probe not in (None, *study.planned.probes):
         known = "; ".join(study.planned.probes)  # some names have a comma

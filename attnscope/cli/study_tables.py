@@ -105,6 +105,7 @@ def open_line(opened: int, rows: str, units: str = "texts") -> str:
     return f"{opened} of {rows} {have} ({cells.MISSING}): too few {units} carry the spread to bound the mean there"
 
 
+words = partial(Column, align="left")  # names, not numbers
 SURE = (Column("p", cells.p_value), Column("positive", cells.percentage))  # how sure an effect is
 MANY = 8  # heads of a set up to which each one has a row
 nats, signed = partial(cells.number, decimals=3), partial(cells.signed, decimals=3)  # of one head or pair
@@ -163,7 +164,7 @@ def sets_sheet(result: Ablation, top: int | None) -> Sheet:
             ends = _range([row["random_low"], row["random_high"]])
             rows.append({"name": f"  random sets: {count}", "effect": f"99 %: {ends}", "p": row["p_random"]})
     columns = [
-        Column("set and its heads", name="name", align="left"),
+        words("set and its heads", name="name"),
         Column("direct", lambda direct: "" if direct is None else cells.effect(direct)),
         Effect(f"effect [95 %, all {len(result.tested)}]" if result.has_intervals else "effect"),
         *SURE,
@@ -187,8 +188,8 @@ def screen_sheet(screen: Screen, top: int | None) -> Sheet:
         }
         for place in largest_first(screen.signed_N)[:top]
     ]
-    columns = [Column("signed", signed), Column("|gradient|", nats), Column("ablated", signed)]
-    return Sheet(rows, [Column("head", align="left"), *columns])
+    columns = [words("head"), Column("signed", signed), Column("|gradient|", nats), Column("ablated", signed)]
+    return Sheet(rows, columns)
 
 
 def trusted(screen: Screen) -> str:
@@ -212,7 +213,7 @@ def pairs_sheet(pairs: Pairs, top: int | None) -> Sheet:
     ]
     costs = [Column("pair", cells.effect), Column("sum", cells.effect)]
     synergy = Effect(f"synergy [95 %, all {len(pairs.pairs)}]")
-    return Sheet(rows, [Column("heads", align="left"), *costs, synergy, *SURE])
+    return Sheet(rows, [words("heads"), *costs, synergy, *SURE])
 
 
 def prune_sheet(steps: Sequence[Step], intact: float, top: int | None) -> Sheet:
@@ -226,7 +227,7 @@ def prune_sheet(steps: Sequence[Step], intact: float, top: int | None) -> Sheet:
         }
         for number, step in enumerate(steps[:top], start=1)
     ]
-    columns = [Column("step", align="left"), Column("head that goes", name="head"), Column("nats", nats)]
+    columns = [words("step"), Column("head that goes", name="head"), Column("nats", nats)]
     return Sheet(rows, [*columns, Column("over intact", signed, "over")])
 
 
@@ -285,13 +286,9 @@ def budgets_sheet(result: BudgetCosts, top: int | None) -> Sheet:
     rows = [
         {**row, "set": f"{len(heads[row['keep']])} bearable"} if row["condition"] == "bearable" else row for row in rows
     ]
-    columns = [
-        Column("keep", align="left"),
-        Column("set", align="left"),
-        Column("kept", cells.share),
-        Effect(f"effect [95 %, all {at_once}]" if intervals else "effect"),
-    ]
-    return Sheet(rows[:top], [*columns, *SURE * intervals])
+    effect = Effect(f"effect [95 %, all {at_once}]" if intervals else "effect")
+    columns = [words("keep"), words("set"), Column("kept", cells.share), effect, *SURE * intervals]
+    return Sheet(rows[:top], columns)
 
 
 SHOWN = ("previous_token", "induction", "sink", "entropy")  # metrics whose difference is in the table
@@ -313,12 +310,8 @@ def differences_sheet(result: Comparison, places: Sequence[int], width: int) -> 
         "JS bits" + " [95 %]" * (result.texts >= FEWEST), cells.divergence, align="right", ends=("low", "high")
     )
     losses = [Column("lost", cells.number), Column("lost, other", cells.number)]
-    columns = [
-        Column("head", align="left"),
-        divergence,
-        *losses * bool(result.lost_SN.any() or result.other_lost_SN.any()),
-        *(Column(f"Δ {METRICS[name].short}", cells.signed, name) for name in SHOWN),
-    ]
+    columns = [words("head"), divergence, *losses * bool(result.lost_SN.any() or result.other_lost_SN.any())]
+    columns += [Column(f"Δ {METRICS[name].short}", cells.signed, name) for name in SHOWN]
     ends = accumulate(column.width(rows) for column in columns)
     return Sheet(rows, [column for column, end in zip(columns, ends, strict=True) if end <= width])
 
@@ -385,7 +378,7 @@ def knockout_sheet(result: KnockoutResult, top: int | None) -> RenderableType:
 def cuts_sheet(result: KnockoutResult, top: int | None) -> Sheet:
     """A row per cut."""
     rows, intervals = result.table().to_pylist(), has_intervals(result)
-    columns = [Column("cut", name="set", align="left"), Column("mass", nats), effects("effect", len(rows), intervals)]
+    columns = [words("cut", name="set"), Column("mass", nats), effects("effect", len(rows), intervals)]
     columns += SURE * intervals
     kinds = [kind for kind in ALIKE if any(row[f"n_{kind}"] for row in rows)]
     if intervals:  # they leave room for p alone
@@ -460,7 +453,7 @@ def patch_sheet(result: PatchedPairs, top: int | None) -> Sheet:
     """A row per patch."""
     rows = result.table().to_pylist()
     intervals, shares, estimates = has_ends(result), result.gap is not None, result.estimates is not None
-    columns: list[Column] = [Column("patch", name="set", align="left"), effects("effect", len(rows), intervals)]
+    columns: list[Column] = [words("patch", name="set"), effects("effect", len(rows), intervals)]
     columns += [Column("p", cells.p_value)] * intervals
     if shares:
         lost = Column("share", cells.number, "normalised")
@@ -496,7 +489,7 @@ def scanned_sheet(atlas: Atlas, probe: str | None, top: int | None, read: OnText
         {"head": cells.head_name(*head), "roles": _roles(atlas, head), "text role": looked(read, head)}
         for head in atlas.heads[:top]
     ]
-    return Group(heads, Sheet(rows, [Column(title, align="left") for title in ("head", "roles", "text role")]))
+    return Group(heads, Sheet(rows, [*map(words, ("head", "roles", "text role"))]))
 
 
 def _roles(atlas: Atlas, head: HeadIndex, between: str = " ") -> str:
@@ -518,8 +511,7 @@ def named_sheet(atlas: Atlas, top: int | None) -> Sheet:
             rows.append({"head": name, "role": role, "named by": finding.probe, **_numbers(finding, place)})
         if name in uniform:
             rows.append({"head": name, "role": MARK.role, "named by": "JS to uniform", "score": uniform[name]})
-    columns = [Column(title, align="left") for title in ("head", "role", "named by")]
-    columns += [Column("score", cells.number), Column("null", cells.number)]
+    columns = [*map(words, ("head", "role", "named by")), Column("score", cells.number), Column("null", cells.number)]
     return Sheet(rows, [*columns, Effect(f"effect\n[95 %, all {len(atlas.heads)}]", cells.signed)])
 
 
@@ -537,8 +529,8 @@ def probe_sheet(atlas: Atlas, shown: Sequence[Finding], top: int | None, width: 
         row |= {"copying": copying.effects.score[place]} if copying else {}
         rows.append({**row, "JS": uniform.get(name), **_numbers(first, place)})
     columns = [
-        Column("head", align="left"),
-        Column("roles", align="left"),
+        words("head"),
+        words("roles"),
         Column(first.probe, cells.number, "score", fit="wrap"),
         *(Column(one.against, cells.number, f"null {one.against}", fit="wrap") for one in nulls),
         Effect(f"effect\n[95 %, all {len(atlas.heads)}]", cells.signed),
@@ -619,7 +611,7 @@ def effects_at(atlases: Mapping[str, Atlas], probe: str, heads: Sequence[HeadInd
         for head in heads
         for values in [course.values_RN[:, last.heads.index(head)].tolist()]
     ]
-    columns = [Column("head", align="left"), Column("roles at the last", name="roles", align="left")]
+    columns = [words("head"), words("roles at the last", name="roles")]
     return Sheet(rows, [*columns, *(Column(name, cells.signed, f"at {name}") for name in atlases)])
 
 
@@ -661,9 +653,9 @@ def logit_sheet(result: Why, top: int | None) -> Sheet:
     tokens = [result.read_by(result.parts.components[row]) for row in result.order]
     rows = [{**row, "from": token} for row, token in zip(rows, tokens, strict=True)]
     columns = [
-        Column("component", align="left"),
-        *[Column("from", align="left")] * read,
-        *[Column("query", name="other", align="left")] * pairs,
+        words("component"),
+        *[words("from")] * read,
+        *[words("query", name="other")] * pairs,
         Column("contribution", signed),
         Column("contrast", signed),
         Column("share", nats),

@@ -58,8 +58,7 @@ class Logit(OneHead, Question):
 
         from attnscope.api.why_record import WhyOptions
 
-        text = {name: getattr(asked, name) for name in ("chat", "truncate", "target", "generate", "pair")}
-        options = fill(WhyOptions, self, define=groups, picture=asked.picture or None, **text)
+        options = fill(WhyOptions, asked, self, define=groups)
         options.check()
         return options
 
