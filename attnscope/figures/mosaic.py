@@ -156,8 +156,10 @@ def make_mosaic(
     return Mosaic(queries, keys, gap_down, gap_right, wide, beside - wide, *longer)
 
 
-def relative(maps: Maps, style: Style, *, alone: int | None) -> np.ndarray:
-    """Each head's values (H x Q x K) as a share (0 to 1) of its own colour scale, for `per_head_scale`."""
+def on_scale(maps: Maps, style: Style, *, alone: int | None) -> np.ndarray:
+    """The values that are drawn, H x Q x K: for `per_head_scale` as shares (0 to 1) of each head's own colour scale."""
+    if not style.per_head_scale:
+        return maps.values_HQK
     shares = np.full(maps.values_HQK.shape, np.nan)
     for head, values_QK in enumerate(maps.values_HQK):
         limits = find_limits([values_QK], style, maps.quantity, alone=alone)

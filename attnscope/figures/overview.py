@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.text import Annotation, Text
@@ -25,7 +24,6 @@ from attnscope.figures.mosaic import (
     FRAME_PX,
     HEAD_SIZE,
     TITLE_SIZE,
-    Mosaic,
     add_bar,
     column_mean,
     draw_edges,
@@ -35,9 +33,9 @@ from attnscope.figures.mosaic import (
     fills,
     foot,
     make_mosaic,
+    on_scale,
     place_mosaic,
     refill,
-    relative,
     sink_mean,
     sink_name,
     sink_note,
@@ -96,7 +94,7 @@ def _overview_figure(layers: Sequence[Maps], style: Style, subtitle: str, room: 
     least = LEAST_THUMB_PX if room == OVERVIEW_PX else 1
     thumb = max(least, min(LARGEST_THUMB_PX, int(room // len(numbers))))
     pool = _pool(len(split[0][0].labels_Q), len(split[0][0].labels_K), thumb)
-    tiles = [_thumbnails(rest, numbers, pool, style, first) for rest, _ in split]
+    tiles = [_thumbnails(on_scale(rest, style, alone=first), rest, numbers, pool) for rest, _ in split]
     queries, keys = tiles[0].shape[1:]
     cell: float = max(1, min(LARGEST_THUMB_CELL, thumb // max(queries, keys)))
     if style.in_print:
@@ -113,7 +111,9 @@ def _overview_figure(layers: Sequence[Maps], style: Style, subtitle: str, room: 
     ax, bar_ax = layout.new_panel(figure)
     image = draw_mosaic(ax, mosaic, in_rows(tiles), limits, style, quantity)
     if removed:
-        draw_strips(ax, mosaic, in_rows([_strips(rest, sink, numbers, pool[0]) for rest, sink in split]), quantity)
+        sinks = [(rest, sink_HQ[..., None]) for rest, sink_HQ in split if sink_HQ is not None]
+        strips = [_thumbnails(sink_HQ1, rest, numbers, (pool[0], 1))[..., 0] for rest, sink_HQ1 in sinks]
+        draw_strips(ax, mosaic, in_rows(strips), quantity)
     # A layer without heads is a grey row with what it is, so that the others keep their place.
     right = mosaic.size(1, len(numbers))[1]
     for top, maps in ((mosaic.corner(row, 0)[0], maps) for row, maps in enumerate(layers) if not maps.heads):
@@ -133,7 +133,18 @@ def _overview_figure(layers: Sequence[Maps], style: Style, subtitle: str, room: 
         colours = [ROLE_COLOURS[role] for role, sides in framed for _ in sides]
         Boxes(ax, np.concatenate([sides for _, sides in framed]), colours)
     roles = [(role, colour) for role, colour in ROLE_COLOURS.items() if role in {role for role, _ in framed}]
-    _number_ticks(ax, mosaic, layers, numbers, cell, style)
+    # Layer numbers at the left, head numbers above; on all sides of a picture that no screen holds.
+    high, wide = mosaic.shape
+    middles = [mosaic.corner(row, 0)[0] + high / 2 for row in range(len(layers))]
+    ax.set_yticks(middles, [layer_name(maps.layer, maps.parallel) for maps in layers], fontsize=HEAD_SIZE)
+    centres = [mosaic.corner(0, column)[1] + wide / 2 for column in range(len(numbers))]
+    step = layout.label_step(wide * cell, layout.line_px(layout.sized(HEAD_SIZE, style)) * 0.6 * len(str(numbers[-1])))
+    ax.set_xticks(centres[::step], [str(head) for head in numbers[::step]], fontsize=HEAD_SIZE)
+    large = max(mosaic.pixels(*grid, cell)) > SCREEN_PX
+    ax.tick_params(length=0, top=True, labeltop=True, bottom=False, labelbottom=large, labelright=large)
+    ax.xaxis.set_label_position("top")
+    ax.set_xlabel("kv head" if layers[0].by_kv else "head", fontsize=layout.NAME_SIZE)
+    ax.set_ylabel("layer", fontsize=layout.NAME_SIZE)
     # The note above the maps says how they were made, the note below what signs mean.
     notes = (
         subtitle,
@@ -171,23 +182,12 @@ def _removed_note(split: Sequence[tuple[Maps, np.ndarray | None]], maps: Maps) -
     return sink_note(maps, sink_name(maps), printed(mean))
 
 
-def _thumbnails(
-    maps: Maps, numbers: Sequence[int], pool: tuple[int, int], style: Style, first: int | None
-) -> np.ndarray:
-    """A layer's maps in the columns of their heads, made smaller; NaN for a head that the layer has not."""
-    values_HQK = relative(maps, style, alone=first) if style.per_head_scale else maps.values_HQK
+def _thumbnails(values_HQK: np.ndarray, maps: Maps, numbers: Sequence[int], pool: tuple[int, int]) -> np.ndarray:
+    """What a layer's heads show in the columns of the heads, made smaller; NaN for a head that the layer has not."""
     small = pooled(values_HQK, *pool) if max(pool) > 1 else values_HQK
     tiles = np.full((len(numbers), *small.shape[1:]), np.nan)
     tiles[[numbers.index(head) for head in maps.heads]] = small
     return tiles
-
-
-def _strips(maps: Maps, sink_HQ: np.ndarray | None, numbers: Sequence[int], pool: int) -> np.ndarray:
-    assert sink_HQ is not None
-    small = pooled(sink_HQ[:, :, None], pool, 1)[:, :, 0]
-    strips = np.full((len(numbers), small.shape[1]), np.nan)
-    strips[[numbers.index(head) for head in maps.heads]] = small
-    return strips
 
 
 def pooled(values_HQK: np.ndarray, queries: int, keys: int) -> np.ndarray:
@@ -198,23 +198,6 @@ def pooled(values_HQK: np.ndarray, queries: int, keys: int) -> np.ndarray:
     blocks = np.pad(low, pad, constant_values=-np.inf).reshape(heads, -(-rows // queries), queries, -1, keys)
     greatest = blocks.max((2, 4))
     return np.where(np.isfinite(greatest), greatest, np.nan)
-
-
-def _number_ticks(
-    ax: Axes, mosaic: Mosaic, layers: Sequence[Maps], numbers: Sequence[int], cell: float, style: Style
-) -> None:
-    """Layer numbers at the left, head numbers above; on all sides of a picture that no screen holds."""
-    high, wide = mosaic.shape
-    middles = [mosaic.corner(row, 0)[0] + high / 2 for row in range(len(layers))]
-    ax.set_yticks(middles, [layer_name(maps.layer, maps.parallel) for maps in layers], fontsize=HEAD_SIZE)
-    centres = [mosaic.corner(0, column)[1] + wide / 2 for column in range(len(numbers))]
-    step = layout.label_step(wide * cell, layout.line_px(layout.sized(HEAD_SIZE, style)) * 0.6 * len(str(numbers[-1])))
-    ax.set_xticks(centres[::step], [str(head) for head in numbers[::step]], fontsize=HEAD_SIZE)
-    large = max(mosaic.pixels(len(layers), len(numbers), cell)) > SCREEN_PX
-    ax.tick_params(length=0, top=True, labeltop=True, bottom=False, labelbottom=large, labelright=large)
-    ax.xaxis.set_label_position("top")
-    ax.set_xlabel("kv head" if layers[0].by_kv else "head", fontsize=layout.NAME_SIZE)
-    ax.set_ylabel("layer", fontsize=layout.NAME_SIZE)
 
 
 LAYER_PX, LEAST_PANEL_PX, LARGEST_PANEL_PX, LARGEST_CELL = 2400, 130, 420, 26
@@ -284,14 +267,17 @@ class Layer:
         """The values and the scale, as the style asks for them."""
         (rest, sink_HQ), first = split_sink(maps, style), alone([maps], style)
         limits = find_limits([rest.values_HQK], style, maps.quantity, alone=first)
-        values_HQK = relative(rest, style, alone=first) if style.per_head_scale else rest.values_HQK
-        return cls(maps, rest, sink_HQ, limits, values_HQK, titles, titled)
+        return cls(maps, rest, sink_HQ, limits, on_scale(rest, style, alone=first), titles, titled)
 
     @property
     def notes(self) -> str:
         """What is below the title."""
-        sink = "" if self.sink_HQ is None else _strip_note(self.maps)
-        return "; ".join(filter(None, (self.maps.window, parallel_note(self.maps), bin_note(self.maps), sink)))
+        maps, strips = self.maps, ""
+        if self.sink_HQ is not None:
+            what = "each head's own sink (key 0 where none is named)" if maps.sinks else "key 0"
+            scale, mean = ("", maps.quantity) if maps.quantity in OPEN else (" from 0 to 1", "mass")
+            strips = f"{what} taken out: grey strips{scale}, its mean {mean} next to each title"
+        return "; ".join(filter(None, (maps.window, parallel_note(maps), bin_note(maps), strips)))
 
     def foot(self, style: Style) -> tuple[str, ...]:
         """What is below the maps."""
@@ -336,7 +322,19 @@ class LayerFigure:
         self.gaps = draw_gaps(self.ax, self.mosaic, self.grid, rest, cell)
         self.edges = draw_edges(self.ax, self.mosaic, self.grid, rest, cell)
         self.titles = [self._title(head, title) for head, title in enumerate(layer.titles)]
-        _token_ticks(self.ax, self.mosaic, rest, self.grid, cell, style)
+        # Tokens are named at the left of each row of maps, and below the maps of the lowest row.
+        (tall, wide), rows = (self.mosaic.tall, self.mosaic.wide), self.grid[0]
+        size = layout.label_size(cell * min(tall, wide), style)
+        lowest = heads - (rows - 1) * columns
+        for axis, tokens, longer, starts, rotation in (
+            (self.ax.yaxis, rest.axis_Q, tall, [self.mosaic.corner(row, 0)[0] for row in range(rows)], 0),
+            (self.ax.xaxis, rest.axis_K, wide, [self.mosaic.corner(0, column)[1] for column in range(lowest)], 90),
+        ):
+            step = layout.label_step(cell * longer, layout.line_px(size))
+            cells, shown = layout.tick_labels(tokens, step)
+            places = [start + (at + 0.5) * longer for start in starts for at in cells]
+            axis.set_ticks(places, shown * len(starts), fontsize=size, rotation=rotation)
+            axis.set_label_text(tokens.named(step), fontsize=layout.NAME_SIZE)
         self.bar = add_bar(bar_ax, self.image, layer.limits, style, maps.quantity)
         texts = (style.headed(_picture_name(maps)), layer.notes, layer.foot(style))
         self.words = layout.Words(self.figure, texts, TITLE_SIZE, style)
@@ -451,28 +449,3 @@ def _named(maps: Maps, head: int) -> str:
         return ""
     label = maps.labels_K[column]
     return f"key {key} " if maps.bin_size > 1 or undrawable(label) else f"{shown_label(label)}({key}) "
-
-
-def _strip_note(maps: Maps) -> str:
-    what = "each head's own sink (key 0 where none is named)" if maps.sinks else "key 0"
-    if maps.quantity in OPEN:
-        return f"{what} taken out: grey strips, its mean {maps.quantity} next to each title"
-    return f"{what} taken out: grey strips from 0 to 1, its mean mass next to each title"
-
-
-def _token_ticks(ax: Axes, mosaic: Mosaic, maps: Maps, grid: tuple[int, int], cell: float, style: Style) -> None:
-    """Token labels at the left of each row of maps and below the maps of the lowest row."""
-    size = layout.label_size(cell * min(mosaic.tall, mosaic.wide), style)
-    step_Q, step_K = (layout.label_step(cell * longer, layout.line_px(size)) for longer in (mosaic.tall, mosaic.wide))
-    rows, columns = grid
-    cells, shown = layout.tick_labels(maps.axis_Q, step_Q)
-    tops = [mosaic.corner(row, 0)[0] for row in range(rows)]
-    places = [top + (query + 0.5) * mosaic.tall for top in tops for query in cells]
-    ax.set_yticks(places, shown * rows, fontsize=size)
-    cells, shown = layout.tick_labels(maps.axis_K, step_K)
-    lowest = len(maps.heads) - (rows - 1) * columns
-    lefts = [mosaic.corner(0, column)[1] for column in range(lowest)]
-    places = [left + (key + 0.5) * mosaic.wide for left in lefts for key in cells]
-    ax.set_xticks(places, shown * lowest, fontsize=size, rotation=90)
-    ax.set_ylabel(maps.axis_Q.named(step_Q), fontsize=layout.NAME_SIZE)
-    ax.set_xlabel(maps.axis_K.named(step_K), fontsize=layout.NAME_SIZE)
