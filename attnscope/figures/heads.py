@@ -116,15 +116,43 @@ class HeadFigure:
         self.map = Cells(self.ax, head.values_QK, head.limits, style, cmap_of(style, head.quantity), head.quantity)
         self.bar = self.figure.colorbar(self.map.mesh, bar_ax, **colourbar_kws(head.limits))
         label_colourbar(self.bar, head.limits, style, quantity_name(head.quantity, style))
-        self.strip = self._strip(head)
-        for part in [self.map, *([self.strip] if self.strip else [])]:
+        self.strip: Cells | None = None
+        if head.sink_Q is not None:
+            strip_ax, column_Q1 = self.figure.add_axes((0.05, 0.1, 0.05, 0.5)), head.sink_Q[:, None]
+            plain = Style(annotate=bool(self.map.numbers), width=style.width)
+            limits, greys = sink_limits(column_Q1, head.quantity), find_cmap(SINK_CMAP)
+            self.strip = Cells(strip_ax, np.nan_to_num(column_Q1), limits, plain, greys, "weight")
+        self.parts = [self.map, *([self.strip] if self.strip else [])]
+        for part in self.parts:
             part.size_numbers(self.cell[0])
         self.taken = Rectangle((0, 0), 0, 0, color=greys_of(head.quantity)[1], linewidth=0)
         self.ax.add_patch(self.taken)
-        self.gaps, self.edges = self._gaps(head), self._edges(head)
-        self.turns = [line for row in head.turns for line in self._turn(row, len(head.axis_Q.labels))]
+        # Thin white lines where tokens are left out between two rows or two columns.
+        queries, keys, (wide, high) = len(head.axis_Q.labels), len(head.axis_K.labels), self.cell
+        thick, tall = LINE_PX / wide / 2, LINE_PX / high / 2
+        gaps: list[tuple[float, ...]] = [
+            (0, row - tall, keys, row + tall) for row in head.axis_Q.gaps if high >= LINE_LEAST
+        ]
+        gaps += [(key - thick, 0, key + thick, queries) for key in head.axis_K.gaps if wide >= LINE_LEAST]
+        self.gaps = Boxes(self.ax, np.array(gaps, float).reshape(-1, 4), [PAPER] * len(gaps))
+        # A thin line at the edge of a window; nothing without one.
+        edges = edge_boxes(head.values_QK, head.window, (min(1, EDGE_PX / wide), min(1, EDGE_PX / high)))
+        self.edges = [Boxes(self.ax, edges, [EDGE_COLOUR] * len(edges))] if len(edges) else []
+        self.turns = [line for row in head.turns for line in self._turn(row, queries)]
         self.words = layout.Words(self.figure, (head.title, head.note, head.foot), TITLE_SIZE, style)
-        self._lay_out(head)
+        # Labels are measured once, before every part gets whole pixels.
+        left_ax = self.strip.ax if self.strip else self.ax
+        step_Q = layout.put_tokens(left_ax, "y", head.axis_Q, high, style)
+        step_K = layout.put_tokens(self.ax, "x", head.axis_K, wide, style)
+        if self.strip and (step_K == 1 or head.axis_sink.name):  # elsewhere the first key's label has its room
+            layout.put_tokens(self.strip.ax, "x", head.axis_sink, wide, style)
+        self.ax.set_xlabel(head.axis_K.named(step_K), fontsize=layout.NAME_SIZE)
+        left_ax.set_ylabel(head.axis_Q.named(step_Q), fontsize=layout.NAME_SIZE)
+        layout.in_print(self.figure, style)
+        layout.turn(self._key_labels(), wide * step_K)
+        self._place(
+            (max(wide, LEAST_STRIP_PX), max(6, wide // 6)) if self.strip else (0, 0), (keys * wide, queries * high)
+        )
         self.figure.set_dpi(style.dpi)
         self.reused: Reused | None = None
         self.stamps: list[Stamps] = []
@@ -134,53 +162,14 @@ class HeadFigure:
         """The figure in the width that the style asks for."""
         return layout.fitted(lambda room: cls(head, style, room), layout.MAP_PX, style, lambda built: built.figure)
 
-    def _strip(self, head: HeadMap) -> Cells | None:
-        if head.sink_Q is None:
-            return None
-        ax = self.figure.add_axes((0.05, 0.1, 0.05, 0.5))
-        column_Q1 = head.sink_Q[:, None]
-        plain = Style(annotate=bool(self.map.numbers), width=self.style.width)
-        limits = sink_limits(column_Q1, head.quantity)
-        return Cells(ax, np.nan_to_num(column_Q1), limits, plain, find_cmap(SINK_CMAP), "weight")
-
-    def _gaps(self, head: HeadMap) -> Boxes:
-        """Thin white lines where tokens are left out between two rows or two columns."""
-        wide, high = (LINE_PX / cell for cell in self.cell)
-        queries, keys = len(head.axis_Q.labels), len(head.axis_K.labels)
-        across = [(0, row - high / 2, keys, row + high / 2) for row in head.axis_Q.gaps if self.cell[1] >= LINE_LEAST]
-        down = [(key - wide / 2, 0, key + wide / 2, queries) for key in head.axis_K.gaps if self.cell[0] >= LINE_LEAST]
-        boxes = np.array([*across, *down], float).reshape(-1, 4)
-        return Boxes(self.ax, boxes, [PAPER] * len(boxes))
-
-    def _edges(self, head: HeadMap) -> list[Boxes]:
-        """A thin line at the edge of a window; nothing without one."""
-        wide, high = (min(1, EDGE_PX / cell) for cell in self.cell)
-        boxes = edge_boxes(head.values_QK, head.window, (wide, high))
-        return [Boxes(self.ax, boxes, [EDGE_COLOUR] * len(boxes))] if len(boxes) else []
-
     def _turn(self, row: int, queries: int) -> list[Line2D]:
         """Where a turn of a chat begins: down to the query, and from the key on."""
         across = self.ax.axhline(row, color=TURN_COLOUR, linewidth=0.6)
         column = row - (queries - self.map.seen.shape[1])  # without key 0 the columns begin later
         return [across, self.ax.axvline(column, color=TURN_COLOUR, linewidth=0.6)]
 
-    def _lay_out(self, head: HeadMap) -> None:
-        """Measure the labels once and give every part whole pixels."""
-        wide, high = self.cell
-        left_ax = self.strip.ax if self.strip else self.ax
-        step_Q = layout.put_tokens(left_ax, "y", head.axis_Q, high, self.style)
-        step_K = layout.put_tokens(self.ax, "x", head.axis_K, wide, self.style)
-        if self.strip and (step_K == 1 or head.axis_sink.name):  # elsewhere the first key's label has its room
-            layout.put_tokens(self.strip.ax, "x", head.axis_sink, wide, self.style)
-        self.ax.set_xlabel(head.axis_K.named(step_K), fontsize=layout.NAME_SIZE)
-        left_ax.set_ylabel(head.axis_Q.named(step_Q), fontsize=layout.NAME_SIZE)
-        layout.in_print(self.figure, self.style)
-        layout.turn(self._key_labels(), wide * step_K)
-        strip = (max(wide, LEAST_STRIP_PX), max(6, wide // 6)) if self.strip else (0, 0)
-        self._place(strip, (len(head.axis_K.labels) * wide, len(head.axis_Q.labels) * high))
-
     def _key_labels(self) -> list[Text]:
-        return [*self.ax.get_xticklabels(), *(self.strip.ax.get_xticklabels() if self.strip else ())]
+        return [label for part in self.parts for label in part.ax.get_xticklabels()]
 
     def _place(self, strip: tuple[float, float], size: tuple[float, float]) -> None:
         """strip: its width and its gap to the map, 0 without one. size: width and height of the map. All in pixels."""
@@ -224,11 +213,11 @@ class HeadFigure:
     def pixels(self) -> np.ndarray:
         """The picture (height x width x 3): what never changes is drawn once, the rest is put on top."""
         if self.reused is None:
-            parts = [self.map, *([self.strip] if self.strip else [])]
-            live: list[Artist] = [self.taken, *(part.mesh for part in parts), self.gaps, *self.edges, *self.turns]
+            live: list[Artist] = [self.taken, *(part.mesh for part in self.parts), self.gaps, *self.edges, *self.turns]
             live += [self.words.title, self.words.note, *[self.bar.ax] * self.own_scale]
-            self.reused = Reused(self.figure, live, [text for part in parts for text in part.numbers])
-            self.stamps = [Stamps(self.canvas, p.ax, p.numbers, np.argwhere(p.seen)) for p in parts if p.numbers]
+            self.reused = Reused(self.figure, live, [text for part in self.parts for text in part.numbers])
+            numbered = [part for part in self.parts if part.numbers]
+            self.stamps = [Stamps(self.canvas, part.ax, part.numbers, np.argwhere(part.seen)) for part in numbered]
         pixels = self.reused.pixels()
         for stamps in self.stamps:
             stamps.press(pixels)
@@ -273,7 +262,10 @@ def head_maps(
     heads = prepare_heads(jobs, style, title)
     if workers is None:
         workers = worker_count([head.values_QK.size for head in heads], style)
-    yield from _drawn(heads, style, fonts, workers)
+    if workers > 1:
+        yield from draw_in_workers(partial(_draw_in_worker, style, fonts), heads, workers)
+    else:
+        yield from draw_heads(heads, style, fonts)
 
 
 def _texts(jobs: Sequence[tuple[Path, Maps, int]], style: Style, title: Callable[[Maps, int], str]) -> set[str]:
@@ -283,12 +275,6 @@ def _texts(jobs: Sequence[tuple[Path, Maps, int]], style: Style, title: Callable
         label for axes in {(maps.labels_Q, maps.labels_K) for _, maps, _ in jobs} for axis in axes for label in axis
     }
     return titles | {style.title, style.about.line} | set(map(shown_label, labels))
-
-
-def _drawn(heads: Sequence[HeadMap], style: Style, fonts: Fonts, workers: int) -> Generator[Path, None, None]:
-    if workers > 1:
-        return draw_in_workers(partial(_draw_in_worker, style, fonts), heads, workers)
-    return draw_heads(heads, style, fonts)
 
 
 def draw_heads(heads: Iterable[HeadMap], style: Style, fonts: Fonts) -> Generator[Path, None, None]:

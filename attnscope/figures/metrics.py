@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 
@@ -59,26 +60,21 @@ def save_metrics(
     with drawing(fonts_for([style.title, style.about.line, note, "▸"])):
         if style.image != "png":
             return save_figure(metrics_figure(panels, style, labels, title, note), path, style)
-        return save_pixels(_sheet(panels, style, labels, (title, note), in_turn=True).pixels(), path, style)
+        return save_pixels(_fitted(panels, style, labels, (title, note), in_turn=True).pixels(), path, style)
 
 
 def metrics_figure(
     panels: Sequence[Panel], style: Style, labels: Sequence[str], title: str = "", note: str = ""
 ) -> Figure:
     """The picture of all metrics; to be called within `writer.drawing`."""
-    return _sheet(panels, style, labels, (title, note), in_turn=False).figure
+    return _fitted(panels, style, labels, (title, note), in_turn=False).figure
 
 
-def _sheet(
+def _fitted(
     panels: Sequence[Panel], style: Style, labels: Sequence[str], words: tuple[str, str], *, in_turn: bool
 ) -> Sheet:
     """In the width that the style asks for. words: title and note, empty for those of metrics."""
-
-    def build(room: float) -> Sheet:
-        sheet = Sheet(panels, style, labels, room, in_turn=in_turn)
-        sheet.place(panels, words)
-        return sheet
-
+    build = partial(Sheet, panels, style, labels, words, in_turn=in_turn)
     return layout.fitted(build, ALL_COLUMNS_PX, style, lambda sheet: sheet.figure)
 
 
@@ -90,7 +86,14 @@ class Sheet:
     """
 
     def __init__(
-        self, panels: Sequence[Panel], style: Style, labels: Sequence[str], room: float, *, in_turn: bool
+        self,
+        panels: Sequence[Panel],
+        style: Style,
+        labels: Sequence[str],
+        words: tuple[str, str],
+        room: float,
+        *,
+        in_turn: bool,
     ) -> None:
         self.style = style
         self.shown = [panel for panel in panels if panel.values_printed or _varies(panel)] or list(panels)
@@ -103,9 +106,19 @@ class Sheet:
         self.step = self.size[0] / heads, self.size[1] / layers
         self.figure = layout.new_figure()
         self.pairs = [layout.new_panel(self.figure) for _ in self.shown[: 1 if in_turn else None]]
+        # Every head and layer is numbered where there is room, else every 2nd, 5th, ...
+        line = layout.line_px(layout.sized(MARK_SIZE, style))
+        across = layout.label_step(self.step[0], line * (0.8 + 0.4 * len(str(heads - 1))))
+        down = layout.label_step(self.step[1], line)
         for ax, _ in self.pairs:
-            _ticks(ax, labels, heads, self.step, style)
+            ax.set_xticks(range(0, heads, across), [str(head) for head in range(0, heads, across)], fontsize=MARK_SIZE)
+            ax.set_yticks(range(0, layers, down), labels[::down], fontsize=MARK_SIZE)
+            ax.set_xlabel("head", fontsize=MARK_SIZE + 1, labelpad=2)
+            ax.set_ylabel("layer", fontsize=MARK_SIZE + 1, labelpad=2)
+            ax.set_axisbelow(True)  # tick marks reach one pixel into the first column
+            ax.spines[:].set_visible(False)
         self.bars = [self._fill(*pair, panel) for pair, panel in zip(self.pairs, self.shown, strict=False)]
+        self._place(panels, words)
 
     def _fill(self, ax: Axes, bar_ax: Axes, panel: Panel, bar: Colorbar | None = None) -> Colorbar:
         """A panel in a pair of axes; bar: the one that is there already, on which only the change is drawn."""
@@ -125,7 +138,15 @@ class Sheet:
         third = ", ".join(filter(None, (f"uniform {uniform}" if uniform else "", panel.support)))
         small = ((panel.unit, MARK_SIZE, 20, layout.NOTE_COLOUR), (third, MARK_SIZE, 5, layout.NOTE_COLOUR))
         layout.say_above(ax, ((panel.name, TITLE_SIZE, 36, DARK_INK), *small))
-        _name_rows(ax, panel, self.step[1])
+        # Layers without attention in a row are one grey box, with what they are where it has room.
+        for name, run in groupby(range(len(panel.without_L)), lambda row: panel.without_L[row]):
+            first, *rest = run
+            heads, high = panel.values_LH.shape[1], 1 + len(rest)
+            if name:
+                ax.add_patch(Rectangle((-0.5, first - 0.5), heads, high, facecolor=BLANK, linewidth=0))
+            if name and high * self.step[1] >= layout.line_px(MARK_SIZE):
+                text = ax.text((heads - 1) / 2, first + (high - 1) / 2, name, ha="center", va="center_baseline")
+                text.set(fontsize=MARK_SIZE, color=layout.NOTE_COLOUR)
         # Frames of the first heads and numbers are light on dark colours and dark on light ones.
         for row, column in panel.first:
             box = (column - INSET, row - INSET), 2 * INSET, 2 * INSET
@@ -133,13 +154,13 @@ class Sheet:
             ax.add_patch(Rectangle(*box, fill=False, clip_on=False, edgecolor=ink, linewidth=px(2)))
         for (row, column), value in np.ndenumerate(panel.values_LH):
             if panel.values_printed and self.step[0] >= LEAST_PRINTED and np.isfinite(value):
-                text = cell_number(value, self.style, 2 if abs(value) < 10 else 1)
-                number = ax.text(column, row, text, fontsize=VALUE_SIZE, ha="center", va="center_baseline")
+                shown = cell_number(value, self.style, 2 if abs(value) < 10 else 1)
+                number = ax.text(column, row, shown, fontsize=VALUE_SIZE, ha="center", va="center_baseline")
                 number.set(color=_ink(image, value), label=layout.NUMBER)
         layout.in_print(self.figure, self.style)
         return bar
 
-    def place(self, panels: Sequence[Panel], words: tuple[str, str]) -> None:
+    def _place(self, panels: Sequence[Panel], words: tuple[str, str]) -> None:
         """Title, notes and foot, and everything in its place."""
         (layers, _), (wide, high) = panels[0].values_LH.shape, self.size
         plan = layout.PanelPlan(
@@ -156,8 +177,13 @@ class Sheet:
         measured = int(np.isfinite([panel.values_LH for panel in panels]).any(0).sum())
         layers -= len([name for name in panels[0].without_L if name])
         title = self.style.headed(words[0] or f"Metrics of {count(measured, 'head')} in {count(layers, 'layer')}")
-        # The foot explains the signs that some panel has.
+        # The note says which metrics are not drawn, and why; the foot explains the signs that some panel has.
         shown = self.shown
+        left = [panel for panel in panels if not any(panel is other for other in shown)]
+        empty = [panel.name for panel in left if np.isnan(panel.values_LH).all()]
+        same = [f"{panel.name} {np.nanmean(panel.values_LH):.3g}" for panel in left if panel.name not in empty]
+        reasons = (("the same for every head: ", same), ("no value in this text: ", empty))
+        note = words[1] or "\n".join(reason + "; ".join(names) for reason, names in reasons if names)
         no_value = any(
             np.isnan(values_H).any() and not name
             for panel in shown
@@ -170,7 +196,7 @@ class Sheet:
             ("grey rows: layers without attention", any(any(panel.without_L) for panel in shown)),
         ]
         foot = [self.style.about.line, "; ".join(text for text, needed in signs if needed)]
-        around = layout.Words(self.figure, (title, words[1] or _note(panels, shown), foot), HEADING_SIZE, self.style)
+        around = layout.Words(self.figure, (title, note, foot), HEADING_SIZE, self.style)
         pairs = self.pairs * (len(shown) // len(self.pairs))  # of one pair, the last place holds
         self.plan = layout.frame(self.figure, pairs, plan, around, plan.left)
 
@@ -203,15 +229,6 @@ def _varies(panel: Panel) -> bool:
     return finite.size > 0 and (finite.size == 1 or float(np.ptp(finite)) > SAME * max(1.0, abs(panel.high)))
 
 
-def _note(panels: Sequence[Panel], shown: Sequence[Panel]) -> str:
-    """The metrics that are not drawn, and why."""
-    left = [panel for panel in panels if not any(panel is other for other in shown)]
-    empty = [panel.name for panel in left if np.isnan(panel.values_LH).all()]
-    same = [f"{panel.name} {np.nanmean(panel.values_LH):.3g}" for panel in left if panel.name not in empty]
-    lines = (("the same for every head: ", same), ("no value in this text: ", empty))
-    return "\n".join(start + "; ".join(names) for start, names in lines if names)
-
-
 def _draw(ax: Axes, panel: Panel, style: Style) -> AxesImage:
     ax.patch.set(facecolor=greys_of(panel.quantity)[0], hatch="////", edgecolor="#b5b5b5", linewidth=0)
     layers, heads = panel.values_LH.shape
@@ -234,33 +251,6 @@ def _draw(ax: Axes, panel: Panel, style: Style) -> AxesImage:
     return image
 
 
-def _name_rows(ax: Axes, panel: Panel, step: float) -> None:
-    """Layers without attention in a row as one grey box, with what they are where it has room."""
-    heads = panel.values_LH.shape[1]
-    for name, run in groupby(range(len(panel.without_L)), lambda row: panel.without_L[row]):
-        first, *rest = run
-        high = 1 + len(rest)
-        if name:
-            ax.add_patch(Rectangle((-0.5, first - 0.5), heads, high, facecolor=BLANK, linewidth=0))
-            if high * step >= layout.line_px(MARK_SIZE):
-                text = ax.text((heads - 1) / 2, first + (high - 1) / 2, name, ha="center", va="center_baseline")
-                text.set(fontsize=MARK_SIZE, color=layout.NOTE_COLOUR)
-
-
 def _ink(image: AxesImage, value: float) -> str:
     """What is read best on the colour of a value."""
     return str(ink_on(np.asarray(image.cmap(image.norm(np.asarray(value))))))
-
-
-def _ticks(ax: Axes, labels: Sequence[str], heads: int, cell: tuple[float, float], style: Style) -> None:
-    """Every head and layer is numbered where there is room, else every 2nd, 5th, ..."""
-    line = layout.line_px(layout.sized(MARK_SIZE, style))
-    across = layout.label_step(cell[0], line * (0.8 + 0.4 * len(str(heads - 1))))
-    down = layout.label_step(cell[1], line)
-    ax.set_xticks(range(0, heads, across), [str(head) for head in range(0, heads, across)], fontsize=MARK_SIZE)
-    ax.set_yticks(range(0, len(labels), down), labels[::down], fontsize=MARK_SIZE)
-    ax.set_xlabel("head", fontsize=MARK_SIZE + 1, labelpad=2)
-    ax.set_ylabel("layer", fontsize=MARK_SIZE + 1, labelpad=2)
-    ax.set_axisbelow(True)  # tick marks reach one pixel into the first column
-    for spine in ax.spines.values():
-        spine.set_visible(False)
