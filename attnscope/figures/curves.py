@@ -348,8 +348,22 @@ def sets_figure(costs: Sequence[SetCost], style: Style, texts: tuple[str, str, s
     figure = layout.new_figure()
     ax, bar_ax = layout.new_panel(figure)
     bar_ax.set_axis_off()
+    thick, band_thick = 0.5, 0.86  # of a row
     for row, cost in enumerate(costs):
-        _draw_set(ax, row, cost)
+        # The random sets' band is below the bar, the interval above it.
+        if np.isfinite(cost.random).all():
+            low, high = cost.random
+            corner = low, row - band_thick / 2
+            ax.add_patch(Rectangle(corner, high - low, band_thick, facecolor=BAND, edgecolor=BAND, linewidth=px(2)))
+        ax.barh(row, cost.value, thick, color=BAR, zorder=2)
+        low, high = map(float, drawn_ends(np.array(cost.value), *map(np.array, cost.interval)))
+        if math.isfinite(low):
+            ax.hlines(row, low, high, color=DARK_INK, linewidth=1.6, zorder=3)
+            ax.vlines(cost.interval, row - thick / 4, row + thick / 4, color=DARK_INK, linewidth=1.2, zorder=3)
+        # The number is right of whatever reaches farthest.
+        end = max(0.0, cost.value, *filter(math.isfinite, (*cost.interval, *cost.random)))
+        text = ax.annotate(printed(cost.value), (end, row), (px(6), 0), textcoords="offset points", va="center")
+        text.set(fontsize=9.0, color=DARK_INK, annotation_clip=False)
     # The first set is at the top, where a reader begins.
     ax.set_yticks(range(len(costs)), [isolated(shown_text(cost.name)) for cost in costs], fontsize=10.0)
     ax.set_ylim(len(costs) - 0.5, -0.5)
@@ -375,23 +389,6 @@ def sets_figure(costs: Sequence[SetCost], style: Style, texts: tuple[str, str, s
     words = layout.Words(figure, (style.headed(title), note, [style.about.line]), TITLE_SIZE, style, legend)
     layout.frame(figure, [(ax, bar_ax)], plan, words, edge)
     return figure
-
-
-def _draw_set(ax: Axes, row: int, cost: SetCost) -> None:
-    """The random sets' band below the bar, the interval above it, and the number right of whatever reaches farthest."""
-    thick, band_thick = 0.5, 0.86  # of a row
-    if np.isfinite(cost.random).all():
-        low, high = cost.random
-        corner = low, row - band_thick / 2
-        ax.add_patch(Rectangle(corner, high - low, band_thick, facecolor=BAND, edgecolor=BAND, linewidth=px(2)))
-    ax.barh(row, cost.value, thick, color=BAR, zorder=2)
-    low, high = map(float, drawn_ends(np.array(cost.value), *map(np.array, cost.interval)))
-    if math.isfinite(low):
-        ax.hlines(row, low, high, color=DARK_INK, linewidth=1.6, zorder=3)
-        ax.vlines(cost.interval, row - thick / 4, row + thick / 4, color=DARK_INK, linewidth=1.2, zorder=3)
-    ends = [0.0, cost.value, *filter(math.isfinite, (*cost.interval, *cost.random))]
-    text = ax.annotate(printed(cost.value), (max(ends), row), (px(6), 0), textcoords="offset points", va="center")
-    text.set(fontsize=9.0, color=DARK_INK, annotation_clip=False)
 
 
 MOST_LABELS = 10  # heads with a name at the end of their line
@@ -453,23 +450,18 @@ def courses_figure(
         ax.set_xlim(-0.15, len(revisions) - 1 + 0.15)
         layout.turn(ax.get_xticklabels(), step * wide / max(1, len(revisions) - 1))
         panels.finish(ax, course.name, course.unit)
-        _label_ends(ax, course, {head: (heads[head], looks[head][0]) for head in course.named}, high)
+        # Names are at the lines' right ends, pushed apart; of many those that end highest.
+        ends = {head: value for head in course.named if np.isfinite(value := course.values_RN[-1, head])}
+        bottom, top = ax.get_ylim()
+        gap, below = layout.line_px(MARK_SIZE) / high * (top - bottom), math.inf
+        for head in sorted(ends, key=lambda head: -ends[head])[:MOST_LABELS]:
+            below = min(ends[head], below - gap)
+            label = ax.annotate(heads[head], (1, below), (px(8), 0), xycoords=("axes fraction", "data"), va="center")
+            label.set(fontsize=MARK_SIZE, color=looks[head][0])
+            label.set_anncoords("offset points")
     # Long names of revisions are turned, so that what is below a panel is known only once they are drawn.
     layout.in_print(panels.figure, style)
     return panels.titled(*texts, below=layout.extent(panels.pairs[0][0].get_xticklabels())[1] + 26)
-
-
-def _label_ends(ax: Axes, course: Course, named: Mapping[int, tuple[str, str]], high: float) -> None:
-    """Names at the lines' right ends, pushed apart; of many those that end highest. named: heads' names and colours."""
-    ends = {head: value for head in named if np.isfinite(value := course.values_RN[-1, head])}
-    low, top = ax.get_ylim()
-    gap, below = layout.line_px(MARK_SIZE) / high * (top - low), math.inf
-    for head in sorted(ends, key=lambda head: -ends[head])[:MOST_LABELS]:
-        name, colour = named[head]
-        below = min(ends[head], below - gap)
-        label = ax.annotate(name, (1, below), (px(8), 0), xycoords=("axes fraction", "data"), va="center")
-        label.set(fontsize=MARK_SIZE, color=colour)
-        label.set_anncoords("offset points")
 
 
 BANDS = ((100, "all heads", "#d9e8f3"), (50, "the middle half of the heads", "#a6cbe6"))

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import seaborn as sns
@@ -144,9 +143,28 @@ def effect_figure(
     ]
     axes = [figure.add_axes((0.1, 0.1, 0.3, 0.3)) for _ in panels]
     pairs = [(ax, figure.add_axes((0.9, 0.1, 0.02, 0.8))) for ax in axes]
+    level = replace(style, scale="linear", floor=None)
     for (values_QK, limits, quantity, _, _), (ax, bar_ax) in zip(panels, pairs, strict=True):
-        _draw(values_QK, limits, quantity, (ax, bar_ax), cell, style)
-    step = _label(axes, labels, cell, style)
+        cells = Cells(ax, values_QK, limits, level, cmap_of(level, quantity), quantity)
+        bar = figure.colorbar(cells.mesh, bar_ax)
+        # Numbers are in the cells where there are few, smaller where they are long.
+        cells.show(values_QK, limits, decimals=1 if np.nanmax(np.abs(values_QK)) >= 10 else 2)
+        cells.size_numbers(cell)
+        for text in cells.numbers:
+            text.set_fontsize(float(text.get_fontsize()) * min(1.0, 4.5 / max(1, len(text.get_text()))))
+        label_colourbar(bar, limits, level, SCALES[quantity])
+        bar_ax.tick_params(labelsize=layout.NOTE_SIZE)
+        bar_ax.yaxis.label.set_fontsize(layout.NOTE_SIZE)
+    # Queries are named at the left panels, keys below the lower ones.
+    tokens = Axis("query", tuple(labels), tuple(range(len(labels))))
+    for ax in axes[::2]:
+        step = layout.put_tokens(ax, "y", tokens, cell, style)
+        ax.set_ylabel("query", fontsize=NAME_SIZE)
+    for ax in axes[2:]:
+        layout.put_tokens(ax, "x", tokens, cell, style)
+        layout.in_print(figure, style)
+        layout.turn(ax.get_xticklabels(), cell * step)
+        ax.set_xlabel("key", fontsize=NAME_SIZE)
     titles = [
         (figure.text(0, 0, name, fontsize=NAME_SIZE, weight="bold"), figure.text(0, 0, number, fontsize=NAME_SIZE))
         for *_, name, number in panels
@@ -166,36 +184,6 @@ def effect_figure(
 
 def _nats(entropy: float) -> str:
     return printed(entropy) + " nats" * (not np.isnan(entropy))
-
-
-def _draw(
-    values_QK: np.ndarray, limits: Limits, quantity: Quantity, pair: tuple[Axes, Axes], cell: float, style: Style
-) -> None:
-    """One map and its colour bar, with numbers in its cells where there are few."""
-    (ax, bar_ax), style = pair, replace(style, scale="linear", floor=None)
-    cells = Cells(ax, values_QK, limits, style, cmap_of(style, quantity), quantity)
-    bar = bar_ax.figure.colorbar(cells.mesh, bar_ax)
-    cells.show(values_QK, limits, decimals=1 if np.nanmax(np.abs(values_QK)) >= 10 else 2)
-    cells.size_numbers(cell)
-    for text in cells.numbers:
-        text.set_fontsize(float(text.get_fontsize()) * min(1.0, 4.5 / max(1, len(text.get_text()))))
-    label_colourbar(bar, limits, style, SCALES[quantity])
-    bar_ax.tick_params(labelsize=layout.NOTE_SIZE)
-    bar_ax.yaxis.label.set_fontsize(layout.NOTE_SIZE)
-
-
-def _label(axes: Sequence[Axes], labels: Sequence[str], cell: float, style: Style) -> int:
-    """Queries at the left panels, keys below the lower ones; returns the step between labels."""
-    tokens = Axis("query", tuple(labels), tuple(range(len(labels))))
-    for ax in axes[::2]:
-        step = layout.put_tokens(ax, "y", tokens, cell, style)
-        ax.set_ylabel("query", fontsize=NAME_SIZE)
-    for ax in axes[2:]:
-        layout.put_tokens(ax, "x", tokens, cell, style)
-        layout.in_print(cast(Figure, ax.get_figure()), style)
-        layout.turn(ax.get_xticklabels(), cell * step)
-        ax.set_xlabel("key", fontsize=NAME_SIZE)
-    return step
 
 
 def _place(

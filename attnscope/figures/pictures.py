@@ -218,11 +218,7 @@ def grid_figure(grid: Grid, style: Style, title: str) -> Figure:
     return figure
 
 
-PAIRS_EDGE, PAIRS_GAP, PAIRS_BAR_PX, PAIRS_BAR_ROOM = 18, 14, 12, 56
-PAIRS_PX, LARGEST_CELL, PAIRS_LEAST_PX = 1344, 26, 300  # two pixels for each of 672 heads
-TREE_PX, STRIP_PX, STRIP_GAP = 90, 10, 3
-PAIRS_HEADING_SIZE, BAR_SIZE = 14.0, 9.0
-TREE_COLOUR = "#555555"
+PAIRS_PX = 1344  # two pixels for each of 672 heads
 
 
 @dataclass(frozen=True)
@@ -251,8 +247,9 @@ def save_pairs(path: Path, pairs: Pairs, style: Style, *, title: str, note: str,
 def pairs_figure(pairs: Pairs, style: Style, words: tuple[str, str, str], room: float) -> Figure:
     """The picture; to be called within `writer.drawing`. words: title, note, and what the colours of the map mean."""
     count, (title, note, unit) = len(pairs.labels), words
-    cell = max(1, min(LARGEST_CELL, int(room // count)))
-    side = max(cell * count, min(PAIRS_LEAST_PX, room))
+    gap, bar_px, bar_room, tree_px, strip_px, strip_gap = 14, 12, 56, 90, 10, 3
+    cell = max(1, min(26, int(room // count)))
+    side = max(cell * count, min(300, room))
     figure = layout.new_figure()
     ax, bar_ax = layout.new_panel(figure)
     tree_ax = figure.add_axes((0.1, 0.9, 0.7, 0.1))
@@ -269,53 +266,41 @@ def pairs_figure(pairs: Pairs, style: Style, words: tuple[str, str, str], room: 
     )
     bar = figure.colorbar(image, cax=bar_ax)
     label_colourbar(bar, Limits(0.0, 1.0), Style(), unit)
-    bar_ax.tick_params(labelsize=BAR_SIZE)
-    step = _ticks(ax, [pairs.labels[leaf] for leaf in order], side / count, style)
-    _strip(ax, [pairs.colours[leaf] for leaf in order], STRIP_PX / side * count)
+    bar_ax.tick_params(labelsize=MARK_SIZE)
+    # Heads are named, every how many there is room for; between names and map is the strip of colours.
+    size = layout.label_size(side / count, style)
+    step = layout.label_step(side / count, layout.line_px(size))
+    places, names = np.arange(0, count, step) + 0.5, [pairs.labels[leaf] for leaf in order[::step]]
+    for axis, pad, rotation in ((ax.yaxis, strip_px + 2 * strip_gap, 0), (ax.xaxis, strip_gap, 90)):
+        axis.set_ticks(places, names, fontsize=size, rotation=rotation)
+        axis.set_tick_params(length=0, pad=px(pad))
+    ax.spines[:].set_visible(False)
+    # In the strip each row has a mark per colour of its head, side by side.
+    wide = strip_px / side * count
+    for row, leaf in enumerate(order):
+        for place, colour in enumerate(pairs.colours[leaf]):
+            width = wide / len(pairs.colours[leaf])
+            corner = place * width - wide * (1 + strip_gap / strip_px), row
+            ax.add_patch(Rectangle(corner, width, 1, facecolor=colour, linewidth=0, clip_on=False))
     _tree(tree_ax, pairs)
     layout.in_print(figure, style)
-    # Between names and map is the strip of colours, above the map the tree.
     left, below = (layout.extent(axis.get_ticklabels()) for axis in (ax.yaxis, ax.xaxis))
     frame = layout.PanelPlan(
-        left=PAIRS_EDGE + left[0] + STRIP_PX + 2 * STRIP_GAP,
-        top=TREE_PX + 2 * STRIP_GAP,
+        left=EDGE + left[0] + strip_px + 2 * strip_gap,
+        top=tree_px + 2 * strip_gap,
         size=(side, side),
-        bar=(PAIRS_GAP, PAIRS_BAR_PX, min(side, 240)),
-        right=PAIRS_GAP + PAIRS_BAR_PX + PAIRS_BAR_ROOM,
-        below=below[1] + PAIRS_GAP,
-        edge=PAIRS_EDGE,
+        bar=(gap, bar_px, min(side, 240)),
+        right=gap + bar_px + bar_room,
+        below=below[1] + gap,
+        edge=EDGE,
     )
     legend = list(pairs.legend.items())
     note += f"; every {ordinal(step)} head labelled" * (step > 2)
     texts = (style.headed(title), note, [style.about.line])
-    around = layout.Words(figure, texts, PAIRS_HEADING_SIZE, style, legend)
-    placed = layout.frame(figure, [(ax, bar_ax)], frame, around, PAIRS_EDGE)
-    layout.place(figure, tree_ax, (placed.left, placed.top - TREE_PX - STRIP_GAP, side, TREE_PX))
+    around = layout.Words(figure, texts, 14.0, style, legend)
+    placed = layout.frame(figure, [(ax, bar_ax)], frame, around, EDGE)
+    layout.place(figure, tree_ax, (placed.left, placed.top - tree_px - strip_gap, side, tree_px))
     return figure
-
-
-def _ticks(ax: Axes, labels: Sequence[str], cell: float, style: Style) -> int:
-    """Names heads, every how many there is room for; the strip of colours is between names and map."""
-    size = layout.label_size(cell, style)
-    step = layout.label_step(cell, layout.line_px(size))
-    places = range(0, len(labels), step)
-    for axis, pad in ((ax.yaxis, STRIP_PX + 2 * STRIP_GAP), (ax.xaxis, STRIP_GAP)):
-        axis.set_ticks([place + 0.5 for place in places], [labels[place] for place in places], fontsize=size)
-        axis.set_tick_params(length=0, pad=px(pad))
-    for text in ax.get_xticklabels():
-        text.set(rotation=90)
-    for spine in ax.spines.values():
-        spine.set_visible(False)
-    return step
-
-
-def _strip(ax: Axes, colours: Sequence[Sequence[str]], wide: float) -> None:
-    """A mark per colour of a head, side by side at the left of its row; wide: of all, in cells."""
-    start = -wide * (1 + STRIP_GAP / STRIP_PX)
-    for row, of_head in enumerate(colours):
-        for place, colour in enumerate(of_head):
-            corner = (start + place * wide / len(of_head), row)
-            ax.add_patch(Rectangle(corner, wide / len(of_head), 1, facecolor=colour, linewidth=0, clip_on=False))
 
 
 def _tree(ax: Axes, pairs: Pairs) -> None:
@@ -328,6 +313,6 @@ def _tree(ax: Axes, pairs: Pairs) -> None:
         ends = [(centre[part], height[part]) for part in (one, two)]
         brackets.append([ends[0], (ends[0][0], high), (ends[1][0], high), ends[1]])
         centre[number], height[number] = (centre[one] + centre[two]) / 2, high
-    ax.add_collection(LineCollection(brackets, colors=TREE_COLOUR, linewidths=px(1.2), capstyle="projecting"))
+    ax.add_collection(LineCollection(brackets, colors=layout.NOTE_COLOUR, linewidths=px(1.2), capstyle="projecting"))
     ax.set(xlim=(0, count), ylim=(0, max(height.values(), default=0.0) * 1.03 or 1.0))
     ax.set_axis_off()

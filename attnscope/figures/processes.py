@@ -130,8 +130,19 @@ def _serve_one(connection: Connection, others: Connection) -> None:
     log.handlers, log.propagate = [_Sent(connection)], False
     with suppress(EOFError, OSError):  # nothing to draw after all, or the parent has ended
         work = connection.recv()
+        answer: Exception | None = None
         with busy:
-            connection.send(_done(work, connection))
+            try:
+                with closing(work()) as paths:
+                    for path in paths:
+                        connection.send(path)
+                        if leaving.is_set():
+                            break
+            except AttnscopeError as error:
+                answer = error
+            except Exception as error:  # not every error survives the way to the other process
+                answer = RuntimeError(f"{type(error).__name__}: {error}")
+            connection.send(answer)
 
 
 class _Sent(logging.Handler):
@@ -143,17 +154,3 @@ class _Sent(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self.connection.send(record.getMessage())
-
-
-def _done(work: Work, connection: Connection) -> Exception | None:
-    try:
-        with closing(work()) as paths:
-            for path in paths:
-                connection.send(path)
-                if leaving.is_set():
-                    break
-    except AttnscopeError as error:
-        return error
-    except Exception as error:  # not every error survives the way to the other process
-        return RuntimeError(f"{type(error).__name__}: {error}")
-    return None

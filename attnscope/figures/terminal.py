@@ -219,32 +219,25 @@ def glyphs(text: str) -> list[str]:
 
 def legend(heads: Sequence[HeadMap], style: Style, coloured: bool) -> Text:
     """The scale, what it is of, and what the other signs mean."""
-    head = heads[0]
-    shared = all(one.limits == head.limits for one in heads)
-    scale = Text.assemble(*(_ramp(head, style, shared) if coloured else _steps(head, style, shared)))
-    said = [quantity_name(head.quantity, style)]
-    said += ["blank: not visible to the query"] if any(np.isnan(one.values_QK).any() for one in heads) else []
-    if any((one.values_QK == TAKEN).any() for one in heads):
-        said.append(f"{'grey' if coloured else TAKEN_SIGN}: the sink, taken out")
-    return scale.append(f"  {'; '.join(said)}")
-
-
-def _ramp(head: HeadMap, style: Style, shared: bool) -> Iterator[str | tuple[str, Ink]]:
-    """The colours from the least to the largest value."""
-    yield f"{head.limits.low:.2g} " if shared else "least "
-    for red, green, blue, _ in cmap_of(style, head.quantity)(np.linspace(0, 1, 16), bytes=True).tolist():
-        yield "█", Ink(color=Color.from_rgb(red, green, blue))
-    yield f" {head.limits.high:.2g}" if shared else " largest of each head"
-
-
-def _steps(head: HeadMap, style: Style, shared: bool) -> Iterator[str]:
-    """The shades, each with the value at which the next begins."""
-    if not shared:
-        yield f"{SHADES[0]} least to {SHADES[-1]} largest of each head"
-        return
-    for step, sign in enumerate(SHADES[:-1], start=1):
-        yield f"{sign} to {make_norm(head.limits, style).inverse(step / len(SHADES)):.2g}  "
-    yield f"{SHADES[-1]} to {head.limits.high:.2g}"
+    quantity, limits, scale = heads[0].quantity, heads[0].limits, Text()
+    shared = all(head.limits == limits for head in heads)
+    if coloured:
+        # The colours from the least to the largest value.
+        scale.append(f"{limits.low:.2g} " if shared else "least ")
+        for red, green, blue, _ in cmap_of(style, quantity)(np.linspace(0, 1, 16), bytes=True).tolist():
+            scale.append("█", Ink(color=Color.from_rgb(red, green, blue)))
+        scale.append(f" {limits.high:.2g}" if shared else " largest of each head")
+    elif shared:
+        # The shades, each with the value at which the next begins.
+        steps = [make_norm(limits, style).inverse(step / len(SHADES)) for step in range(1, len(SHADES))]
+        scale.append("  ".join(f"{sign} to {end:.2g}" for sign, end in zip(SHADES, [*steps, limits.high], strict=True)))
+    else:
+        scale.append(f"{SHADES[0]} least to {SHADES[-1]} largest of each head")
+    signs = [quantity_name(quantity, style)]
+    signs += ["blank: not visible to the query"] if any(np.isnan(head.values_QK).any() for head in heads) else []
+    if any((head.values_QK == TAKEN).any() for head in heads):
+        signs.append(f"{'grey' if coloured else TAKEN_SIGN}: the sink, taken out")
+    return scale.append(f"  {'; '.join(signs)}")
 
 
 def _cut(text: str, columns: int, ink: str) -> Text:

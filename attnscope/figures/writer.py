@@ -243,7 +243,21 @@ def save_figure(figure: Figure, path: Path, style: Style) -> Path:
     spell(figure, style)
     if style.image == "png":
         figure.set_dpi(style.dpi)
-        return save_pixels(_painted(figure), path, style)
+        panels = [ax for ax in figure.axes if not ax.patches]  # patches lie over images
+        images = [image for ax in panels for image in ax.images]
+        boxes = [artist for ax in panels for artist in ax.collections if isinstance(artist, Boxes)]
+        # Matplotlib colours every pixel of a large image; we colour its cells, and repeat them.
+        for artist in (*images, *boxes):
+            artist.set_visible(False)
+        figure.canvas.draw()
+        pixels = drawn_pixels(figure)
+        by_hand = [press_images(pixels, images), *(artist.press(pixels) for artist in boxes)]
+        for artist in (*images, *boxes):
+            artist.set_visible(True)
+        if not all(by_hand):
+            figure.canvas.draw()
+            pixels = drawn_pixels(figure)
+        return save_pixels(pixels, path, style)
     facts = {**_METADATA[style.image], **facts_of(style.about, style.image)}
     return write_whole(path, lambda temp: figure.savefig(temp, format=style.image, dpi=style.dpi, metadata=facts))
 
@@ -368,21 +382,3 @@ class Changed:
     def press(self, pixels: np.ndarray, down: int = 0, right: int = 0) -> None:
         """Paint them into the picture (height x width x 3 or 4), so many pixels from where they were."""
         pixels[self.rows + down, self.columns + right, :3] = self.colours
-
-
-def _painted(figure: Figure) -> np.ndarray:
-    """The figure drawn. Matplotlib colours every pixel of a large image; we colour its cells, and repeat them."""
-    panels = [ax for ax in figure.axes if not ax.patches]  # patches lie over images
-    images = [image for ax in panels for image in ax.images]
-    boxes = [one for ax in panels for one in ax.collections if isinstance(one, Boxes)]
-    for artist in (*images, *boxes):
-        artist.set_visible(False)
-    figure.canvas.draw()
-    pixels = drawn_pixels(figure)
-    by_hand = [press_images(pixels, images), *(one.press(pixels) for one in boxes)]
-    for artist in (*images, *boxes):
-        artist.set_visible(True)
-    if all(by_hand):
-        return pixels
-    figure.canvas.draw()
-    return drawn_pixels(figure)
