@@ -454,6 +454,7 @@ def joined(seen: Observation, axis: PageAxis) -> Observation:
         by_layer: PerLayer[T] = merged(obs.kept.get(name) for obs in seen.stacks.values())
         return PerLayer({key: moved(part, *axis.starts[key.stack]) for key, part in by_layer.items()})
 
+    # Weights and keys go to the rows and columns of their stack; whatever lies outside is not visible.
     def moved_weights(matrices: Matrices, query: int, key: int) -> Matrices:
         weights_HQK = np.asarray(matrices.weights)
         heads, queries, keys = weights_HQK.shape
