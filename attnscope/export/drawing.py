@@ -43,6 +43,7 @@ MOST_UNIFORM = 3  # kinds of layer whose uniform value is marked
 MOST_OVER = 7  # heads over a picture, which is drawn beside them
 FRAMED = 5  # heads of the picture of their mass
 NOTHING = 0.005  # of the weight: printed as 0.00
+Numbers = Sequence[float] | np.ndarray
 
 
 def score_panels(seen: Observation) -> tuple[tuple[int, ...], tuple[Panel, ...]]:
@@ -115,10 +116,15 @@ def with_rows(
 def _by_layer(seen: Observation, values: np.ndarray) -> np.ndarray:
     """A value of all heads as (L, H) of the kept ones, NaN elsewhere."""
     columns, order = seen.columns, np.flatnonzero(seen.columns.kept)
-    rows = np.unique(columns.layer[order], return_inverse=True)[1]
     number = np.where(columns.head[order] < 0, columns.kv_head[order], columns.head[order])
-    values_LH = np.full((rows.max() + 1, number.max() + 1), np.nan)
-    values_LH[rows, number] = values[order]
+    return layers_by_heads(columns.layer[order], number, values[order])
+
+
+def layers_by_heads(layer_N: Numbers, head_N: Numbers, value_N: Numbers) -> np.ndarray:
+    """A number of each head as (L, H) of the layers that have heads, NaN elsewhere."""
+    row_N = np.unique(layer_N, return_inverse=True)[1]
+    values_LH = np.full((row_N.max() + 1, int(np.max(head_N)) + 1), np.nan)
+    values_LH[row_N, np.asarray(head_N)] = value_N
     return values_LH
 
 
@@ -157,8 +163,8 @@ def mass_panels(seen: Observation) -> tuple[tuple[Panel, ...], str]:
                 "mass − uniform", values_LH, -reach, reach, MASS.unit, quantity=signed, first=first, values_printed=True
             )
         )
-    said = ", ".join(f"{n} {head.name} {printed(head.score[MASS.id])}" for n, head in enumerate(best, start=1))
-    return tuple(panels), f"{chosen_words(seen)}\nframed, furthest above uniform attention: {said}"
+    scores = ", ".join(f"{n} {head.name} {printed(head.score[MASS.id])}" for n, head in enumerate(best, start=1))
+    return tuple(panels), f"{chosen_words(seen)}\nframed, furthest above uniform attention: {scores}"
 
 
 def patch_sheets(seen: Observation, names: Sequence[str]) -> tuple[PatchSheet, ...]:
@@ -179,31 +185,26 @@ def patch_sheets(seen: Observation, names: Sequence[str]) -> tuple[PatchSheet, .
     heads.sort(key=lambda head: -np.nansum(head[1][every]))
     looking = [head for head in heads[:MOST_OVER] if np.nansum(head[1][every]) >= NOTHING]
     shown = [head for head in heads if head[0] in names] or looking or heads[:1]
-    return tuple(_patch_sheet(seen, number, shown, len(heads)) for number in range(len(seen.queries.medium.images)))
-
-
-def _patch_sheet(seen: Observation, number: int, heads: Sequence[tuple[str, np.ndarray]], of: int) -> PatchSheet:
-    patches, images = seen.queries.medium.patches, seen.queries.medium.images
+    most = f"; the {len(shown)} of {len(heads)} heads that look most at it"
+    most *= len(shown) < len(heads) and seen.view.heads is None
+    images, sheets = seen.queries.medium.images, []
     elsewhere = "on the text" if seen.queries.text else "on other tokens"
-    at = [place for place, patch in patches.items() if patch.picture == number]
-
-    def mass_words(weight_T: np.ndarray) -> str:
-        here, every, all_T = (float(np.nansum(part)) for part in (weight_T[at], weight_T[list(patches)], weight_T))
-        others = f", {every - here:.2f} on the others" * (len(images) > 1)
-        return f"{here:.2f} on the picture{others}, {all_T - every:.2f} {elsewhere}"
-
-    which = f"picture {number + 1} of {len(images)}" if len(images) > 1 else "the picture"
-    first = f"; the {len(heads)} of {of} heads that look most at it" * (len(heads) < of and seen.view.heads is None)
-    box_N4 = np.array([patches[place].box for place in at])
-    twice = float(np.prod(box_N4[:, 2:] - box_N4[:, :2], 1).sum()) > 1.5  # its tiles, and the whole in small
-    each = "tokens of its parts and of the whole are added up" if twice else "a patch is a token"
-    return PatchSheet(
-        image=images[number],
-        box_N4=box_N4,
-        heads=tuple(Patches(weight_T[at], name, mass_words(weight_T)) for name, weight_T in heads),
-        title=f"Attention weights on {which}",
-        note=f"{chosen_words(seen) or 'mean over all queries'}; {each}{first}",
-    )
+    for number, image in enumerate(images):
+        at = [place for place, patch in patches.items() if patch.picture == number]
+        # Of each head how much is on this picture, on the others, and elsewhere.
+        drawn = []
+        for name, weight_T in shown:
+            here, pictures, total = (float(np.nansum(part)) for part in (weight_T[at], weight_T[every], weight_T))
+            others = f", {pictures - here:.2f} on the others" * (len(images) > 1)
+            mass = f"{here:.2f} on the picture{others}, {total - pictures:.2f} {elsewhere}"
+            drawn.append(Patches(weight_T[at], name, mass))
+        which = f"picture {number + 1} of {len(images)}" if len(images) > 1 else "the picture"
+        box_N4 = np.array([patches[place].box for place in at])
+        twice = float(np.prod(box_N4[:, 2:] - box_N4[:, :2], 1).sum()) > 1.5  # its tiles, and the whole in small
+        each = "tokens of its parts and of the whole are added up" if twice else "a patch is a token"
+        note = f"{chosen_words(seen) or 'mean over all queries'}; {each}{most}"
+        sheets.append(PatchSheet(image, box_N4, tuple(drawn), f"Attention weights on {which}", note))
+    return tuple(sheets)
 
 
 def chosen_words(seen: Observation) -> str:
@@ -330,8 +331,8 @@ class Drawing:
         labels = [f"L{layer_name(layer, self.within.get(layer, ''))}" for layer in self.layers]
         if "metrics" in kinds and self.panels:
             yield figures.save_metrics(folder / f"metrics.{style.image}", self.panels, style, layer_labels=labels)
-        if "mass" in kinds and self.mass[0]:
-            panels, note = self.mass
+        panels, note = self.mass
+        if "mass" in kinds and panels:
             words = {"title": "Mass on the named keys", "note": note}
             yield figures.save_metrics(folder / f"mass.{style.image}", panels, style, layer_labels=labels, **words)
         if "top" in kinds and self.sheet:
@@ -601,7 +602,12 @@ def coarser(maps: LayerMaps, side: int, key0_apart: bool) -> LayerMaps:
 
     key0 = maps.key0
     if key0_apart and maps.bin_size == 1 and maps.rule == "sum" and maps.columns.tokens[0] == 0:
-        key0 = PerLayer({k: np.array([column_mean(v[:, 0], v[:, 1:]) for v in one]) for k, one in maps.values.items()})
+        key0 = PerLayer(
+            {
+                key: np.array([column_mean(values_QK[:, 0], values_QK[:, 1:]) for values_QK in values_HQK])
+                for key, values_HQK in maps.values.items()
+            }
+        )
     values = PerLayer({key: together(values) for key, values in maps.values.items()})
     return replace(maps, values=values, rows=fewer_rows, columns=fewer_columns, key0=key0)
 
@@ -658,17 +664,16 @@ def head_picture(seen: Observation, layer: int, head: int, **style: Unpack[Style
 
     Raises UsageError for a head without a kept map, UnknownLayerError for a layer without attention.
     """
-    name, look, maps = head_name(layer, head, seen.view.by_kv), _style(style), layer_maps(seen)
+    name, look, maps = head_name(layer, head, seen.view.by_kv), _style(seen, style), layer_maps(seen)
     if not head_jobs(Path(), maps, [name], look):
         _ = seen.kv_of[layer]  # a layer without attention is refused with those that have it
         raise UsageError(f"there is no map of {name}", "the observation keeps the maps that its Request asks for")
-    look = replace(look, about=about(seen))
     return _picture(lambda folder: figures.save_head_maps(head_jobs(folder, maps, [name], look), look)[0], name)
 
 
 def overview_picture(seen: Observation, **style: Unpack[StyleFields]) -> Picture:
     """Every head of every layer as a thumbnail; style: fields of `Style`."""
-    look, rows = replace(_style(style), about=about(seen)), rows_of(layer_maps(seen), seen.others)
+    look, rows = _style(seen, style), rows_of(layer_maps(seen), seen.others)
     return _picture(lambda folder: figures.save_overview(folder / "overview.png", rows, look), "overview")
 
 
@@ -679,17 +684,17 @@ def over_picture(
 
     picture: which, counted from 0. style: fields of `Style`. Raises UsageError where there is nothing to draw.
     """
-    sheets, look = patch_sheets(seen, heads), replace(_style(style), about=about(seen))
+    sheets, look = patch_sheets(seen, heads), _style(seen, style)
     if not 0 <= picture < len(sheets):
         raise UsageError(f"there is no picture {picture} to draw on", "ask with a picture and Request(per_token=True)")
     return _picture(lambda folder: figures.save_patches(folder / "over.png", sheets[picture], look), OVER)
 
 
-def _style(style: StyleFields) -> Style:
+def _style(seen: Observation, style: StyleFields) -> Style:
     known = sorted(StyleFields.__annotations__)
     if unknown := sorted(set(style).difference(known)):
         raise UsageError(f"a picture has no {unknown[0]!r}", f"it has {', '.join(known)}")
-    return Style(**style)
+    return Style(**style, about=about(seen))
 
 
 def _picture(draw: Callable[[Path], Path], title: str) -> Picture:

@@ -26,19 +26,8 @@ import pyarrow as pa
 
 from attnscope import figures
 from attnscope.errors import visible
-from attnscope.figures import (
-    About,
-    Course,
-    Maps,
-    Pairs,
-    Panel,
-    SetCost,
-    Style,
-    save_courses,
-    save_layers,
-    save_metrics,
-    save_pairs,
-)
+from attnscope.export.drawing import layers_by_heads
+from attnscope.figures import About, Course, Maps, Pairs, Panel, SetCost, Style
 from attnscope.figures.curves import (
     BudgetLine,
     ColouredTokens,
@@ -173,18 +162,15 @@ def save_effects(
     layers = sorted({layer for layer, _ in heads})
     title = title or f"What {len(heads)} heads do, and what is lost without them"
     panels = effect_panels(heads, shown)
-    return save_metrics(path, panels, style, layer_labels=layers, title=title, note=note)
+    return figures.save_metrics(path, panels, style, layer_labels=layers, title=title, note=note)
 
 
 def effect_panels(heads: Sequence[HeadIndex], shown: Sequence[Shown]) -> list[Panel]:
     """The panels: colours from 0 on, or centred on 0 where effects reach far to both sides of it."""
-    layers = sorted({layer for layer, _ in heads})
-    shape = len(layers), 1 + max(head for _, head in heads)
+    layer_N, head_N = zip(*heads, strict=True)
     panels = []
     for panel in shown:
-        values_LH = np.full(shape, np.nan)
-        for (layer, head), value in panel.values.items():
-            values_LH[layers.index(layer), head] = value
+        values_LH = layers_by_heads(layer_N, head_N, [panel.values.get(head, math.nan) for head in heads])
         # Panels of one scale share its reach, so that their colours can be compared.
         shared = [value for other in shown if other.scale == panel.scale for value in other.values.values()]
         known = [0.0, *(value for value in shared if not math.isnan(value))]
@@ -210,12 +196,12 @@ def save_probes(atlas: Atlas, folder: Path, name: str, style: Style = Style()) -
         first.setdefault(finding.probe, finding)
     kinds = list(dict.fromkeys(_kind(name) for name in first))
     names = sorted(first, key=lambda name: kinds.index(_kind(name)))
-    every = [probe_panel(atlas, first[name], layers) for name in names]
+    every = [probe_panel(atlas, first[name]) for name in names]
     panels = [panel for panel in every if panel.hatched_LH is not None and not panel.hatched_LH.all()] or every
     title = f"Probes of {len(atlas.heads)} heads in {len(layers)} layers"
     note = probes_note(atlas, [panel.name for panel in every if all(panel is not other for other in panels)])
     path = folder / f"probes.{style.image}"
-    return save_metrics(path, panels, style.of_model(name), layer_labels=layers, title=title, note=note)
+    return figures.save_metrics(path, panels, style.of_model(name), layer_labels=layers, title=title, note=note)
 
 
 def probes_note(atlas: Atlas, left_out: Sequence[str]) -> str:
@@ -233,20 +219,12 @@ def _kind(probe: str) -> str:
     return probe.partition(" p")[0]
 
 
-def probe_panel(atlas: Atlas, finding: Finding, layers: list[int]) -> Panel:
-    """The effects of one contrast; layers: those of the atlas, in order."""
-    place = np.array([layers.index(layer) for layer, _ in atlas.heads])
-    head = np.array([head for _, head in atlas.heads])
-    effect_LH, low_LH = (np.full((len(layers), int(head.max()) + 1), np.nan) for _ in range(2))
-    effect_LH[place, head], low_LH[place, head] = finding.effects.effect, finding.effects.low_all
-    return Panel(
-        name=finding.probe,
-        values_LH=effect_LH,
-        low=0.0,
-        high=1.0,
-        unit=f"above {finding.against}",
-        hatched_LH=~(np.nan_to_num(low_LH, nan=-1.0) >= LEAST),
-    )
+def probe_panel(atlas: Atlas, finding: Finding) -> Panel:
+    """The effects of one contrast on the heads of the atlas."""
+    effects, (layer_N, head_N) = finding.effects, zip(*atlas.heads, strict=True)
+    effect_LH, low_LH = (layers_by_heads(layer_N, head_N, value_N) for value_N in (effects.effect, effects.low_all))
+    hatched_LH = ~(np.nan_to_num(low_LH, nan=-1.0) >= LEAST)
+    return Panel(finding.probe, effect_LH, 0.0, 1.0, f"above {finding.against}", hatched_LH=hatched_LH)
 
 
 def save_head_js(texts: OnTexts, atlas: Atlas, path: Path, style: Style = Style()) -> Path:
@@ -264,7 +242,7 @@ def save_head_js(texts: OnTexts, atlas: Atlas, path: Path, style: Style = Style(
     )
     note = f"Jensen-Shannon divergence, mean over the rows of {count(texts.texts, 'text')}; tree: average linkage"
     title = f"How far apart {len(roles)} heads are"
-    return save_pairs(path, pairs, style, title=title, note=note, unit="JS, bits")
+    return figures.save_pairs(path, pairs, style, title=title, note=note, unit="JS, bits")
 
 
 TABLE = "checkpoints.parquet"
@@ -295,7 +273,7 @@ def save_checkpoints(atlases: Mapping[str, Atlas], folder: Path, name: str, styl
 def draw_checkpoints(atlases: Mapping[str, Atlas], folder: Path, name: str, style: Style = Style()) -> Path:
     """Draw every probe over the checkpoints; name: of the model."""
     heads = list(dict.fromkeys(head for atlas in atlases.values() for head in atlas.heads))
-    return save_courses(
+    return figures.save_courses(
         folder / f"checkpoints.{style.image}",
         courses(atlases, heads),
         style.of_model(name),
@@ -499,24 +477,18 @@ def panels(comparison: Comparison, stack: str | None = None) -> tuple[tuple[int,
     """
     stack = stack or comparison.head_stacks[0]
     places = comparison.stacks[stack]
-    layers = tuple(dict.fromkeys(comparison.heads[place][0] for place in places))
-    row, head = np.array([(layers.index(layer), head) for layer, head in (comparison.heads[at] for at in places)]).T
+    layer_N, head_N = zip(*(comparison.heads[place] for place in places), strict=True)
 
-    def placed(values: np.ndarray) -> np.ndarray:
-        values_LH = np.full((len(layers), head.max() + 1), np.nan)
-        values_LH[row, head] = values[places]
-        return values_LH
+    def with_reach(value_N: np.ndarray) -> tuple[np.ndarray, float]:
+        values_LH = layers_by_heads(layer_N, head_N, value_N[places])
+        return values_LH, float(np.max(np.abs(values_LH), where=np.isfinite(values_LH), initial=0.0)) or 1.0
 
-    def reach(values_LH: np.ndarray) -> float:
-        return float(np.max(np.abs(values_LH), where=np.isfinite(values_LH), initial=0.0)) or 1.0
-
-    js_LH = placed(comparison.js.effect)
-    drawn = [Panel("Jensen-Shannon divergence", js_LH, 0.0, reach(js_LH), "bits")]
+    js_LH, end = with_reach(comparison.js.effect)
+    drawn = [Panel("Jensen-Shannon divergence", js_LH, 0.0, end, "bits")]
     for metric in (METRICS[id] for id in metrics_for(list(METRICS), stack)):
-        values_LH = placed(comparison.differences[metric.id].effect)
-        end = reach(values_LH)
+        values_LH, end = with_reach(comparison.differences[metric.id].effect)
         drawn.append(Panel(metric.title, values_LH, -end, end, metric.unit, quantity="difference"))
-    return layers, drawn
+    return tuple(dict.fromkeys(layer_N)), drawn
 
 
 def signed_maps(pair: Pair, stack: str | None = None, prefix: str = "") -> list[Maps]:
@@ -561,10 +533,10 @@ def save_differences(comparison: Comparison, folder: Path, style: Style) -> Iter
         title = f"Differences of {len(places)} {f'{stack} ' * several}heads in {len(layers)} layers"
         which = minus(comparison.pair) if comparison.pair else "the other side − the first"
         path, note = into / f"differences.{style.image}", f"metrics: {which}"
-        yield save_metrics(path, drawn, style, layer_labels=layers, title=title, note=note)
+        yield figures.save_metrics(path, drawn, style, layer_labels=layers, title=title, note=note)
         if comparison.pair:
             maps = signed_maps(comparison.pair, stack, comparison.stack_name(stack))
-            yield from save_layers(
+            yield from figures.save_layers(
                 [(into / "layers" / f"L{item.layer:02d}.{style.image}", item) for item in maps], style
             )
 

@@ -161,9 +161,8 @@ def test_the_picture_hatches_who_is_not_named_and_says_which_probes_name_nobody(
     assert note.splitlines()[0] == "effect: score minus null, 64 sequences, seed 0"
     assert note.splitlines()[2].endswith(": offset 3; sink, no begin token")
     assert len(probes_note(found, []).splitlines()) == 2
-    layers = [0, 1, 2, 3]
     [one] = [one for one in found.findings if (one.probe, one.against) == ("induction p50", "other")]
-    panel = probe_panel(found, one, layers)
+    panel = probe_panel(found, one)
     assert panel.values_LH[3, :2] == pytest.approx(one.effects.effect[18:20])
     assert np.argwhere(~panel.hatched_LH).tolist() == [[3, 0], [3, 1]]
 
