@@ -159,7 +159,6 @@ def _groups(question: GroupMass, job: Job) -> tuple[Tensor, Tensor]:
 
 CPU = torch.device("cpu")
 MOST_ROWS, FEWEST_ROWS = 256, 64  # that are read at once, all heads of a kv head together
-SHARE_OF_CACHE = 1.0  # for their logits: what leaves it costs less than reading all keys for fewer rows
 JOBS, JOB_SCORES = 32, (2**18, 2**21)  # of a text at least, and what each of them reads
 
 
@@ -282,9 +281,6 @@ class Sweeping:
         def step(table: Tensor | None, axis: int) -> int:
             return 4 * table.stride(axis) if table is not None and table.shape[axis] > 1 else 0
 
-        def of_texts(table_nBX: Tensor) -> Each | None:
-            return Each(table_nBX[0, texts, None]) if len(table_nBX) else None
-
         values: layout.RecordValues = {
             "heads": job.heads,
             "rows": rows.stop - rows.start,
@@ -313,15 +309,8 @@ class Sweeping:
             "extra_head": step(extra, 2),
             "extra_row": step(extra, 3),
             "extra_panel": first,
-            # Tables of the questions begin at the job's first row; they are one after the other, a step apart.
             "places": len(questions.places),
-            "place": of_texts(self.place_BQ[..., rows.start :]),
-            "place_step": 4 * self.place_BQ.stride(0),
             "labels": len(questions.labels),
-            "own": of_texts(self.own_BQ[..., rows.start :]),
-            "own_step": 4 * self.own_BQ.stride(0),
-            "label": of_texts(self.label_BK),
-            "label_step": 4 * self.label_BK.stride(0),
             "gaps": self.gaps,
             "windows": len(questions.windows),
             "widths": self.widths,
@@ -332,6 +321,11 @@ class Sweeping:
             "share_step": 4 * shares_bcr.stride(1),
             "columns": Each(sums),
         }
+        # Tables of the questions begin at the job's first row; they are one after the other, a step apart.
+        place_nBQ, own_nBQ = (table[..., rows.start :] for table in (self.place_BQ, self.own_BQ))
+        for name, table_nBX in (("place", place_nBQ), ("own", own_nBQ), ("label", self.label_BK)):
+            values[name] = Each(table_nBX[0, texts, None]) if len(table_nBX) else None
+            values[f"{name}_step"] = 4 * table_nBX.stride(0)
         # The record has addresses alone: what they are of must outlive the sweep, and does in `values`.
         values |= answers.places(job) | rooms.of_job(job, questions, count)
         of_job = records(values, job.shape)
@@ -376,8 +370,8 @@ class Rooms:
 
 @lru_cache(maxsize=1)
 def _numbers() -> int:
-    """How many logits are kept at once."""
-    return int(second_cache() * SHARE_OF_CACHE) // 4
+    """How many logits are kept at once: a cache full. What they push out costs less than all keys for fewer rows."""
+    return second_cache() // 4
 
 
 PAYS = 2**22  # scores of a call: below, loading the kernel takes longer than some layers save
