@@ -66,7 +66,7 @@ def kept_outputs() -> dict[str, Any]:
 @pytest.fixture
 def kept(monkeypatch: pytest.MonkeyPatch, kept_outputs: dict[str, Any]) -> None:
     """A second instance of the same files and inputs is made once in this module, in a fork: a start takes seconds."""
-    made = whole._second
+    made = whole._second_states
 
     def run(command: list[str], env: dict[str, str], **how: Any) -> subprocess.CompletedProcess[str]:
         assert command[:2] == [sys.executable, "-P"]
@@ -81,7 +81,7 @@ def kept(monkeypatch: pytest.MonkeyPatch, kept_outputs: dict[str, Any]) -> None:
             kept_outputs[key] = made(loaded, options, inputs, modules)
         return kept_outputs[key]
 
-    monkeypatch.setattr(whole, "_second", second)
+    monkeypatch.setattr(whole, "_second_states", second)
 
 
 # The six faults: each moves the weights, and every layer still agrees with the oracle.
@@ -256,7 +256,7 @@ def test_a_model_made_in_memory_has_no_second_instance() -> None:
 
 def test_no_room_for_two_is_said_before_the_second_is_made(monkeypatch: pytest.MonkeyPatch, demo: LoadedModel) -> None:
     monkeypatch.setattr(whole, "free_memory", lambda device: 1000)
-    monkeypatch.setattr(whole, "_second", lambda *given: pytest.fail("it was made"))
+    monkeypatch.setattr(whole, "_second_states", lambda *given: pytest.fail("it was made"))
     with pytest.raises(MemoryLimitError, match=r"second instance.* 7\.7 MiB"):
         check_parity(demo, [5, 6, 7], whole=True)
 
@@ -328,7 +328,7 @@ def test_the_command_says_both_verdicts(start: str, request: pytest.FixtureReque
 
 
 def test_the_command_leaves_with_1_where_the_whole_does_not_hold(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(whole, "_second", lambda *given: {"logits": torch.ones(1, 9, 2000)})
+    monkeypatch.setattr(whole, "_second_states", lambda *given: {"logits": torch.ones(1, 9, 2000)})
     done = call("parity", "--whole", "-q", "--text", TEXT)
     assert done.code == 1
     assert done.err.startswith("does not hold: the whole model differs from a second instance by inf of the norm")

@@ -1,6 +1,6 @@
 """A second instance of a model: transformers alone makes it of its files, in a process of its own, and runs it once.
 
-    python -P alone.py FOLDER    # which holds asked.json and inputs.safetensors, and gets output.safetensors
+    python -P alone.py FOLDER    # which holds recipe.json and inputs.safetensors, and gets output.safetensors
 
 Nothing of attnscope is imported here, so that a fault of ours, or a class that somebody changed while the first
 instance ran, is not in the second. `attnscope.certificate.whole` asks for it, and runs the first through `run` too.
@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-ASKED, INPUTS, OUTPUT = "asked.json", "inputs.safetensors", "output.safetensors"
+RECIPE, INPUTS, OUTPUT = "recipe.json", "inputs.safetensors", "output.safetensors"
 FIRST = "first"  # what the inputs' file calls the first argument of the model's forward
 MOST_TOKENS = 256  # that are compared, the last: they depend on all before
 
@@ -163,7 +163,7 @@ def adapted(model: Any, folder: str, embeddings: int, merged: bool) -> Any:
 def main(folder: Path) -> None:
     from safetensors.torch import load_file, save_file
 
-    recipe = json.loads((folder / ASKED).read_text("utf-8"))
+    recipe = json.loads((folder / RECIPE).read_text("utf-8"))
     torch.set_num_threads(recipe["threads"])
     model = make_model(recipe)
     inputs = load_file(folder / INPUTS, device=recipe["device"])

@@ -78,7 +78,7 @@ def check_whole(
         own = alone.run(loaded.model, first, inputs, modules)
     tensors = {name: value for name, value in inputs.items() if isinstance(value, Tensor)}  # PEFT makes its own prefix
     tensors_given = {alone.FIRST: first[:, len(loaded.virtual) :], **tensors}
-    second = _second(loaded, loaded.options, tensors_given, modules)
+    second = _second_states(loaded, loaded.options, tensors_given, modules)
     differences = {name: state_difference(value, second.get(name)) for name, value in own.items()}
     return WholeParity(differences, Tolerance(atol, getattr(torch, loaded.dtype)).output)
 
@@ -109,7 +109,7 @@ def recipe(loaded: LoadedModel, options: LoadOptions) -> dict[str, Any]:
     """
     options = replace(options, revision=loaded.revision, offline=True)  # the same files, which are here
     source, config, device = locate(options), load_config(options), chosen_device(options)
-    as_what = loaded.loaded_as or LoadedAs(type(loaded.model).__name__, WHOLE)
+    loaded_as = loaded.loaded_as or LoadedAs(type(loaded.model).__name__, WHOLE)
     text = loaded.model.config.get_text_config()
     adapted = {} if source.adapter is None else {"num_labels": loaded.model.config.num_labels}
     stretched = ("rope_parameters", "max_position_embeddings") if loaded.stretched_from is not None else ()
@@ -123,7 +123,7 @@ def recipe(loaded: LoadedModel, options: LoadOptions) -> dict[str, Any]:
         }
     # Every choice that loading made of "auto" is said here: the second instance chooses nothing.
     return {
-        "class": as_what.kind,
+        "class": loaded_as.kind,
         "folder": str(source.folder),
         "files": source.given,
         "entries": json.loads(config.to_json_string(use_diff=False)) if source.gguf else None,
@@ -137,7 +137,7 @@ def recipe(loaded: LoadedModel, options: LoadOptions) -> dict[str, Any]:
         "dequantize": dequantizing(config) is not None and getattr(loaded.model, "hf_quantizer", None) is None,
         "use_safetensors": None if options.allow_pickle else True,
         "trust_remote_code": options.trust_remote_code,
-        "part": as_what.part,
+        "part": loaded_as.part,
         "adapter": adapter,
         "threads": torch.get_num_threads(),
     }
@@ -147,7 +147,7 @@ def _no_room(why: str) -> MemoryLimitError:
     return MemoryLimitError(f"there is no room for a second instance: {why}", "free memory, or leave out {whole}")
 
 
-def _second(
+def _second_states(
     loaded: LoadedModel, options: LoadOptions, inputs: Mapping[str, Tensor], modules: Sequence[str]
 ) -> dict[str, Tensor]:
     """What `alone.run` finds in the second instance, in a process that is off the network."""
@@ -155,9 +155,9 @@ def _second(
 
     with TemporaryDirectory(prefix="attnscope-") as name:
         folder, document = Path(name), recipe(loaded, options) | {"modules": list(modules)}
-        (folder / alone.ASKED).write_text(json.dumps(document), "utf-8")
+        (folder / alone.RECIPE).write_text(json.dumps(document), "utf-8")
         save_file({name: values.cpu().contiguous().clone() for name, values in inputs.items()}, folder / alone.INPUTS)
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-P", alone.__file__, str(folder)],
             env={**os.environ, "HF_HUB_OFFLINE": "1"},
             stdin=subprocess.DEVNULL,
@@ -166,11 +166,11 @@ def _second(
             encoding="utf-8",
             errors="replace",
         )
-        if not done.returncode:
+        if not process.returncode:
             return load_file(folder / alone.OUTPUT)
     # The last line is the reason why it failed. A process that was killed, or lacked memory, has an error of its own.
-    last_line = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
-    killed = done.returncode == -getattr(signal, "SIGKILL", 0)  # which Windows lacks
+    last_line = (process.stderr.strip().splitlines() or ["it printed nothing"])[-1]
+    killed = process.returncode == -getattr(signal, "SIGKILL", 0)  # which Windows lacks
     if killed or "MemoryError" in last_line or is_out_of_memory(RuntimeError(last_line)):
         raise _no_room("memory ran out while it was loaded or run")
     raise ModelError(f"no second instance of {loaded.name} could be run: {last_line[:200]}", "leave out {whole}")

@@ -33,7 +33,7 @@ from attnscope.model.libraries import knows_interface
 from attnscope.model.selection import CROSS, CROSSING, DECODER, ENCODER, VISION, main_stack
 from attnscope.model.tasks import looks_back_alone, task_of
 
-ASKED: Mapping[str, Any] = {"output_attentions": True}
+WITH_WEIGHTS: Mapping[str, Any] = {"output_attentions": True}
 
 
 @dataclass(frozen=True)
@@ -58,10 +58,10 @@ def route_of(model: nn.Module, listen: Callable[[Mapping[str, Any]], set[str]]) 
         family = family_of(model)
         files = {type(module) for module in model.modules()} if has_config else ()
         asks = not family.bypasses_interface and (not has_config or any(map(knows_interface, files)))
-        return Route(asks, ASKED if family.returns_weights_when_asked else {})
+        return Route(asks, WITH_WEIGHTS if family.returns_weights_when_asked else {})
 
     # Code that somebody else wrote may ask the interface, return its weights, or return them to who asks for them.
-    for extras in ({}, ASKED) if model not in _routes else ():
+    for extras in ({}, WITH_WEIGHTS) if model not in _routes else ():
         try:
             routes = listen(extras)
         except Exception:  # any author's code: what is wrong with it is shown where it is run in earnest
