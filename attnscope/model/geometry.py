@@ -231,11 +231,9 @@ def geometry_of(config: Any, *, count: bool = True, task: str | None = None) -> 
         cross = (_layer(text, index, "full") for index in range(_count(text, DECODER)))
         others = {ENCODER: _layers(config, ENCODER), CROSS: tuple(cross)}
     layers = vision_layers(text) if task == VISION_ONLY else _layers(config, main_stack(task))
+
     # Of a model that reads bytes and patches of them, the layers of every part.
-    added, types = getattr(text, "compress_rates", None) or {}, getattr(text, "layer_types", None) or ()
-    compressed = {CSA: "compressed_sparse_attention", HCA: "heavily_compressed_attention"}
-    summaries = {stack: name for stack, name in compressed.items() if name in added and name in types}
-    rates = {stack: added[name] for stack, name in summaries.items()}
+    rates: dict[str, int] = {}
     if parts := family(config.model_type).parts:
         others, rates = {stack: _layers(config, stack) for stack in parts}, {POOLING: config.cross_attn_k}
         if not config.patch_in_forward or config.patching_mode != "entropy":  # then it is not asked where patches begin
@@ -246,10 +244,14 @@ def geometry_of(config: Any, *, count: bool = True, task: str | None = None) -> 
             number = len(others[part]) if stack_config(config, stack).cross_attn_all_layers else 1
             others[stack] = tuple(replace(layer, type="patch", window=None) for layer in others[part][:number])
         layers = others.pop(DECODER)
-    views = {
-        stack: tuple(layer for layer in layers if text.layer_types[layer.index] == name)
-        for stack, name in summaries.items()
-    }
+
+    # Layers with maps of their own: over summaries of tokens, and of the difference of two heads' weights.
+    views: dict[str, tuple[LayerGeometry, ...]] = {}
+    added, types = getattr(text, "compress_rates", None) or {}, getattr(text, "layer_types", None) or ()
+    for stack, name in ((CSA, "compressed_sparse_attention"), (HCA, "heavily_compressed_attention")):
+        if name in added and name in types:
+            views[stack] = tuple(layer for layer in layers if types[layer.index] == name)
+            rates[stack] = added[name]
     if hasattr(text, "lambda_std_dev"):
         pairs = (replace(layer, heads=layer.heads // 2, kv_heads=max(1, layer.kv_heads // 2)) for layer in layers)
         views[DIFFERENCE] = tuple(pairs)
@@ -269,6 +271,8 @@ def geometry_of(config: Any, *, count: bool = True, task: str | None = None) -> 
         decoder_positions=decoder_positions,
         parameters=count_parameters(config) if count else None,
     )
+
+    # A config may say anything: what is no size is refused here, where its name is known.
     for holder, names in ((geometry, SIZES), *((layer, LAYER_SIZES) for layer in layers)):
         for name in names:
             value = getattr(holder, name)
