@@ -83,10 +83,10 @@ class Frame:
         self.ax.tick_params(axis="y", labelsize=MARK_SIZE)
         layout.rule(self.ax)
 
-    def titled(self, title: str, note: str = "", left: float | None = None, down: float = 12) -> Figure:
-        """The figure with its title, so many pixels from its corner, and its foot, above which a note goes."""
+    def titled(self, title: str, left: float | None = None, down: float = 12) -> Figure:
+        """The figure with its title, so many pixels from its corner, and its foot."""
         left = 0.02 * self.wide if left is None else left
-        layout.entitle(self.figure, self.style, (title, self.style.about.line, note), TITLE_SIZE, (left, down, 8))
+        layout.entitle(self.figure, self.style, (title, self.style.about.line), TITLE_SIZE, (left, down, 8))
         return self.figure
 
 
@@ -205,15 +205,15 @@ class Curve:
     others: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
 
 
-def save_curve(path: Path, curve: Curve, style: Style, title: str, note: str = "") -> Path:
+def save_curve(path: Path, curve: Curve, style: Style, title: str) -> Path:
     """Write the curve. Raises UsageError for a folder that cannot be written.
 
     save_curve(Path("knockout.png"), Curve(["L0"], one, none, none, "nats"), Style(), "What is lost without the look")
     """
-    return save_drawn(path, style, [title, note], lambda room: curve_figure(curve, style, title, note))
+    return save_drawn(path, style, [title], lambda room: curve_figure(curve, style, title))
 
 
-def curve_figure(curve: Curve, style: Style, title: str, note: str) -> Figure:
+def curve_figure(curve: Curve, style: Style, title: str) -> Figure:
     """The curve; to be called within `writer.drawing`."""
     count, most_named = len(curve.names), 50
     others = curve.others if curve.others is not None and np.isfinite(curve.others[0]).any() else None
@@ -232,7 +232,7 @@ def curve_figure(curve: Curve, style: Style, title: str, note: str) -> Figure:
     frame.line(range(count), curve.effect, BLUE, "these keys")
     layout.name_columns(frame.ax, curve.names, most_named, MARK_SIZE)
     frame.axes("layers that are cut", f"{curve.unit} lost", 1)
-    return frame.titled(title, note)
+    return frame.titled(title)
 
 
 @dataclass(frozen=True)
@@ -522,16 +522,15 @@ class ColouredTokens:
     queries: Sequence[int] = ()
 
 
-def save_tokens(path: Path, tokens: ColouredTokens, style: Style, title: str, note: str = "") -> Path:
+def save_tokens(path: Path, tokens: ColouredTokens, style: Style, title: str) -> Path:
     """Write the text in the colours of its effects. Raises UsageError for a folder that cannot be written.
 
     save_tokens(Path("knockout.png"), ColouredTokens(["the", " bank"], effect_T, "nats"), Style(), "Each key's worth")
     """
-    texts = [title, note, "".join(tokens.plain)]
-    return save_drawn(path, style, texts, lambda room: tokens_figure(tokens, style, title, note))
+    return save_drawn(path, style, [title, *tokens.plain], lambda room: tokens_figure(tokens, style, title))
 
 
-def tokens_figure(tokens: ColouredTokens, style: Style, title: str, note: str) -> Figure:
+def tokens_figure(tokens: ColouredTokens, style: Style, title: str) -> Figure:
     """The text, line by line; to be called within `writer.drawing`."""
     margin, blank, line_px = 26.0, 5, 30
     wide = int(min(2 * WIDE_PX, (style.inches or np.inf) * DPI))
@@ -564,7 +563,7 @@ def tokens_figure(tokens: ColouredTokens, style: Style, title: str, note: str) -
         edge = DARK_INK if place in tokens.queries else "none"
         text.set_bbox({"facecolor": colour_of(effect / most), "edgecolor": edge, "pad": 2.0, "linewidth": 1.0})
     scale = f"orange: up to {most:.2f} {tokens.unit} lost without the key; blue: gained; framed: query"
-    layout.entitle(figure, style, (title, style.about.line, note, scale), TITLE_SIZE, (margin, 14, 10))
+    layout.entitle(figure, style, (title, style.about.line, scale), TITLE_SIZE, (margin, 14, 10))
     return figure
 
 
