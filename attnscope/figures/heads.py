@@ -8,7 +8,7 @@ numbers, its title and the compression. Q query, K key.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from functools import cache, partial
 from pathlib import Path
@@ -40,8 +40,8 @@ from attnscope.figures.colours import (
     seen,
     sink_limits,
 )
-from attnscope.figures.fonts import Fonts, fonts_for, shown_label
-from attnscope.figures.mosaic import EDGE_COLOUR, EDGE_PX, LINE_LEAST, LINE_PX, PAPER, HeadMap, prepare_heads
+from attnscope.figures.fonts import Fonts, fonts_for
+from attnscope.figures.mosaic import EDGE_COLOUR, EDGE_PX, LINE_LEAST, LINE_PX, PAPER, HeadMap, prepare_heads, texts_of
 from attnscope.figures.pool import draw_in_workers, worker_count
 from attnscope.figures.style import TAKEN, Maps, Quantity, Style, edge_boxes, head_title
 from attnscope.figures.writer import Boxes, Reused, Stamps, configure, drawing, save_behind, save_figure, save_pixels
@@ -258,27 +258,14 @@ def head_maps(
 ) -> Generator[Path, None, None]:
     """`save_head_maps`, one path at a time."""
     find_cmap(style.cmap or CMAPS["weight"])
-    fonts = fonts_for(_texts(jobs, style, title))
+    titles = {title(maps, index) for _, maps, index in jobs}
+    fonts = fonts_for(titles | texts_of((maps for _, maps, _ in jobs), style))
     heads = prepare_heads(jobs, style, title)
     if workers is None:
         workers = worker_count([head.values_QK.size for head in heads], style)
     if workers > 1:
         yield from draw_in_workers(partial(_draw_in_worker, style, fonts), heads, workers)
-    else:
-        yield from draw_heads(heads, style, fonts)
-
-
-def _texts(jobs: Sequence[tuple[Path, Maps, int]], style: Style, title: Callable[[Maps, int], str]) -> set[str]:
-    """All that will be drawn, before glyphs that no font has are replaced."""
-    titles = {title(maps, index) for _, maps, index in jobs}
-    labels = {
-        label for axes in {(maps.labels_Q, maps.labels_K) for _, maps, _ in jobs} for axis in axes for label in axis
-    }
-    return titles | {style.title, style.about.line} | set(map(shown_label, labels))
-
-
-def draw_heads(heads: Iterable[HeadMap], style: Style, fonts: Fonts) -> Generator[Path, None, None]:
-    """Write the heads in this process, one path at a time."""
+        return
     built: dict[tuple, HeadFigure] = {}
     with drawing(fonts):
         if style.image == "png":

@@ -6,7 +6,7 @@ H head, R tile row, C tile column, Q query, K key.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -357,6 +357,12 @@ def prepare_heads(
             )
         )
     return heads
+
+
+def texts_of(layers: Iterable[Maps], style: Style) -> set[str]:
+    """What is drawn around maps, and their labels, before glyphs that no font has are replaced."""
+    axes = {axis for maps in layers for axis in (maps.labels_Q, maps.labels_K)}
+    return {style.title, style.about.line, *(shown_label(label) for axis in axes for label in axis)}
 
 
 def foot(maps: Maps, style: Style, *, tokens: bool = True) -> tuple[str, ...]:

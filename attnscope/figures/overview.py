@@ -40,6 +40,7 @@ from attnscope.figures.mosaic import (
     sink_name,
     sink_note,
     strip_fill,
+    texts_of,
 )
 from attnscope.figures.style import (
     OPEN,
@@ -221,8 +222,7 @@ def save_layers(jobs: Sequence[tuple[Path, Maps]], style: Style) -> Iterator[Pat
 
     for path in save_layers([(Path("layers/L27.png"), maps)], Style()): ...
     """
-    labels = {label for axes in {(maps.labels_Q, maps.labels_K) for _, maps in jobs} for one in axes for label in one}
-    with drawing(fonts_for({style.title, style.about.line, *map(shown_label, labels)})):
+    with drawing(fonts_for(texts_of((maps for _, maps in jobs), style))):
         shown = figures_of(jobs, style)
         if style.image == "png":
             yield from save_behind(((path, layer.pixels()) for path, layer in shown), style)
