@@ -166,7 +166,7 @@ def _asked(seen: Observation, how: Export, names: Sequence[str]) -> dict[str, An
         "weights": seen.view.weights,
         "keys": how.keys,
         "spreadsheet": how.spreadsheet,
-        **{name: found.expression for name, found in (chosen[0] if chosen else {}).items()},
+        **{name: match.expression for name, match in (chosen[0] if chosen else {}).items()},
         **({"per_token": how.per_token} if how.per_token else {}),
         **({"depth": how.depth} if "depth" in how.figures else {}),
         **{name: value for name, value in asdict(how.style).items() if name != "about"},
@@ -200,8 +200,8 @@ def _drawn(seen: Observation, folder: Path, how: Export, names: Sequence[str]) -
 
 def drawn_heads(seen: Observation, sort: str | None) -> list[str]:
     """The heads that are drawn one by one where none are named: those that the view chose, or the first in order."""
-    found = seen.kept_heads(sort)[:MOST_HEADS] if seen.view.heads is None else seen.kept_heads()
-    return [head.name for head in found]
+    heads = seen.kept_heads(sort)[:MOST_HEADS] if seen.view.heads is None else seen.kept_heads()
+    return [head.name for head in heads]
 
 
 def manifest(seen: Observation, options: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
@@ -226,9 +226,9 @@ def manifest(seen: Observation, options: Mapping[str, Any], asked: Mapping[str, 
     record = run_facts(seen.prompt, facts, options)
     prompt = record.pop("prompt")  # the longest, last
     # a model of one stack has the tokens that were asked about without the stack's name, as before there were several
-    asked_of = {stack: obs.chosen for stack, obs in seen.stacks.items() if named(obs.chosen) and not obs.chosen.nothing}
-    said_of = {stack: {name: asdict(found) for name, found in named(obs).items()} for stack, obs in asked_of.items()}
-    chosen = said_of if seen.other_stacks else said_of.get(seen.stack)
+    matches = {stack: named(obs.chosen) for stack, obs in seen.stacks.items() if not obs.chosen.nothing}
+    chosen_of = {stack: {name: asdict(match) for name, match in of.items()} for stack, of in matches.items() if of}
+    chosen = chosen_of if seen.other_stacks else chosen_of.get(seen.stack)
     return {
         **record,
         "export": jsonable(asked),

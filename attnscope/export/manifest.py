@@ -95,14 +95,14 @@ def ask_of(path: Path) -> CaptureSpec:
     """
     from attnscope.observe.request import CaptureSpec
 
-    said = read_manifest(path)
-    prompt, target = prompt_of(said, path), prompt_of(said, path, TARGET).ids if TARGET in said else None
+    manifest = read_manifest(path)
+    prompt, target = prompt_of(manifest, path), prompt_of(manifest, path, TARGET).ids if TARGET in manifest else None
     if prompt.medium.sha256 is not None:
         raise UsageError(
             f"the run of {path} read pictures or a sound too, which its tokens do not hold",
             "give {picture} or {audio} again",
         )
-    return replace(CaptureSpec.of_json(said.get("ask")), text=prompt, target=target)
+    return replace(CaptureSpec.of_json(manifest.get("ask")), text=prompt, target=target)
 
 
 def _of_any_version(path: Path) -> dict[str, Any]:

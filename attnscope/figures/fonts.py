@@ -88,7 +88,9 @@ def caption(text: str) -> str:
     Letters by their script, ⟨CJK⟩, other characters by their number, ⟨1F469⟩; a quoted text of such letters in words.
     """
     words = "text in a script without a font"
-    return _named(QUOTED.sub(lambda one: f"{words} ({_scripts(one[1])})" if undrawable(one[1]) else one[0], text))
+    return _named(
+        QUOTED.sub(lambda quote: f"{words} ({_scripts(quote[1])})" if undrawable(quote[1]) else quote[0], text)
+    )
 
 
 def undrawable(text: str) -> bool:
@@ -129,16 +131,16 @@ def _named(text: str) -> str:
         " " if char.isspace() else "x" if char in _missing and unicodedata.category(char) not in SYMBOLS else "."
         for char in text
     )
-    text = _replaced(text, SCRIPT_STRETCH, kinds, lambda one: f"⟨{name}⟩" if (name := _scripts(one)) else one)
+    text = _replaced(text, SCRIPT_STRETCH, kinds, lambda part: f"⟨{name}⟩" if (name := _scripts(part)) else part)
     return "".join(char if char not in _missing else " " if char.isspace() else numbered(char) for char in text)
 
 
 def _replaced(text: str, stretch: re.Pattern[str], kinds: str, by: Callable[[str], str]) -> str:
     """A text with other words for each stretch; kinds: a sign for each character, in which stretches are found."""
     parts, end = [], 0
-    for found in stretch.finditer(kinds):
-        parts += [text[end : found.start()], by(text[found.start() : found.end()])]
-        end = found.end()
+    for match in stretch.finditer(kinds):
+        parts += [text[end : match.start()], by(text[match.start() : match.end()])]
+        end = match.end()
     return "".join([*parts, text[end:]])
 
 

@@ -285,8 +285,9 @@ def _broken(line: str, letters: float) -> list[str]:
     if needed <= letters:
         return [line]
     width = max(8, int(letters * len(line) / needed))
-    phrases = [one if len(one) > width else one.replace(" ", TIED) for one in re.split(r"(?<=[,;:]) ", line)]
-    return [part.replace(TIED, " ") for part in textwrap.wrap(" ".join(phrases), width)]
+    phrases = re.split(r"(?<=[,;:]) ", line)
+    tied = (phrase if len(phrase) > width else phrase.replace(" ", TIED) for phrase in phrases)
+    return [part.replace(TIED, " ") for part in textwrap.wrap(" ".join(tied), width)]
 
 
 def frame(figure: Figure, panels: Sequence[tuple[Axes, Axes]], plan: PanelPlan, words: Words, left: float) -> PanelPlan:

@@ -72,18 +72,18 @@ class DrawingProcess:
         Once closed, no further file is started. An AttnscopeError is raised here as it is, any other error as a
         RuntimeError with its words.
         """
-        asked = self.connections[: len(works)]
-        for connection, work in zip(asked, works, strict=True):
+        working = list(self.connections[: len(works)])
+        for connection, work in zip(working, works, strict=True):
             with suppress(OSError):  # it ended: reading its answer says so
                 connection.send(work)
-        return self._answers(list(asked))
+        return self._answers(working)
 
-    def _answers(self, asked: list[Connection]) -> Generator[Path, None, None]:
+    def _answers(self, working: list[Connection]) -> Generator[Path, None, None]:
         warned = set[str]()
         try:
-            while asked:
-                ready = wait(asked)
-                for connection in [one for one in asked if one in ready]:
+            while working:
+                ready = wait(working)
+                for connection in [connection for connection in working if connection in ready]:
                     try:
                         answer = connection.recv()
                     except (EOFError, OSError) as error:
@@ -91,7 +91,7 @@ class DrawingProcess:
                     if isinstance(answer, Exception):
                         raise answer
                     if answer is None:
-                        asked.remove(connection)
+                        working.remove(connection)
                     elif isinstance(answer, Path):
                         yield answer
                     elif answer not in warned:

@@ -208,13 +208,13 @@ def keys_below(axis: Axis, size: int, start: int) -> list[Text]:
 
 def glyphs(text: str) -> list[str]:
     """What of a text takes columns, each with the marks that belong to it."""
-    found: list[str] = []
+    signs: list[str] = []
     for char in text:
-        if found and (not cell_len(char) or found[-1].endswith("\u200d")):
-            found[-1] += char
+        if signs and (not cell_len(char) or signs[-1].endswith("\u200d")):
+            signs[-1] += char
         else:
-            found.append(char)
-    return found
+            signs.append(char)
+    return signs
 
 
 def legend(heads: Sequence[HeadMap], style: Style, coloured: bool) -> Text:

@@ -103,7 +103,8 @@ def press_images(pixels: np.ndarray, images: Sequence[AxesImage]) -> bool:
         assert cells is not None
         by_panel.setdefault((image.axes, cells.shape[:2]), []).append(image.to_rgba(cells, bytes=True))
     places = [_place(axes, shape, len(pixels)) for axes, shape in by_panel]
-    if None in places or not all(np.isin(one[..., 3], (0, 255)).all() for over in by_panel.values() for one in over):
+    every = (cells for layers in by_panel.values() for cells in layers)
+    if None in places or not all(np.isin(cells[..., 3], (0, 255)).all() for cells in every):
         return False
     for place, layers in zip(places, by_panel.values(), strict=True):
         top, left, high, wide = cast(tuple[int, int, int, int], place)
@@ -269,8 +270,8 @@ def spell(figure: Figure, style: Style) -> None:
     what follows such a character to the left there, by the width of a space.
     """
     for text in figure.findobj(Text):
-        if not (said := text.get_text()).isascii():
-            text.set_text(isolated(caption(said)))
+        if not text.get_text().isascii():
+            text.set_text(isolated(caption(text.get_text())))
             if style.image == "pdf" and any(unicodedata.category(char) == "Cf" for char in text.get_text()):
                 text.set_path_effects([Normal()])
 
@@ -296,12 +297,12 @@ def save_behind(pictures: Iterable[tuple[Path, np.ndarray]], style: Style) -> It
 def facts_of(about: About, image: str) -> dict[str, str]:
     """What a file says of itself, by the keys that its format has."""
     known = {"Model": about.model, "Text-SHA256": about.text_sha256, "Command": about.command}
-    said = {name: value for name, value in known.items() if value}
+    facts = {name: value for name, value in known.items() if value}
     title = {"Title": about.line} if about.line else {}
     if image == "png":
-        return {**title, **said}
+        return {**title, **facts}
     key = "Description" if image == "svg" else "Subject"
-    return {**title, **({key: "; ".join(f"{name}: {value}" for name, value in said.items())} if said else {})}
+    return {**title, **({key: "; ".join(f"{name}: {value}" for name, value in facts.items())} if facts else {})}
 
 
 def drawn_pixels(figure: Figure) -> np.ndarray:

@@ -125,8 +125,8 @@ class CutsSide:
         columns = {name: rounded(np.array(table[name].to_pylist(), np.float64)) for name in NUMBERS}
         columns |= {name: table[name].to_pylist() for name in COUNTS}
         rows = [
-            {"set": cut.cut.name, **self._place(cut), **{name: values[place] for name, values in columns.items()}}
-            for place, cut in enumerate(self.found.asked)
+            {"set": item.cut.name, **self._place(item), **{name: values[place] for name, values in columns.items()}}
+            for place, item in enumerate(self.found.asked)
         ]
         return {
             "over": facts["over"],
@@ -136,7 +136,7 @@ class CutsSide:
             "random": facts["random"],
             "intact": rounded(np.array([facts["intact"]]))[0],
             "count": len(cases),
-            "texts": [_asked(one, len(cases) > 1) for one in cases[:MOST_TEXTS]],
+            "texts": [_asked(case, len(cases) > 1) for case in cases[:MOST_TEXTS]],
             "rows": rows,
             "notes": list(self.notes),
             "command": self.again.command,
@@ -156,21 +156,21 @@ class CutsSide:
     @cached_property
     def _heads(self) -> list[tuple[int, int]]:
         """The heads that were cut in any set, in the model's order."""
-        return sorted({head for one in self.found.asked for head in one.cut.heads})
+        return sorted({head for item in self.found.asked for head in item.cut.heads})
 
     @cached_property
     def _layers(self) -> list[int]:
         return sorted({layer for layer, _ in self._heads})
 
-    def _place(self, one: AskedCut) -> dict[str, Any]:
+    def _place(self, item: AskedCut) -> dict[str, Any]:
         """The place of a cut on the page: its layer, its head or heads, its key."""
         over, at = self.found.facts["over"], self._layers.index
         return {
-            "at": None if one.layer is None else at(one.layer),
-            "layer": one.layer,
-            "head": one.head,
-            "heads": [[at(layer), head] for layer, head in one.cut.heads] if over in ("heads", "kv") else [],
-            "key": one.cut.keys[0][0] if over == "keys" else None,
+            "at": None if item.layer is None else at(item.layer),
+            "layer": item.layer,
+            "head": item.head,
+            "heads": [[at(layer), head] for layer, head in item.cut.heads] if over in ("heads", "kv") else [],
+            "key": item.cut.keys[0][0] if over == "keys" else None,
         }
 
 
