@@ -92,7 +92,7 @@ def _in_words(error: AttnscopeError, arguments: Sequence[str]) -> str:
         return error.for_shell()
     for name in (called, *COMMANDS):
         options = parameters(*getattr(module_of(name), name).groups)  # its settings among them
-        hint = error.steps({one.key for one in options.values()})
+        hint = error.steps({option.key for option in options.values()})
         if hint or not error.hint:
             hint += f", which `attnscope {name}` takes" * (name != called)
             return AttnscopeError(error.message, hint).for_shell()

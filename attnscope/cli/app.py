@@ -71,9 +71,9 @@ class CommandList(TyperGroup):
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         width = max(map(len, COMMANDS))
-        for panel, found in groupby(COMMANDS.items(), lambda row: row[1][0]):
+        for panel, rows in groupby(COMMANDS.items(), lambda row: row[1][0]):
             with formatter.section(panel):
-                formatter.write_dl([(name.ljust(width), summary) for name, (_, summary) in found])
+                formatter.write_dl([(name.ljust(width), summary) for name, (_, summary) in rows])
 
 
 def module_of(name: str) -> Any:

@@ -160,7 +160,7 @@ class Questions(Question):
 
     @property
     def meanings(self) -> list[str]:
-        return [*super().meanings, *(one for one in self.spans or () if "=" in one)]
+        return [*super().meanings, *(span for span in self.spans or () if "=" in span)]
 
     @property
     def span_names(self) -> tuple[str, ...]:
@@ -206,9 +206,11 @@ class Dataset(Drawing, MeasuredEntries, Relations, Spreadsheet, Printing):
     @property
     def looks(self) -> dict[str, object]:
         """The settings of pictures that are not as they come, which all of a dataset's share."""
-        found = {one.spelled: getattr(self, name) for name, one in parameters(Drawing).items() if one.is_setting}
-        usual = {one.spelled: default_of(Drawing, name) for name, one in parameters(Drawing).items()}
-        return {name: value for name, value in found.items() if value != usual[name]}
+        return {
+            option.spelled: value
+            for name, option in parameters(Drawing).items()
+            if option.is_setting and (value := getattr(self, name)) != default_of(Drawing, name)
+        }
 
     @property
     def table_names(self) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ def metrics() -> list[tuple[str, str]]:
     """The metrics, each with its title."""
     from attnscope.metrics.metrics import KNOWN
 
-    return [(one.id, one.title) for one in KNOWN.values()]
+    return [(metric.id, metric.title) for metric in KNOWN.values()]
 
 
 def models() -> list[str]:

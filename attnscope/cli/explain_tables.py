@@ -137,7 +137,7 @@ def _keys(arrays: Sequence[Numbers], step: Step, explanation: Explanation) -> Ta
     if {"q", "k"} <= set(numbers) and numbers["q"].shape[1] <= FIRST:
         pairs = (zip(numbers["q"][query], k_D, strict=True) for k_D in numbers["k"])
         terms = [
-            " + ".join(f"{_number(a)}·{f'({_number(b)})' if b < 0 else _number(b)}" for a, b in one) for one in pairs
+            " + ".join(f"{_number(a)}·{f'({_number(b)})' if b < 0 else _number(b)}" for a, b in pair) for pair in pairs
         ]
     shown = _table(_right("key"), "token", *(_key_column(*column) for column in columns))
     if terms:

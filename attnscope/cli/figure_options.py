@@ -60,7 +60,7 @@ class Look:
     ] = None
 
     def __post_init__(self) -> None:
-        if any(getattr(self, one.name) != one.default for one in fields(self)):
+        if any(getattr(self, field.name) != field.default for field in fields(self)):
             _ = self.style()  # refused before a model is loaded
         if self.cmap:
             from attnscope.figures.colours import find_cmap
@@ -141,12 +141,12 @@ class Drawing(Map):
         """The kinds that were named, None where none were. Raises UsageError for one that cannot be drawn."""
         if self.figures is None:
             return None
-        found = names(self.figures, (*FIGURES, "mass", "top", DEPTH, "picture"), "--figures")
-        if not found:
+        kinds = names(self.figures, (*FIGURES, "mass", "top", DEPTH, "picture"), "--figures")
+        if not kinds:
             raise UsageError("--figures names no figure", "write --figures overview")
-        if "mass" in found and question.key is None:
+        if "mass" in kinds and question.key is None:
             raise UsageError("--figures mass shows the mass on named keys", "name them with --key")
-        return found
+        return kinds
 
 
 def kinds_of_file(kinds: tuple[str, ...] | None, select: str | None, file: Path) -> tuple[str, ...]:

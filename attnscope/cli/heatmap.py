@@ -199,12 +199,12 @@ def redraw(
 
             asked = Ranked(sort=sort, select=select, metrics=metrics, atlas=None)
             chosen = Chosen.read(folder, asked, pictures.quiet)
-            found = Redrawn(chosen.draw(into, style, looks.figures or DEPTH))
+            redrawn = Redrawn(chosen.draw(into, style, looks.figures or DEPTH))
         else:
-            over = [one for one in (sort, *metrics) if one]
-            found = redraw_study(folder, into, style) or _run(folder, into, style, kinds or FIGURES, select, over)
-        notes.extend(found.notes)
-        return found.paths
+            over = [name for name in (sort, *metrics) if name]
+            redrawn = redraw_study(folder, into, style) or _run(folder, into, style, kinds or FIGURES, select, over)
+        notes.extend(redrawn.notes)
+        return redrawn.paths
 
     # A stop between two files leaves no half of one.
     with unwinding():

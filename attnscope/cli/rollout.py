@@ -63,7 +63,7 @@ def rollout(asked: TextRun, top: Top, printing: Results, units: Units, drawing: 
     sheet = partial(relations_sheet, table, top.shown)
     output.emit_first(table, top, format, sheet, printing.quiet, printing.spreadsheet)
     return max(
-        report_checks(seen, printing.quiet), *(report_rollout(one, printing.quiet) for one in seen.stacks.values())
+        report_checks(seen, printing.quiet), *(report_rollout(stack, printing.quiet) for stack in seen.stacks.values())
     )
 
 

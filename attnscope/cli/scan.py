@@ -126,12 +126,12 @@ def scan(scanned: Scanned, probing: Probing, kept: StudyTable, look: Look) -> in
     style = look.style(command_line("scan", scanned, probing, look))
     if len(scanned.revisions) > 1:
         return scan_each(scanned, files, probing, kept, style)
-    found = scan_one(scanned.load_options(), files, probing, kept, style)
-    if found is None:
+    result = scan_one(scanned.load_options(), files, probing, kept, style)
+    if result is None:
         return 0
-    atlas = found.atlas
+    atlas = result.atlas
     table = atlas.table(atlas.order(probing.probe)[: probing.limit(format)], probing.probe)
-    output.emit(table, format, lambda: scanned_sheet(atlas, probing.probe, probing.shown, found.texts, output.width()))
+    output.emit(table, format, lambda: scanned_sheet(atlas, probing.probe, probing.shown, result.texts, output.width()))
     # Under the table what it leaves out, and by which rule each role that it names was given.
     lines = [f"not measured: {what}: {why}" for what, why in atlas.facts["not_measured"].items()]
     lines += [f"{rule.role}: {rule.condition}{f' ({rule.source})' * bool(rule.source)}" for rule in atlas.rules()]
@@ -182,11 +182,11 @@ def scan_each(scanned: Scanned, files: dict[str, Any], probing: Probing, kept: S
         output.log(f"revision {revision}, {number} of {len(scanned.revisions)}", kept.quiet)
         options = replace(scanned.load_options(), revision=revision)
         here = replace(kept, out=kept.out and folder_of(kept.out, revision))
-        found = scan_one(options, files, probing, here, style)
-        if found is None:
+        result = scan_one(options, files, probing, here, style)
+        if result is None:
             return 0  # what one costs, the others cost
-        atlases[revision] = found.atlas
-        del found
+        atlases[revision] = result.atlas
+        del result
         gc.collect()  # a model holds itself in circles, and would stay beside the next
     if kept.out is not None:
         save_checkpoints(atlases, kept.out, scanned.asked, style)

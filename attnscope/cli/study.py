@@ -70,7 +70,7 @@ def questions(
     if text is not None:
         return make(text)
     assert asked.texts is not None
-    found = []
+    asked_each = []
     for item in texts_in(asked.texts, most, chat=asked.chat, stdin=stdin):
         own = {name: value for name in fields if (value := item.fields.get(name)) is not None}
         for name, value in own.items():
@@ -83,8 +83,8 @@ def questions(
             [question] = make([{"text": item.text, **own}])
         except UsageError as error:
             raise UsageError(f"{item.id}: {error.message}", error.hint) from error
-        found.append(replace(question, where=item.id))  # type: ignore[type-var]
-    return found
+        asked_each.append(replace(question, where=item.id))  # type: ignore[type-var]
+    return asked_each
 
 
 def load_studied(asked: Checkpoint, writing: Writing) -> LoadedModel:

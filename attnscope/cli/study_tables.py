@@ -525,14 +525,14 @@ def probe_sheet(atlas: Atlas, shown: Sequence[Finding], top: int | None, width: 
         head = atlas.heads[place]
         name = cells.head_name(*head)
         row = {"head": name, "roles": _roles(atlas, head, " " if wide else "\n")}
-        row |= {f"null {one.against}": one.effects.null[place] for one in nulls}
+        row |= {f"null {null.against}": null.effects.null[place] for null in nulls}
         row |= {"copying": copying.effects.score[place]} if copying else {}
         rows.append({**row, "JS": uniform.get(name), **_numbers(first, place)})
     columns = [
         words("head"),
         words("roles"),
         Column(first.probe, cells.number, "score", fit="wrap"),
-        *(Column(one.against, cells.number, f"null {one.against}", fit="wrap") for one in nulls),
+        *(Column(null.against, cells.number, f"null {null.against}", fit="wrap") for null in nulls),
         Effect(f"effect\n[95 %, all {len(atlas.heads)}]", cells.signed),
         Column("p", cells.p_value),
         *[Column("copying", cells.number)] * (copying is not None),
@@ -551,7 +551,7 @@ def left_out(atlas: Atlas, probe: str | None, top: Top, width: int) -> list[str]
         lines = [f"{named} of {heads} heads have a role or a mark; --probe NAME shows every head on one probe"]
         return [*few, *lines, probes, "a pipe without --probe gets every head on each probe"]
     shown = contrasts(atlas, probe)
-    missing = [one.against for one in shown[1:]] + ["copying"] * (_copying(atlas, shown[0]) is not None)
+    missing = [finding.against for finding in shown[1:]] + ["copying"] * (_copying(atlas, shown[0]) is not None)
     missing += ["JS"] * bool(_near_uniform(atlas))
     lines = interval_notes(vars(shown[0].effects), "sequences")
     lines += [f"not shown on a narrow terminal: {', '.join(missing)}"] * (narrow and bool(missing))
@@ -564,7 +564,7 @@ def contrasts(atlas: Atlas, asked: str | None) -> list[Finding]:
     names = atlas.probes()
     periods = [name for name in names if name.startswith("induction")]
     name = asked or (periods[len(periods) // 2] if periods else names[0])
-    return [one for one in atlas.findings if one.probe == name]
+    return [finding for finding in atlas.findings if finding.probe == name]
 
 
 def _numbers(finding: Finding, place: int) -> dict[str, float]:
@@ -601,7 +601,7 @@ def effects_at(atlases: Mapping[str, Atlas], probe: str, heads: Sequence[HeadInd
     from attnscope.export.study_figures import courses
 
     last = list(atlases.values())[-1]
-    [course] = [one for one in courses(atlases, list(last.heads)) if one.name == probe]
+    [course] = [course for course in courses(atlases, list(last.heads)) if course.name == probe]
     rows = [
         {
             "head": cells.head_name(*head),

@@ -110,9 +110,9 @@ def positions(seen: Observation, name: str) -> tuple[int, ...]:
     """The tokens of the text that is shown that were chosen as queries, or as keys."""
     from attnscope.observe.observation import coloured
 
-    found = getattr(seen.chosen, name)
+    tokens = getattr(seen.chosen, name)
     there = {"query": seen.queries, "key": seen.keys}[name] is coloured(seen)
-    return found.positions if found is not None and there else ()
+    return tokens.positions if tokens is not None and there else ()
 
 
 def scale_legend(seen: Observation, head: HeadTokens, shown_T: np.ndarray) -> str:

@@ -96,7 +96,7 @@ def why(asked: LogitText, logit: Logit, top: Top, table: StudyTable, look: Look)
     from attnscope.cli.single import answer
     from attnscope.serve.questions import AttributeLogit
 
-    found: Why = answer(asked, ask_of(text, options), AttributeLogit.of(head, options), table)
+    result: Why = answer(asked, ask_of(text, options), AttributeLogit.of(head, options), table)
 
     def draw(record: Why, folder: Path) -> list[Path]:
         return [record.draw(folder, look.style(command_line("why", asked, logit, look)))]
@@ -104,5 +104,5 @@ def why(asked: LogitText, logit: Logit, top: Top, table: StudyTable, look: Look)
     if table.folder is not None:
         style = look.style(command_line("why", asked, logit, look))
         with unwinding(), output.progress("drawing", None, table.quiet):
-            found.export(table.folder, style=style, force=table.force)
-    return print_study(found, top, table, Printed(logit_sheet, why_notes, draw, hint="name a folder"))
+            result.export(table.folder, style=style, force=table.force)
+    return print_study(result, top, table, Printed(logit_sheet, why_notes, draw, hint="name a folder"))
