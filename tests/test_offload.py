@@ -173,7 +173,10 @@ def test_a_command_gives_the_same(
 ) -> None:
     there, away = (command(one, tmp_path / name) for one, name in zip(both, ("there", "away"), strict=True))
     assert there
-    assert json.dumps(away) == json.dumps(there)  # as text a number that is none equals itself
+    if command is gradient:  # a backward pass rounds by where in memory weights begin, on some processors
+        torch.testing.assert_close(away, there, rtol=1e-5, atol=1e-6, equal_nan=True)
+    else:
+        assert json.dumps(away) == json.dumps(there)  # as text a number that is none equals itself
 
 
 def test_a_wrong_layer_fails_though_it_is_offloaded(demo: LoadedModel, tmp_path: Path) -> None:
