@@ -11,7 +11,7 @@ from attnscope.attention.spec import AttentionSpec, Visibility
 from attnscope.errors import UsageError
 from attnscope.hooks.engines import UNCHECKED
 from attnscope.hooks.listen import listen
-from attnscope.interventions.cache import BudgetedHeads, CacheBudget, HeadBudget, policy_of
+from attnscope.interventions.kv_cache import BudgetedHeads, CacheBudget, HeadBudget, policy_of
 from attnscope.interventions.spec import written_budget, written_budgets
 from attnscope.model.selection import DECODER
 from helpers.budgeted import budgeted

@@ -29,9 +29,9 @@ from attnscope.model import loading
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.options import LoadOptions
 from attnscope.model.selection import DECODER
-from attnscope.observe import choice
-from attnscope.observe.choice import FASTER_TOKENS, Case, automatic, kernel_reads
+from attnscope.observe import engine_choice
 from attnscope.observe.collectors.heads import TopRelation
+from attnscope.observe.engine_choice import FASTER_TOKENS, Case, automatic, kernel_reads
 from attnscope.observe.request import Layer, LayerKey
 from attnscope.utils.memory import free_memory
 from helpers.parity_models import roused_model
@@ -229,7 +229,7 @@ def test_auto_takes_the_kernels_on_a_card_in_half_precision(demo: LoadedModel, m
     case = Case(demo.geometry, CARD, "bfloat16", can_fuse=True)
     kept = "eager: fused was not timed on cuda in bfloat16"
     assert automatic(case, FASTER_TOKENS, Request(), fits=True).words == kept
-    monkeypatch.setattr(choice, "device_can", lambda device: True)
+    monkeypatch.setattr(engine_choice, "device_can", lambda device: True)
     assert (
         automatic(case, FASTER_TOKENS, Request(), fits=True).words == "fused: expected to be faster from 1,000 tokens"
     )

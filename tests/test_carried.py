@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from attnscope.cli.app import COMMANDS
-from attnscope.cli.groups import parameters
+from attnscope.cli.option_groups import parameters
 from helpers import commands
 
 ROOT = Path(__file__).parents[1]

@@ -6,8 +6,8 @@ from collections import defaultdict
 import pytest
 
 from attnscope.cli import app
-from attnscope.cli.groups import parameters
 from attnscope.cli.help import MOST, WORDS
+from attnscope.cli.option_groups import parameters
 from attnscope.cli.options import PANELS
 from helpers.command_line import call
 from helpers.commands import COMMANDS

@@ -19,7 +19,7 @@ import yaml
 
 import attnscope
 from attnscope.cli import output
-from attnscope.cli.groups import parameters
+from attnscope.cli.option_groups import parameters
 from attnscope.model.loading import DEMO_FOLDER
 from attnscope.utils import signals
 from helpers.command_line import ATTNSCOPE, HANGS, SENTENCE, call, on_terminal, spawn, start, tree
@@ -615,8 +615,8 @@ def test_out_of_memory_says_what_fits(monkeypatch, error):
 
 
 def test_a_text_too_large_is_refused_before_the_forward_pass(monkeypatch):
-    monkeypatch.setattr("attnscope.observe.choice.SURELY_FITS", 0)
-    monkeypatch.setattr("attnscope.observe.choice.free_memory", lambda device: 1000)
+    monkeypatch.setattr("attnscope.observe.engine_choice.SURELY_FITS", 0)
+    monkeypatch.setattr("attnscope.observe.engine_choice.free_memory", lambda device: 1000)
     result = call("heads", "--text", SENTENCE, "--engine", "eager")
     assert (result.code, result.out) == (5, b"")
     assert re.search(r"eager .*\d+ tokens .*cpu has 1000 bytes.*; \d+ tokens fit.*or use --engine fused\n", result.err)

@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 from attnscope.cli.app import make_command
 from attnscope.cli.batch_options import BatchRun
 from attnscope.cli.config import with_options
-from attnscope.cli.groups import fill, held, parameters, recorded
 from attnscope.cli.info import Named
+from attnscope.cli.option_groups import fill, held, parameters, recorded
 from attnscope.cli.options import PANELS, EngineName, Relations, TextRun
 from attnscope.cli.output import Printing
 from attnscope.cli.parity import Certified

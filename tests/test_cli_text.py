@@ -10,7 +10,7 @@ import pytest
 from attnscope.errors import InputError, UsageError
 from attnscope.hooks.engines import ENGINES
 from attnscope.model.loading import DEMO_FOLDER
-from attnscope.observe.choice import choose
+from attnscope.observe.engine_choice import choose
 from attnscope.observe.request import Request
 from attnscope.utils.display import decimal_bytes
 from attnscope.utils.files import read_text

@@ -19,8 +19,7 @@ from torch.testing import assert_close
 import attnscope
 from attnscope.attention import spec as visibility
 from attnscope.attention import tiling as small
-from attnscope.attention.kernels_cpu import CompiledAttention, usable
-from attnscope.attention.kernels_cpu import cache as object_code
+from attnscope.attention.kernels_cpu import CompiledAttention, object_code, usable
 from attnscope.attention.kernels_cpu import layout as shapes
 from attnscope.attention.kernels_cpu import sweep as operator
 from attnscope.attention.kernels_cpu import sweep as sweeping

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from attnscope.cli.app import COMMANDS
-from attnscope.cli.groups import parameters
+from attnscope.cli.option_groups import parameters
 from attnscope.metrics.metrics import LENGTHS, LOOKBACKS, METRICS
 from helpers import commands
 from helpers.command_line import HANGS, call

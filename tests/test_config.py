@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from attnscope.cli.config import configured, keys_of, read_config
-from attnscope.cli.groups import parameters
 from attnscope.cli.heads import GROUPS
+from attnscope.cli.option_groups import parameters
 from attnscope.errors import UsageError
 from helpers.commands import context
 

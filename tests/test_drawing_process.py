@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from attnscope.export import drawing
-from attnscope.figures import processes as drawing_process
-from attnscope.figures.pool import cores
+from attnscope.figures import drawing_process
+from attnscope.figures.drawing_pool import cores
 from attnscope.model import loading
 from helpers.command_line import HANGS, call
 from helpers.drawing_process import a_drawing, files

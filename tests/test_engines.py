@@ -23,8 +23,8 @@ from attnscope.model.geometry import geometry_of, stretch_positions
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.loading import load
 from attnscope.model.options import LoadOptions
-from attnscope.observe import choice
-from attnscope.observe.choice import (
+from attnscope.observe import engine_choice
+from attnscope.observe.engine_choice import (
     FASTER_ROWS,
     FASTER_TOKENS,
     LACKING,
@@ -90,7 +90,7 @@ def test_a_family_outside_the_interface_stays_eager() -> None:
 @pytest.fixture
 def on_cpu(monkeypatch) -> Case:
     """The demo on a CPU, where the compiled kernel is."""
-    monkeypatch.setattr(choice.kernels_cpu, "installed", lambda: True)
+    monkeypatch.setattr(engine_choice.kernels_cpu, "installed", lambda: True)
     return Case(load(LoadOptions(device="cpu")).geometry, "cpu", "float32", can_fuse=True)
 
 
@@ -99,7 +99,7 @@ def test_auto_takes_what_is_faster_and_says_why(on_cpu: Case, monkeypatch) -> No
     assert short == Choice(ENGINES["eager"])
     assert (long.engine, long.for_speed, long.hint) == (ENGINES["fused"], True, "")
     assert (short.words, long.words) == ("eager", "fused (numba): faster from 1,000 tokens")
-    monkeypatch.setattr(choice.kernels_cpu, "installed", lambda: False)
+    monkeypatch.setattr(engine_choice.kernels_cpu, "installed", lambda: False)
     without = automatic(on_cpu, FASTER_TOKENS, Request(), fits=True)
     assert (without.words, without.hint) == ("fused (tiles): faster from 1,000 tokens", LACKING)
     assert automatic(on_cpu, FASTER_TOKENS - 1, Request(), fits=True).hint == ""
@@ -139,8 +139,8 @@ def test_auto_keeps_to_eager_where_fused_gives_something_else_or_was_not_timed(
 @pytest.fixture
 def soon(monkeypatch) -> None:
     """Auto reads without matrices from 60 tokens, by the kernel where it is."""
-    monkeypatch.setattr(choice, "FASTER_TOKENS", 60)
-    for module in (choice.kernels_cpu, choice.kernels_cpu.sweep):
+    monkeypatch.setattr(engine_choice, "FASTER_TOKENS", 60)
+    for module in (engine_choice.kernels_cpu, engine_choice.kernels_cpu.sweep):
         monkeypatch.setattr(module, "PAYS", 0)
 
 
@@ -157,7 +157,7 @@ def test_a_long_text_under_auto_has_the_numbers_of_eager_and_says_who_read_it(so
 
 
 def test_a_missing_kernel_is_said_once_where_it_would_pay(soon, monkeypatch) -> None:
-    monkeypatch.setattr(choice.kernels_cpu, "installed", lambda: False)
+    monkeypatch.setattr(engine_choice.kernels_cpu, "installed", lambda: False)
     monkeypatch.setattr("attnscope.attention.kernels_cpu.sweep.installed", lambda: False)
     asked = ("heads", "--text", TEXT, "--device", "cpu")
     assert call(*asked).err.count(LACKING) == 1
@@ -343,7 +343,7 @@ def test_the_manifest_names_the_layers_with_masks(tmp_path: Path, family: str, m
 
 
 def test_a_forced_engine_that_cannot_read_here_is_refused_in_one_line(monkeypatch):
-    monkeypatch.setattr("attnscope.observe.choice.device_can", lambda device: False)
+    monkeypatch.setattr("attnscope.observe.engine_choice.device_can", lambda device: False)
     done = call("heads", "the bank", "--engine", "triton")
     assert (done.code, done.out) == (2, b"")
     assert re.fullmatch(r"attnscope: the engine triton needs .* cpu; use --engine fused.*\n", done.err)

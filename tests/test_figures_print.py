@@ -15,7 +15,7 @@ from PIL import Image
 from attnscope.cli.app import make_command
 from attnscope.cli.batch_options import BatchRun
 from attnscope.cli.figure_options import Look
-from attnscope.cli.groups import parameters
+from attnscope.cli.option_groups import parameters
 from attnscope.errors import UsageError
 from attnscope.export.study_figures import costs_of, minus, save_probes, shown_of
 from attnscope.figures import About, Maps, Panel, Patches, PatchSheet, SetCost, Style

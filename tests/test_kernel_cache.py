@@ -13,7 +13,7 @@ import numba
 import pytest
 
 import attnscope
-from attnscope.attention.kernels_cpu import cache as object_code
+from attnscope.attention.kernels_cpu import object_code
 from attnscope.errors import UsageError
 from attnscope.hooks.engines import engine_named
 from helpers.command_line import HANGS, call, spawn

@@ -6,7 +6,7 @@ import pytest
 
 from attnscope.errors import MemoryLimitError
 from attnscope.hooks.engines import eager_bytes
-from attnscope.observe.choice import choose
+from attnscope.observe.engine_choice import choose
 from attnscope.utils import memory
 from attnscope.utils.memory import free_memory
 

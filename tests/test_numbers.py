@@ -6,7 +6,7 @@ from typing import Any, get_args
 import pytest
 
 from attnscope.cli.config import convert
-from attnscope.cli.groups import Parameter, parameters
+from attnscope.cli.option_groups import Parameter, parameters
 from attnscope.errors import UsageError
 from helpers.command_line import SENTENCE, call
 from helpers.commands import COMMANDS, context

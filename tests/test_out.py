@@ -9,7 +9,7 @@ import pytest
 import attnscope
 from attnscope.api import why_record
 from attnscope.api.ablate import QUESTIONS
-from attnscope.cli.groups import DRAWN, parameters
+from attnscope.cli.option_groups import DRAWN, parameters
 from attnscope.cli.output import Writing, check_writable, settle_figures
 from attnscope.errors import UsageError
 from attnscope.export import manifest
@@ -20,8 +20,8 @@ from attnscope.studies import comparison as differences
 from attnscope.studies.ablation import Ablation
 from attnscope.studies.budgets import BudgetCosts
 from attnscope.studies.knockout_records import KnockoutResult
-from attnscope.studies.parts import claim
 from attnscope.studies.patching import PatchedPairs
+from attnscope.studies.study_folder import claim
 from attnscope.utils.folders import KINDS, OTHERS, PICTURES, TABLES, check
 from attnscope.utils.tables import FORMATS
 from helpers.command_line import SENTENCE, call

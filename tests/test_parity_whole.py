@@ -24,7 +24,7 @@ from peft import PrefixTuningConfig, PromptTuningConfig
 from torch import nn
 from transformers.models.llama.modeling_llama import LlamaMLP
 
-from attnscope.certificate import alone, whole
+from attnscope.certificate import second_instance, whole_model
 from attnscope.certificate.check import certificate, check_parity
 from attnscope.errors import AttnscopeError, MemoryLimitError, ModelError, UsageError
 from attnscope.model.loaded import LoadedModel
@@ -66,13 +66,13 @@ def kept_outputs() -> dict[str, Any]:
 @pytest.fixture
 def kept(monkeypatch: pytest.MonkeyPatch, kept_outputs: dict[str, Any]) -> None:
     """A second instance of the same files and inputs is made once in this module, in a fork: a start takes seconds."""
-    made = whole._second_states
+    made = whole_model._second_states
 
     def run(command: list[str], env: dict[str, str], **how: Any) -> subprocess.CompletedProcess[str]:
         assert command[:2] == [sys.executable, "-P"]
         return forked(*command[2:], env=env)
 
-    monkeypatch.setattr(whole.subprocess, "run", run)
+    monkeypatch.setattr(whole_model.subprocess, "run", run)
 
     def second(loaded: LoadedModel, options: LoadOptions, inputs: dict[str, torch.Tensor], modules: list[str]) -> Any:
         given = {name: one.tolist() for name, one in inputs.items()}
@@ -81,7 +81,7 @@ def kept(monkeypatch: pytest.MonkeyPatch, kept_outputs: dict[str, Any]) -> None:
             kept_outputs[key] = made(loaded, options, inputs, modules)
         return kept_outputs[key]
 
-    monkeypatch.setattr(whole, "_second_states", second)
+    monkeypatch.setattr(whole_model, "_second_states", second)
 
 
 # The six faults: each moves the weights, and every layer still agrees with the oracle.
@@ -213,10 +213,10 @@ def in_this_process(kept: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second instance is made here, of the files and of what was written for it."""
 
     def run(command: list[str], **how: Any) -> SimpleNamespace:
-        alone.main(Path(command[-1]))
+        second_instance.main(Path(command[-1]))
         return SimpleNamespace(returncode=0, stderr="")
 
-    monkeypatch.setattr(whole.subprocess, "run", run)
+    monkeypatch.setattr(whole_model.subprocess, "run", run)
 
 
 WAYS = [lora, prefix, gguf]
@@ -255,8 +255,8 @@ def test_a_model_made_in_memory_has_no_second_instance() -> None:
 
 
 def test_no_room_for_two_is_said_before_the_second_is_made(monkeypatch: pytest.MonkeyPatch, demo: LoadedModel) -> None:
-    monkeypatch.setattr(whole, "free_memory", lambda device: 1000)
-    monkeypatch.setattr(whole, "_second_states", lambda *given: pytest.fail("it was made"))
+    monkeypatch.setattr(whole_model, "free_memory", lambda device: 1000)
+    monkeypatch.setattr(whole_model, "_second_states", lambda *given: pytest.fail("it was made"))
     with pytest.raises(MemoryLimitError, match=r"second instance.* 7\.7 MiB"):
         check_parity(demo, [5, 6, 7], whole=True)
 
@@ -278,7 +278,7 @@ def test_a_second_instance_that_fails_is_one_line(
         asked.append(how)
         return SimpleNamespace(returncode=ended, stderr=said)
 
-    monkeypatch.setattr(whole.subprocess, "run", run)
+    monkeypatch.setattr(whole_model.subprocess, "run", run)
     with pytest.raises(error) as raised:
         check_parity(demo, [5, 6, 7], whole=True)
     assert str(raised.value).startswith(message)
@@ -297,17 +297,17 @@ def test_files_that_are_gone_are_one_line(tmp_path: Path) -> None:
 
 def test_logits_that_a_family_never_gives_hide_no_difference() -> None:
     own = torch.tensor([[[1.0, 2.0, -torch.inf, torch.finfo(torch.float32).min]]])
-    assert whole.state_difference(own, own) == 0
-    assert whole.state_difference(own, own * torch.tensor([1.1, 1, 1, 1])) == pytest.approx(
+    assert whole_model.state_difference(own, own) == 0
+    assert whole_model.state_difference(own, own * torch.tensor([1.1, 1, 1, 1])) == pytest.approx(
         0.1 / 5**0.5 / 1.01, rel=0.05
     )
     for other in (torch.zeros_like(own), own[..., :3], None):
-        assert whole.state_difference(own, other) == math.inf
-    assert not whole.WholeParity({"logits": math.nan, "x": 0.0}, 1e-5).holds
+        assert whole_model.state_difference(own, other) == math.inf
+    assert not whole_model.WholeParity({"logits": math.nan, "x": 0.0}, 1e-5).holds
 
 
 def test_what_runs_alone_imports_nothing_of_ours() -> None:
-    found = list(ast.walk(ast.parse(Path(alone.__file__).read_text("utf-8"))))
+    found = list(ast.walk(ast.parse(Path(second_instance.__file__).read_text("utf-8"))))
     names = [one.name for node in found if isinstance(node, ast.Import) for one in node.names]
     names += [node.module or "." for node in found if isinstance(node, ast.ImportFrom)]
     assert {"torch", "transformers"} <= set(names)
@@ -328,7 +328,7 @@ def test_the_command_says_both_verdicts(start: str, request: pytest.FixtureReque
 
 
 def test_the_command_leaves_with_1_where_the_whole_does_not_hold(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(whole, "_second_states", lambda *given: {"logits": torch.ones(1, 9, 2000)})
+    monkeypatch.setattr(whole_model, "_second_states", lambda *given: {"logits": torch.ones(1, 9, 2000)})
     done = call("parity", "--whole", "-q", "--text", TEXT)
     assert done.code == 1
     assert done.err.startswith("does not hold: the whole model differs from a second instance by inf of the norm")
@@ -337,6 +337,6 @@ def test_the_command_leaves_with_1_where_the_whole_does_not_hold(monkeypatch: py
 def test_a_second_instance_has_the_positions_that_were_set() -> None:
     loaded = load(LoadOptions(positions=1024))
     assert (
-        alone.make_model(whole.recipe(loaded, loaded.options)).config.rope_parameters
+        second_instance.make_model(whole_model.recipe(loaded, loaded.options)).config.rope_parameters
         == loaded.model.config.rope_parameters
     )

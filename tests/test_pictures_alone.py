@@ -9,8 +9,8 @@ import transformers as hf
 
 import attnscope
 from attnscope.certificate.check import check_parity
-from attnscope.corpus.asks import check_fields
 from attnscope.corpus.folder import Job
+from attnscope.corpus.item_requests import check_fields
 from attnscope.errors import AttnscopeError, ModelError
 from attnscope.hooks.patch_tokens import patch_tokens
 from attnscope.model.fitting import check_tower

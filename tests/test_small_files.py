@@ -23,7 +23,7 @@ from attnscope.model.options import LoadOptions
 from attnscope.observe.atlas import atlas_of
 from attnscope.studies.atlas import load_atlas
 from attnscope.studies.comparison import check_folder
-from attnscope.studies.parts import claim
+from attnscope.studies.study_folder import claim
 from attnscope.utils import files as reading
 from attnscope.utils.files import SMALL_BYTES, read_small
 from attnscope.utils.isolation import within

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from attnscope.cli.batch_options import Dataset
-from attnscope.cli.groups import parameters
+from attnscope.cli.option_groups import parameters
 from attnscope.cli.output import Format
 from attnscope.errors import UsageError
 from attnscope.inputs.prompt import from_text

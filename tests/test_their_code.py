@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, dynamic_module_utils
 
 import attnscope
-from attnscope.certificate import alone, whole
+from attnscope.certificate import second_instance, whole_model
 from attnscope.certificate.check import check_parity
 from attnscope.errors import AttnscopeError, ModelError, UsageError
 from attnscope.hooks.listen import calls_interface, listen
@@ -126,10 +126,10 @@ def test_a_second_instance_is_allowed_that_code(loaded: LoadedModel, monkeypatch
     """Made in this process, as `alone` makes it in one of its own."""
 
     def run(words: list[str], **_: Any) -> SimpleNamespace:
-        alone.main(Path(words[-1]))
+        second_instance.main(Path(words[-1]))
         return SimpleNamespace(returncode=0)
 
-    monkeypatch.setattr(whole.subprocess, "run", run)
+    monkeypatch.setattr(whole_model.subprocess, "run", run)
     assert check_parity(loaded, [5, 6, 7, 8, 9], whole=True).whole.holds
 
 

@@ -20,7 +20,7 @@ from attnscope.hooks.listen import listen
 from attnscope.hooks.projections import ProjectionInputs
 from attnscope.model.loading import wrap
 from attnscope.observe.request import Request, View
-from attnscope.observe.values import Projections, ValueNorms
+from attnscope.observe.value_norms import Projections, ValueNorms
 from attnscope.utils.tables import rows
 from helpers.dispatched import largest_tensor
 from helpers.families import tiny_model

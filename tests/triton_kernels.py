@@ -50,7 +50,7 @@ from attnscope.attention.spec import AttentionSpec, Visibility
 from attnscope.attention.tiling import TiledAttention
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.loading import wrap
-from attnscope.observe import choice
+from attnscope.observe import engine_choice
 from helpers.parity_models import roused_model
 from helpers.pretend import MixedDevicesError, devices_of, held, place, pretend
 
@@ -480,7 +480,7 @@ def cards(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels may run on pretended devices."""
     if not INTERPRETED:
         pytest.skip("there is a card")
-    for room in (operator, choice):
+    for room in (operator, engine_choice):
         monkeypatch.setattr(room, "device_can", lambda device: True)
     monkeypatch.setattr(operator, "missing", lambda: "")
     monkeypatch.setattr(Sweep, "_launch", launch_on_held)

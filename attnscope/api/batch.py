@@ -49,7 +49,8 @@ CorpusTexts = Sequence[str | Mapping[str, Any]] | Path | Sequence[Path]  # texts
 class BatchOptions:
     """What is kept of every text, and how the texts are read.
 
-    select, by, weights: of which heads, and how entries are read, as in `View`. atlas: what names them, as in `Ask`.
+    select, by, weights: of which heads, and how entries are read, as in `View`. atlas: what names them, as in
+    `CaptureSpec`.
     metrics: ids by commas, besides those that are always there. query, key, define, and query_field, key_field of
     records: the tokens that are asked about. spans: `NAME=TOKENS`, whose mass on each other is a table. tables: of
     heads and relations. top_k: keys of a query (None: all). text_field and the other fields: of records; answer: after

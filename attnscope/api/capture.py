@@ -10,7 +10,7 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from attnscope.api.captured import Capture
-from attnscope.corpus.asks import batch_limit, batches
+from attnscope.corpus.item_requests import batch_limit, batches
 from attnscope.errors import UnknownOptionError, UsageError, hints_of, nearest
 from attnscope.hooks.engines import engine_named
 from attnscope.inputs.sound import sound_of
@@ -19,9 +19,9 @@ from attnscope.model.loaded import LoadedModel, check_loaded, pads
 from attnscope.model.loading import load as load_model
 from attnscope.model.options import LoadOptions
 from attnscope.model.selection import SEQ2SEQ
-from attnscope.observe.choice import FASTER_SCORES, kernel_reads
 from attnscope.observe.collect import observe
 from attnscope.observe.collectors.entries import drawn_whole
+from attnscope.observe.engine_choice import FASTER_SCORES, kernel_reads
 from attnscope.observe.observation import Observation
 from attnscope.observe.request import CaptureOptions, CaptureSpec, Request, TextInputs, View
 from attnscope.observe.run import Run, prepare, read

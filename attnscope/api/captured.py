@@ -260,7 +260,7 @@ class Capture(Observation):
         """
         from attnscope.model.selection import select as selected
         from attnscope.viewer.page import Plan, about, page_of
-        from attnscope.viewer.side import Side, StackedSide, stacked
+        from attnscope.viewer.page_data import Side, StackedSide, stacked
 
         if stacked(self):
             of_all = StackedSide(self)

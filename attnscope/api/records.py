@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
     from attnscope.model.loaded import LoadedModel
     from attnscope.steps.records import Explanation
-    from attnscope.studies.parts import StudyRecord
     from attnscope.studies.study import Study
+    from attnscope.studies.study_folder import StudyRecord
 
 PASSED = "tokens x layers"
 

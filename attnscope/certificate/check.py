@@ -30,7 +30,7 @@ from torch import Tensor
 from attnscope.certificate.compare import Comparison, on_trust, too_short
 from attnscope.certificate.oracle import arrangements_of, of_picture
 from attnscope.certificate.verdicts import ATOL, Difference, LayerParity, Level, ParityReport, WholeParity
-from attnscope.certificate.whole import check_whole
+from attnscope.certificate.whole_model import check_whole
 from attnscope.errors import UsageError
 from attnscope.hooks import forward as inputs
 from attnscope.hooks.engines import ENGINES, Engine, exact_products

@@ -74,7 +74,7 @@ def _dispatch(arguments: list[str]) -> int:
     except SystemExit as left:  # completion
         return int(left.code or 0)
     except typer.TyperException as error:
-        from attnscope.cli.refusals import refusal
+        from attnscope.cli.usage_errors import refusal
 
         return _say(refusal(error, arguments), error.exit_code)
 
@@ -85,7 +85,7 @@ def _in_words(error: AttnscopeError, arguments: Sequence[str]) -> str:
     Where no step is left, the hint is of the first command that has its options.
     """
     from attnscope.cli.app import COMMANDS, module_of
-    from attnscope.cli.groups import parameters
+    from attnscope.cli.option_groups import parameters
 
     called = arguments[0] if arguments else ""
     if called not in COMMANDS:

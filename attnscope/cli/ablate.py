@@ -16,8 +16,8 @@ from typer import Option
 from attnscope.cli import output
 from attnscope.cli.config import with_options
 from attnscope.cli.figure_options import MOST_SEQUENCES, MOST_SETS, Look, Sequences, StudyTable
-from attnscope.cli.groups import FIRST, check_one_given, command_line, fill, option_group
 from attnscope.cli.heads import GROUPS
+from attnscope.cli.option_groups import FIRST, check_one_given, command_line, fill, option_group
 from attnscope.cli.options import Heads, Seed
 from attnscope.cli.output import Top, writing_to
 from attnscope.cli.scan import Studied

@@ -13,7 +13,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 from attnscope._version import __version__
-from attnscope.cli.groups import as_typed
+from attnscope.cli.option_groups import as_typed
 
 TEXT, CORPUS, STUDY, LOOK_UP = "Read one text", "Read a corpus", "Study a model", "Check and look up"
 # Name -> its heading in --help, and the first line of its docstring: `heads` is the function of cli/heads.py, which is

@@ -14,9 +14,19 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from typer import Argument, Option
 
 from attnscope.cli.figure_options import FIGURES, Drawing, Rehearsal, names
-from attnscope.cli.groups import FIRST, HELD, SETTING, command_line, default_of, fill, held, option_group, parameters
 from attnscope.cli.heads import MeasuredEntries
 from attnscope.cli.help import PanelCommand
+from attnscope.cli.option_groups import (
+    FIRST,
+    HELD,
+    SETTING,
+    command_line,
+    default_of,
+    fill,
+    held,
+    option_group,
+    parameters,
+)
 from attnscope.cli.options import MOST_TOKENS, EngineName, GlobalTokens, Loading, Question, Relations, Tokens
 from attnscope.cli.output import Printing, Spreadsheet
 from attnscope.errors import UsageError

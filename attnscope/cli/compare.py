@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 from attnscope.cli import output
 from attnscope.cli.config import with_options
 from attnscope.cli.figure_options import Look, ManyTexts
-from attnscope.cli.groups import FIRST, UNRECORDED, command_line, fill, option_group, recorded
 from attnscope.cli.heads import GROUPS
+from attnscope.cli.option_groups import FIRST, UNRECORDED, command_line, fill, option_group, recorded
 from attnscope.cli.options import Memory, ModelTexts, OtherSide, Selected
 from attnscope.cli.output import Results, Top, writing_to
 from attnscope.cli.study_tables import open_line
@@ -72,7 +72,7 @@ def compare(asked: Sides, room: Room, selected: Selected, top: Top, printing: Re
     """
     format = output.wanted_format(printing.format)
 
-    from attnscope.cli.single import load_model
+    from attnscope.cli.one_text import load_model
     from attnscope.export.manifest import AROUND
 
     texts, loaded = texts_of(asked, printing), load_model(asked, printing)
@@ -123,7 +123,7 @@ def compare(asked: Sides, room: Room, selected: Selected, top: Top, printing: Re
 def texts_of(asked: Sides, printing: Results) -> list[SidesOfText]:
     """The texts of both sides. Raises UsageError or InputError for what cannot be read."""
     from attnscope.api.compare import SidesOfText
-    from attnscope.cli.single import read_given
+    from attnscope.cli.one_text import read_given
 
     if asked.texts is None:
         text = read_given(asked, printing)

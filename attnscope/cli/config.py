@@ -22,7 +22,7 @@ from typer.core import TyperCommand
 
 from attnscope.cli import output
 from attnscope.cli.figure_options import Drawing
-from attnscope.cli.groups import (
+from attnscope.cli.option_groups import (
     AS_OPTIONS,
     Mark,
     Settings,

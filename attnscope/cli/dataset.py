@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from attnscope.cli import output
 from attnscope.cli.config import refuse_others
 from attnscope.cli.figure_options import DEPTH, Drawing, Look, place_of_pictures
-from attnscope.cli.groups import command_line, parameters
 from attnscope.cli.head_tables import UNIFORM
+from attnscope.cli.option_groups import command_line, parameters
 from attnscope.cli.output import Results, Top, write_file
 from attnscope.cli.study_tables import open_line
 from attnscope.errors import UsageError

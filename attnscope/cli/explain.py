@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from attnscope.cli import output
 from attnscope.cli.config import with_options
 from attnscope.cli.figure_options import Look
-from attnscope.cli.groups import FIRST, check_one_given, command_line, option_group
 from attnscope.cli.heads import GROUPS
+from attnscope.cli.one_text import answer, read_text
+from attnscope.cli.option_groups import FIRST, check_one_given, command_line, option_group
 from attnscope.cli.options import MayAsk, OneHead, PairedText, Query, Seed, Selected
 from attnscope.cli.output import Config, Format, Writing
-from attnscope.cli.single import answer, read_text
 from attnscope.errors import UsageError
 from attnscope.utils.folders import PICTURES
 from attnscope.utils.signals import unwinding

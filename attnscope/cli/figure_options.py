@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Option
 
-from attnscope.cli.groups import DRAWN, FIRST, HELD, SETTING, fill, option_group
+from attnscope.cli.option_groups import DRAWN, FIRST, HELD, SETTING, fill, option_group
 from attnscope.cli.options import Question
 from attnscope.cli.output import Config, Exporting, Format
 from attnscope.errors import UsageError

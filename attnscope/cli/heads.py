@@ -14,10 +14,10 @@ from attnscope.cli import output
 from attnscope.cli.completion import metrics as metric_names
 from attnscope.cli.config import with_options
 from attnscope.cli.figure_options import FIGURES, Drawing, kinds_of_file
-from attnscope.cli.groups import SETTING, build, command_line, of_run, option_group
+from attnscope.cli.one_text import FEW, Show, draw, export_text, observe_text, report_checks, stream
+from attnscope.cli.option_groups import SETTING, build, command_line, of_run, option_group
 from attnscope.cli.options import Entries, Question, Relations, TextRun
 from attnscope.cli.output import Results, Top
-from attnscope.cli.single import FEW, Show, draw, export_text, observe_text, report_checks, stream
 from attnscope.errors import UsageError
 from attnscope.utils.folders import PICTURES, TABLES
 

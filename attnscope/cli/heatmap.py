@@ -13,12 +13,12 @@ from typer import Argument, Context
 from attnscope.cli import output
 from attnscope.cli.config import refuse_others, with_options
 from attnscope.cli.figure_options import DEPTH, FIGURES, Drawing, kinds_of_file, names, place_of_pictures
-from attnscope.cli.groups import SETTING, build, command_line, of_run, option_group, parameters
 from attnscope.cli.heads import GROUPS as OF_HEADS
 from attnscope.cli.heads import MeasuredEntries, Ranking, over_picture
+from attnscope.cli.one_text import FEW, Show, draw, export_text, observe_text, report_checks, stream
+from attnscope.cli.option_groups import SETTING, build, command_line, of_run, option_group, parameters
 from attnscope.cli.options import Question, TextRun
 from attnscope.cli.output import Config, Exporting
-from attnscope.cli.single import FEW, Show, draw, export_text, observe_text, report_checks, stream
 from attnscope.errors import UsageError, visible
 from attnscope.utils.folders import PICTURES
 from attnscope.utils.signals import unwinding

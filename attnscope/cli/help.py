@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from attnscope.cli.config import ALL, SettingsCommand
-from attnscope.cli.groups import records
+from attnscope.cli.option_groups import records
 from attnscope.cli.options import PANELS
 
 NARROW, WIDE = 29, 60  # columns of the names, at most: where a help text is to stand beside them

@@ -15,7 +15,7 @@ from typer import Argument
 from attnscope.cli import output
 from attnscope.cli.completion import models
 from attnscope.cli.config import with_options
-from attnscope.cli.groups import check_one_given, option_group
+from attnscope.cli.option_groups import check_one_given, option_group
 from attnscope.cli.options import Checkpoint
 from attnscope.cli.output import Facts, Noise
 from attnscope.errors import UsageError, brief
@@ -116,7 +116,7 @@ def describe(
     """
     from attnscope.hooks.engines import ENGINES, eager_bytes, fused_bytes
     from attnscope.model.families import family
-    from attnscope.observe.choice import SHARE, Case, automatic
+    from attnscope.observe.engine_choice import SHARE, Case, automatic
     from attnscope.observe.request import Request
 
     # On the CPU `auto` is float32, whatever the checkpoint has: what an engine takes follows from that.

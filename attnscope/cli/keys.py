@@ -6,12 +6,12 @@ from functools import partial
 
 from attnscope.cli import output
 from attnscope.cli.config import with_options
-from attnscope.cli.groups import of_run
 from attnscope.cli.heads import GROUPS
+from attnscope.cli.one_text import export_text, observe_text, report_checks
+from attnscope.cli.option_groups import of_run
 from attnscope.cli.options import Heads, TextRun
 from attnscope.cli.output import Results, Top, writing_to
 from attnscope.cli.relations import relations_sheet
-from attnscope.cli.single import export_text, observe_text, report_checks
 from attnscope.metrics.roles import SINK_MASS
 from attnscope.utils.folders import TABLES
 

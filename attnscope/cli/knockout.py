@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 from attnscope.cli import output
 from attnscope.cli.config import with_options
-from attnscope.cli.copied import knockout_command, knockout_python
 from attnscope.cli.figure_options import Look
-from attnscope.cli.groups import command_line
 from attnscope.cli.heads import GROUPS
 from attnscope.cli.knockout_options import Answered, CacheBudgets, Compared, Edges, Table, cut_asked
+from attnscope.cli.option_groups import command_line
+from attnscope.cli.reproduce import knockout_command, knockout_python
 from attnscope.cli.study import Printed, load_studied, print_study, questions, read_one, run_study
 from attnscope.cli.study_tables import budget_notes, budgets_sheet, cautions, knockout_notes, knockout_sheet
 from attnscope.errors import UsageError
@@ -100,7 +100,7 @@ def knockout(
     asked = questions(answered, text, AskedText.FIELDS, make, compared.sequences)
     ask, purpose = cut_asked(answered, edges, compared, text)
 
-    from attnscope.cli.single import answer
+    from attnscope.cli.one_text import answer
     from attnscope.viewer.study_pages import PAGE, Again, cuts_page
 
     # The page says how its numbers are made again: as a command, and as a program.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from typer import Option
 
 from attnscope.cli.figure_options import MOST_SEQUENCES, MOST_SETS, ManyTexts, Rehearsal, Sampled, StudyTable
-from attnscope.cli.groups import FIRST, check_one_given, option_group
+from attnscope.cli.option_groups import FIRST, check_one_given, option_group
 from attnscope.cli.options import Generated, MayAsk, ModelText, Question, Seed, Selected
 from attnscope.cli.output import Top, check_file
 from attnscope.errors import UsageError

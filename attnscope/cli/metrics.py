@@ -10,7 +10,7 @@ from typer import Argument
 from attnscope.cli import output
 from attnscope.cli.completion import metrics as metric_names
 from attnscope.cli.config import with_options
-from attnscope.cli.groups import option_group
+from attnscope.cli.option_groups import option_group
 from attnscope.cli.output import Format
 from attnscope.utils.display import Column, Sheet
 

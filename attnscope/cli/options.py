@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from typer import Argument, BadParameter, Option
 
 from attnscope.cli.completion import models, offer
-from attnscope.cli.groups import FIRST, HELD, SETTING, UNRECORDED, check_one_given, fill, option_group
+from attnscope.cli.option_groups import FIRST, HELD, SETTING, UNRECORDED, check_one_given, fill, option_group
 from attnscope.cli.output import count_of, count_or_all
 from attnscope.errors import UsageError, brief
 from attnscope.model.options import DEMO

@@ -21,7 +21,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast
 
 from typer import Option
 
-from attnscope.cli.groups import DRAWN, FIRST, HELD, SETTING, UNRECORDED, option_group, parameters
+from attnscope.cli.option_groups import DRAWN, FIRST, HELD, SETTING, UNRECORDED, option_group, parameters
 from attnscope.errors import LINES, UsageError, in_a_line, numbered, visible
 from attnscope.observe.progress import Progress
 from attnscope.utils import signals

@@ -12,11 +12,11 @@ from typer import Option
 
 from attnscope.cli import output
 from attnscope.cli.config import with_options
-from attnscope.cli.groups import option_group
 from attnscope.cli.heads import GROUPS
+from attnscope.cli.one_text import load_model, read_given
+from attnscope.cli.option_groups import option_group
 from attnscope.cli.options import ModelTexts, Selected
 from attnscope.cli.output import Printing, check_file
-from attnscope.cli.single import load_model, read_given
 from attnscope.model.selection import DECODER, prefix
 from attnscope.utils.display import Column, Sheet, plain
 from attnscope.utils.signals import unwinding

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated
 from attnscope.cli import output
 from attnscope.cli.config import with_options
 from attnscope.cli.figure_options import Look, StudyTable
-from attnscope.cli.groups import FIRST, UNRECORDED, command_line, option_group
 from attnscope.cli.heads import GROUPS
 from attnscope.cli.knockout_options import Answered, Compared
+from attnscope.cli.option_groups import FIRST, UNRECORDED, command_line, option_group
 from attnscope.cli.options import Named, Selected
 from attnscope.cli.output import writing_to
 from attnscope.cli.study import Printed, load_studied, questions, read_one, run_study

@@ -9,11 +9,11 @@ from typer import Option
 
 from attnscope.cli import output
 from attnscope.cli.config import with_options
-from attnscope.cli.groups import FIRST, HELD, of_run, option_group
 from attnscope.cli.heads import GROUPS
+from attnscope.cli.one_text import export_text, observe_text, report_checks
+from attnscope.cli.option_groups import FIRST, HELD, of_run, option_group
 from attnscope.cli.options import Heads, Question, Relations, TextRun
 from attnscope.cli.output import Results, Top, writing_to
-from attnscope.cli.single import export_text, observe_text, report_checks
 from attnscope.utils import display as cells
 from attnscope.utils.display import Column, Fit, Sheet
 from attnscope.utils.folders import TABLES

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from attnscope.cli import output
 from attnscope.cli.config import with_options
 from attnscope.cli.figure_options import Map
-from attnscope.cli.groups import FIRST, command_line, of_run, option_group
 from attnscope.cli.heads import GROUPS
+from attnscope.cli.one_text import export_text, observe_text, report_checks
+from attnscope.cli.option_groups import FIRST, command_line, of_run, option_group
 from attnscope.cli.options import Relations, Selected, TextRun
 from attnscope.cli.output import Results, Top, writing_to
 from attnscope.cli.relations import relations_sheet
-from attnscope.cli.single import export_text, observe_text, report_checks
 from attnscope.utils.folders import PICTURES, TABLES
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 from attnscope.cli import output
 from attnscope.cli.config import with_options
 from attnscope.cli.figure_options import Look, Sequences, StudyTable
-from attnscope.cli.groups import FIRST, command_line, fill, option_group
 from attnscope.cli.heads import GROUPS
 from attnscope.cli.info import Named
+from attnscope.cli.option_groups import FIRST, command_line, fill, option_group
 from attnscope.cli.options import Loading, Seed
 from attnscope.cli.output import Top, writing_to
 from attnscope.cli.study import show_cost

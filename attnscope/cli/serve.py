@@ -20,7 +20,7 @@ from typer import Option
 
 from attnscope.cli import output
 from attnscope.cli.config import with_options
-from attnscope.cli.groups import FIRST, check_one_given, fill, option_group
+from attnscope.cli.option_groups import FIRST, check_one_given, fill, option_group
 from attnscope.cli.options import Loading
 from attnscope.cli.output import Quiet
 from attnscope.errors import InputError, UsageError, in_a_line
@@ -176,11 +176,11 @@ def ask_server(request: str, quiet: bool) -> int:
 
 def run_lines(name: str) -> int:
     """Run the commands of a file one after the other; the first exit code that is not 0."""
-    from attnscope.cli import run, single
+    from attnscope.cli import one_text, run
     from attnscope.serve.worker import KeptModels
 
     failed = 0
-    single.KEPT = KeptModels()
+    one_text.KEPT = KeptModels()
     try:
         for number, line in enumerate(_lines(name), 1):
             try:
@@ -195,7 +195,7 @@ def run_lines(name: str) -> int:
                 failed = failed or code
                 sys.stdout.flush()
     finally:
-        single.KEPT = None
+        one_text.KEPT = None
     return failed
 
 

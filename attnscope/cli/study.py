@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from attnscope.cli.options import Checkpoint
     from attnscope.cli.output import Top, Writing
     from attnscope.model.loaded import LoadedModel
-    from attnscope.studies.parts import StudyRecord
     from attnscope.studies.study import Cost, Study
+    from attnscope.studies.study_folder import StudyRecord
     from attnscope.utils.tables import TableRecord
 
 Record = TypeVar("Record", bound="StudyRecord")
@@ -44,7 +44,7 @@ Asked = TypeVar("Asked", bound=Question)
 
 def read_one(asked: Answered, writing: Writing) -> str | list[int] | None:
     """The one text, or its token ids; None where a corpus is named instead."""
-    from attnscope.cli.single import read_text
+    from attnscope.cli.one_text import read_text
 
     if asked.texts is None:
         return read_text(asked, writing)
@@ -89,7 +89,7 @@ def questions(
 
 def load_studied(asked: Checkpoint, writing: Writing) -> LoadedModel:
     """The model, which is named once it is there."""
-    from attnscope.cli.single import load_model
+    from attnscope.cli.one_text import load_model
 
     loaded = load_model(asked, writing)
     output.log(loaded.line, writing.quiet)

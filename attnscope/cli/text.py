@@ -9,11 +9,11 @@ import numpy as np
 from attnscope.cli import output
 from attnscope.cli.config import with_options
 from attnscope.cli.figure_options import Scale
-from attnscope.cli.groups import FIRST, fill, of_run, option_group
 from attnscope.cli.heads import GROUPS
+from attnscope.cli.one_text import export_text, observe_text, report_checks
+from attnscope.cli.option_groups import FIRST, fill, of_run, option_group
 from attnscope.cli.options import Heads, Question, TextRun
 from attnscope.cli.output import Results, writing_to
-from attnscope.cli.single import export_text, observe_text, report_checks
 from attnscope.errors import UsageError
 from attnscope.utils.folders import TABLES
 

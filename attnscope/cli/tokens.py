@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from attnscope.cli import output
 from attnscope.cli.config import with_options
-from attnscope.cli.groups import option_group
+from attnscope.cli.one_text import read_text, served
+from attnscope.cli.option_groups import option_group
 from attnscope.cli.options import MayAsk, OneText, Pair, Question
 from attnscope.cli.output import Format, Noise
 from attnscope.cli.relations import relations_sheet
-from attnscope.cli.single import read_text, served
 from attnscope.inputs.tokens import GRAMMAR, PRECEDENCE
 
 if TYPE_CHECKING:

@@ -11,12 +11,12 @@ from typer import Option
 
 from attnscope.cli import output
 from attnscope.cli.config import with_options
-from attnscope.cli.copied import reproduce
-from attnscope.cli.groups import FIRST, command_line, option_group
 from attnscope.cli.heads import GROUPS
+from attnscope.cli.one_text import answer, load_model, read_run, report_checks
+from attnscope.cli.option_groups import FIRST, command_line, option_group
 from attnscope.cli.options import OtherSide, Question, Selected, TextRun
 from attnscope.cli.output import Config, Writing, check_file
-from attnscope.cli.single import answer, load_model, read_run, report_checks
+from attnscope.cli.reproduce import reproduce
 from attnscope.errors import UsageError
 from attnscope.serve.questions import ShowPage
 from attnscope.utils.signals import unwinding
@@ -78,7 +78,7 @@ def view(asked: TextRun, selected: Selected, question: Question, pages: Pages) -
 
     from attnscope.inputs.tokens import find
     from attnscope.viewer.page import Plan, about, page_of
-    from attnscope.viewer.side import Side, StackedSide, stacked
+    from attnscope.viewer.page_data import Side, StackedSide, stacked
     from attnscope.viewer.study_pages import WhySide
 
     purpose = ShowPage(pages.max_mb, pages.precision, selected.select, pages.why, pages.compare_text, pages.align)
@@ -132,7 +132,7 @@ def page_of_tables(asked: TextRun, pages: Pages, command: str) -> int:
     """A page of a run's folder, as it lies there."""
     from attnscope.export.redraw import run_of_folder
     from attnscope.viewer.page import Plan, about, page_of
-    from attnscope.viewer.side import Side, StackedSide, kept_columns, stacked
+    from attnscope.viewer.page_data import Side, StackedSide, kept_columns, stacked
 
     if asked.from_ is None:
         raise UsageError(

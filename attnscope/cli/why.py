@@ -13,8 +13,8 @@ from typer import Option
 from attnscope.cli import output
 from attnscope.cli.config import with_options
 from attnscope.cli.figure_options import Look, StudyTable
-from attnscope.cli.groups import FIRST, command_line, fill, option_group
 from attnscope.cli.heads import GROUPS
+from attnscope.cli.option_groups import FIRST, command_line, fill, option_group
 from attnscope.cli.options import Generated, MayAsk, ModelTexts, OneHead, Question
 from attnscope.cli.output import Top, writing_to
 from attnscope.cli.study import Printed, print_study
@@ -88,12 +88,12 @@ def why(asked: LogitText, logit: Logit, top: Top, table: StudyTable, look: Look)
     output.wanted_format(table.format)  # what it refuses is refused before the work
     head, options = logit.named, logit.options(asked)
 
-    from attnscope.cli.single import read_given
+    from attnscope.cli.one_text import read_given
 
     text = read_given(asked, table)
 
     from attnscope.api.why_record import ask_of
-    from attnscope.cli.single import answer
+    from attnscope.cli.one_text import answer
     from attnscope.serve.questions import AttributeLogit
 
     result: Why = answer(asked, ask_of(text, options), AttributeLogit.of(head, options), table)

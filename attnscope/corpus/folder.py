@@ -420,14 +420,14 @@ class Job:
 
     batch_tokens: the most tokens of a padded batch, None to choose by memory. shard_bytes: about what the files of one
     shard hold. strict: the first item that fails ends the run. engine: auto is what is faster, by the rule of a single
-    text (`observe/choice.py`), or the kernel for many short ones together; else eager while the batch's matrices fit.
-    query_field, key_field: of the records, where each says itself which tokens are asked about. target_field: where
-    each says what an encoder-decoder's decoder reads; without it, what the model itself makes of the text.
+    text (`observe/engine_choice.py`), or the kernel for many short ones together; else eager while the batch's matrices
+    fit. query_field, key_field: of the records, where each says itself which tokens are asked about. target_field:
+    where each says what an encoder-decoder's decoder reads; without it, what the model itself makes of the text.
     answer_field: where each gives the answer that is read after its text; answer: the same one after every text.
     audio_field: where each names the file of a sound, which is read instead of the text; picture_field: the file of a
-    picture to read with its text, or a list of them; pair_field: the second text of a pair. global_tokens: as of `Ask`.
-    max_tokens: every text is cut to so many, on the side `truncate`, else on the right. atlas: what names the model's
-    heads, where there is one.
+    picture to read with its text, or a list of them; pair_field: the second text of a pair. global_tokens: as of
+    `CaptureSpec`. max_tokens: every text is cut to so many, on the side `truncate`, else on the right. atlas: what
+    names the model's heads, where there is one.
     """
 
     load: LoadOptions = LoadOptions()

@@ -17,7 +17,8 @@ from typing import NamedTuple, TypeVar
 
 import torch
 
-from attnscope.corpus.asks import (
+from attnscope.corpus.folder import Failure, Job, Shard
+from attnscope.corpus.item_requests import (
     WINDOW_BYTES,
     WINDOW_TEXTS,
     ask_for,
@@ -28,11 +29,10 @@ from attnscope.corpus.asks import (
     prompts,
     where,
 )
-from attnscope.corpus.folder import Failure, Job, Shard
 from attnscope.corpus.items import Item, given_spans, given_tokens
 from attnscope.corpus.rows import Measured
 from attnscope.errors import AttnscopeError, ForwardError, InputError, ModelError, UsageError
-from attnscope.figures.pool import cores
+from attnscope.figures.drawing_pool import cores
 from attnscope.hooks.engines import ENGINES, Engine
 from attnscope.hooks.generation import check_generates, say_ignored, translation
 from attnscope.inputs.prompt import Prompt, from_ids
@@ -42,8 +42,8 @@ from attnscope.model.libraries import ProcessWide
 from attnscope.model.loaded import LoadedModel, pads
 from attnscope.model.loading import load
 from attnscope.model.selection import NAMES, SEQ2SEQ, select_stacks
-from attnscope.observe.choice import FASTER_SCORES, Choice, choose, kernel_reads
 from attnscope.observe.collect import observe
+from attnscope.observe.engine_choice import FASTER_SCORES, Choice, choose, kernel_reads
 from attnscope.observe.inputs import reading_targets
 from attnscope.observe.observation import Observation
 from attnscope.observe.request import Request

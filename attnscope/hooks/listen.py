@@ -4,7 +4,7 @@ Nearly every family of transformers 5 asks `AttentionInterface.get_interface` fo
 `forward`. While a capture is open that one method is wrapped: an engine runs the call (by default the model's own
 function, as it would), shows it to the listener as an operator, and its matrix is dropped before the next layer runs.
 Families that bypass the interface are read through forward hooks on their attention modules, and their logits and
-values off what these modules compute meanwhile (`watching`). Nothing of the model is patched.
+values off what these modules compute meanwhile (`hooks/families.py`). Nothing of the model is patched.
 
 Shapes: B text, Q query, K key, T token.
 """

@@ -54,7 +54,7 @@ from attnscope.model.selection import (
 from attnscope.observe.collector import LayerBatcher, PendingTransfers, marked, wanted_collectors
 from attnscope.observe.observation import Observation
 from attnscope.observe.request import Layer, LayerKey, PerLayer, Request, TextInputs
-from attnscope.observe.values import Directions, Projections
+from attnscope.observe.value_norms import Directions, Projections
 
 if TYPE_CHECKING:
     from attnscope.inputs.prompt import Prompt

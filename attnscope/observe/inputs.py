@@ -158,7 +158,7 @@ def reading(loaded: LoadedModel, where: Where, most: int | None) -> Iterator[Rea
 
 @contextmanager
 def reading_pictures(loaded: LoadedModel, where: Where, most: int | None) -> Iterator[Read]:
-    """A text with pictures, or a picture alone for a vision tower; where they are read, `picture_prompt` says."""
+    """A text with pictures, or a picture alone for a vision tower; `reading_with_pictures` says where they are read."""
     if loaded.geometry.task == VISION_ONLY:
         with _reading_alone(loaded) as alone:
             yield alone

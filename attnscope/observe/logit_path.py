@@ -45,7 +45,7 @@ from attnscope.hooks.projections import (
 )
 from attnscope.hooks.report import tolerance
 from attnscope.model.loaded import as_input, weights_of
-from attnscope.observe.values import Directions
+from attnscope.observe.value_norms import Directions
 
 if TYPE_CHECKING:
     from attnscope.hooks.calls import AttentionCall

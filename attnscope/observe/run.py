@@ -39,8 +39,8 @@ from attnscope.model.selection import (
     HeadsByRole,
     select_stacks,
 )
-from attnscope.observe.choice import NO_ROOM, Choice, choose, tiles_difference
 from attnscope.observe.collect import observe
+from attnscope.observe.engine_choice import NO_ROOM, Choice, choose, tiles_difference
 from attnscope.observe.inputs import (
     generated,
     ids_of,

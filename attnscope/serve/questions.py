@@ -301,7 +301,7 @@ class ShowPage(Purpose):
     def collect(self, runs: Sequence[Run], verify: bool, tell: Progress) -> PageSide:
         """What the page holds of each; with the first side are the logits that are taken apart."""
         from attnscope.viewer.page import Plan
-        from attnscope.viewer.side import first_asked
+        from attnscope.viewer.page_data import first_asked
 
         run = runs[0]
         whole = {}

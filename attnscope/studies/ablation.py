@@ -47,10 +47,10 @@ from attnscope.observe.atlas import columns_of
 from attnscope.observe.logit_path import LogitPath, path_to_logits
 from attnscope.studies.ablation_search import CONTROLS, DrawnFrom, controls_of, parts, records_of, whole_groups
 from attnscope.studies.intervals import FEWEST
-from attnscope.studies.parts import Parts, StudyRecord
 from attnscope.studies.probes import SEQUENCES, begins, drafts, natural_prompts, token_pool
 from attnscope.studies.statistics import beside_random, effect_columns
 from attnscope.studies.study import HALF, Cost, Study, cost_of_passes, effects_by_set, learning_cost, task_facts
+from attnscope.studies.study_folder import Parts, StudyRecord
 from attnscope.utils.files import check_schema, check_types, damaged, read_json
 from attnscope.utils.tables import as_table, integers, numbers, words
 

@@ -42,9 +42,9 @@ from attnscope.interventions.patching import BACKWARD, first_order
 from attnscope.interventions.spec import HeadSet, Task
 from attnscope.model.geometry import Geometry
 from attnscope.model.selection import HeadIndex, HeadsByRole, everything, pairs, select
-from attnscope.studies.parts import Column, Parts, StudyRecord
 from attnscope.studies.statistics import effect_columns, largest_first, rank_correlation
 from attnscope.studies.study import Cost, Study, cost_of, effects_of, learning_cost, operations, task_facts
+from attnscope.studies.study_folder import Column, Parts, StudyRecord
 from attnscope.utils.display import head_name, head_names
 from attnscope.utils.files import parsed_line, read_text
 from attnscope.utils.tables import as_table, integers, save

@@ -32,12 +32,11 @@ from attnscope.inputs.prompt import Prompt
 from attnscope.interventions.passes import Advance
 from attnscope.metrics.metrics import Texts
 from attnscope.observe.atlas import COLUMNS, NAME, OFFSETS, SCHEMA, TABLE, HeadNames, damage, read_atlas, roles_by_head
-from attnscope.observe.choice import choose
 from attnscope.observe.collector import collect_layer
+from attnscope.observe.engine_choice import choose
 from attnscope.observe.request import LayerKey
 from attnscope.studies.copying import RECALLED, CalledLayer, Copying, complete, copying_of, recalled, unable
 from attnscope.studies.intervals import SHARE
-from attnscope.studies.parts import Column, Columns, Parts, StudyRecord, of_heads
 from attnscope.studies.probes import (
     FROM_UNIFORM,
     NEAR,
@@ -54,6 +53,7 @@ from attnscope.studies.probes import (
 )
 from attnscope.studies.statistics import Effects, largest_first, paired
 from attnscope.studies.study import Cost, Study
+from attnscope.studies.study_folder import Column, Columns, Parts, StudyRecord, of_heads
 from attnscope.utils.display import head_name
 from attnscope.utils.files import save_json
 from attnscope.utils.tables import as_table, numbers, save, words

@@ -33,7 +33,7 @@ from attnscope.hooks.generation import check_causal, continuation, say_ignored
 from attnscope.inputs.answers import check_answer, check_room
 from attnscope.inputs.tokens import find
 from attnscope.interventions.base import Measure
-from attnscope.interventions.cache import CacheBudget, HeadBudget, KeptShares
+from attnscope.interventions.kv_cache import CacheBudget, HeadBudget, KeptShares
 from attnscope.interventions.passes import Advance, Passes
 from attnscope.interventions.spec import AskedText, HeadPlan, Task, check_below, written_budgets
 from attnscope.model.selection import written_heads
@@ -41,9 +41,9 @@ from attnscope.studies.ablation_search import head_set, heads_by_layer, portions
 from attnscope.studies.intervals import FEWEST
 from attnscope.studies.knockout import CaseReader, read_cases, task_of, text_of_ids
 from attnscope.studies.knockout_records import AnsweredText
-from attnscope.studies.parts import Parts, StudyRecord
 from attnscope.studies.statistics import effect_columns, largest_of
 from attnscope.studies.study import Cost, SetEffects, SetStudy, cost_of_passes, effects_by_set
+from attnscope.studies.study_folder import Parts, StudyRecord
 from attnscope.utils.display import number_of, shortened
 from attnscope.utils.tables import as_table, integers, numbers, words
 

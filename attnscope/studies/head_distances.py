@@ -33,8 +33,8 @@ from attnscope.inputs.prompt import Prompt
 from attnscope.observe.atlas import columns_of
 from attnscope.observe.collect import observe
 from attnscope.observe.request import Request
-from attnscope.studies.parts import Column, Parts, claim, of_heads
 from attnscope.studies.probes import natural_prompts
+from attnscope.studies.study_folder import Column, Parts, claim, of_heads
 from attnscope.utils.files import check_types, damaged, read_json
 from attnscope.utils.tables import as_table, save, words
 

@@ -63,8 +63,8 @@ from attnscope.studies.knockout_records import (
     key_name,
     window_of,
 )
-from attnscope.studies.parts import Parts
 from attnscope.studies.study import HALF, Cost, SetEffects, SetStudy, cost_of_passes, effects_by_set
+from attnscope.studies.study_folder import Parts
 from attnscope.utils.display import head_name, number_of, shortened
 
 if TYPE_CHECKING:

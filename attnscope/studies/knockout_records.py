@@ -21,8 +21,8 @@ import pyarrow as pa
 from attnscope.errors import UsageError, nearest
 from attnscope.inputs.labels import visible_blanks
 from attnscope.interventions.spec import Cut, CutPlan, HeadSet
-from attnscope.studies.parts import StudyRecord
 from attnscope.studies.statistics import effect_columns, largest_first, largest_of
+from attnscope.studies.study_folder import StudyRecord
 from attnscope.utils.display import number_of
 from attnscope.utils.tables import as_table, integers, numbers, words
 

@@ -33,7 +33,6 @@ from attnscope.studies.ablation_search import CONTROLS, controls_of, head_set, p
 from attnscope.studies.intervals import FEWEST
 from attnscope.studies.knockout import COPY, CaseReader, case_of, read_cases, task_of
 from attnscope.studies.knockout_records import Case, key_name
-from attnscope.studies.parts import Parts, StudyRecord
 from attnscope.studies.statistics import (
     beside_random,
     effect_columns,
@@ -44,6 +43,7 @@ from attnscope.studies.statistics import (
     ratios,
 )
 from attnscope.studies.study import Cost, SetStudy, cost_of_passes, effects_by_set
+from attnscope.studies.study_folder import Parts, StudyRecord
 from attnscope.utils import display as cells
 from attnscope.utils.display import number_of, shortened
 from attnscope.utils.tables import as_table, integers, numbers, words

@@ -30,7 +30,7 @@ from attnscope.interventions.spec import HeadPlan, HeadSet, Task
 from attnscope.model.checkpoint import weights_sha256
 from attnscope.model.libraries import versions
 from attnscope.model.selection import DECODER, everything
-from attnscope.studies.parts import Column, Parts, StudyRecord, claim
+from attnscope.studies.study_folder import Column, Parts, StudyRecord, claim
 from attnscope.utils.display import head_name, number_of
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ from attnscope.model.selection import HeadsByLayer, is_cross, is_vision, pairs
 from attnscope.utils.display import shortened
 from attnscope.utils.files import write_whole
 from attnscope.viewer.pack import Bits, Blobs
-from attnscope.viewer.side import MOST_KEYS, Wanted, rounded
+from attnscope.viewer.page_data import MOST_KEYS, Wanted, rounded
 
 if TYPE_CHECKING:
     from attnscope.model.geometry import LayerGeometry

@@ -19,7 +19,7 @@ import numpy as np
 from attnscope.studies.attribution_records import KeyParts
 from attnscope.viewer.pack import Blobs, joined_arrays
 from attnscope.viewer.page import About, Plan, page_of
-from attnscope.viewer.side import Side, Wanted, rounded, said_of
+from attnscope.viewer.page_data import Side, Wanted, rounded, said_of
 
 if TYPE_CHECKING:
     from attnscope.model.geometry import Geometry

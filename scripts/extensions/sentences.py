@@ -13,7 +13,7 @@ EXAMPLES = ('attnscope sentences --text "The bank. The river."',)
 @with_options(ModelText, Printing)
 def sentences(text: ModelText, printing: Printing) -> int:
     """The sentences of a text, one a row."""
-    from attnscope.cli.single import load_model, read_text
+    from attnscope.cli.one_text import load_model, read_text
     from attnscope.observe.request import CaptureSpec
     from attnscope.observe.run import prepare
     from attnscope.utils.tables import as_table

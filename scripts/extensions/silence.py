@@ -14,9 +14,9 @@ from attnscope.interventions.base import LOSS, Measure, Replacing
 from attnscope.interventions.passes import Advance
 from attnscope.interventions.spec import HeadPlan, HeadSet, Task
 from attnscope.studies.ablation import texts
-from attnscope.studies.parts import Parts, StudyRecord
 from attnscope.studies.statistics import effect_columns, largest_of
 from attnscope.studies.study import SetStudy, effects_by_set
+from attnscope.studies.study_folder import Parts, StudyRecord
 from attnscope.utils.tables import as_table, words
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from attnscope.cli import output
 from attnscope.cli.config import with_options
 from attnscope.cli.figure_options import ManyTexts, Rehearsal, Sampled, StudyTable
-from attnscope.cli.groups import option_group
+from attnscope.cli.option_groups import option_group
 from attnscope.cli.options import ModelText, Selected
 from attnscope.cli.study import Printed, load_studied, read_one, run_study
 from attnscope.utils.display import Column, Sheet, effect

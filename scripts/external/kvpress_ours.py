@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 import attnscope
-from attnscope.interventions.cache import Once, policy_of
+from attnscope.interventions.kv_cache import Once, policy_of
 from external.models import demo_folder, tiny
 
 TOKENS, WINDOW, PROMPT = 60, 16, 40

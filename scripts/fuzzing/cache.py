@@ -49,7 +49,7 @@ def numbers() -> bytes:
 @cache
 def compiled() -> tuple[str, bytes]:
     """The kernel's name and machine code."""
-    from attnscope.attention.kernels_cpu import cache as object_code
+    from attnscope.attention.kernels_cpu import object_code
 
     return object_code._object()  # as kept in NUMBA_CACHE_DIR
 
@@ -59,7 +59,7 @@ def evil() -> bytes:
     """A file of the cache, whole by all its marks, whose code leaves a folder where it is run."""
     from llvmlite import binding
 
-    from attnscope.attention.kernels_cpu import cache as object_code
+    from attnscope.attention.kernels_cpu import object_code
 
     assembly = LEAVES_A_FOLDER.format(size=len(TRAPPED) + 1, name=TRAPPED)
     code = object_code._machine().emit_object(binding.parse_assembly(assembly))
@@ -70,7 +70,7 @@ def evil() -> bytes:
 
 def made_of(name: str, code: bytes) -> None:
     """Compiling has this result, without its 15 seconds."""
-    from attnscope.attention.kernels_cpu import cache as object_code
+    from attnscope.attention.kernels_cpu import object_code
 
     object_code._compiled = lambda: (name, code)
 

@@ -107,7 +107,7 @@ def sound(form: str = "WAV", kind: str | None = None) -> bytes:
 @cache
 def kernel() -> Path:
     """The value of NUMBA_CACHE_DIR with which the kernel that the user has, or that is compiled now, is found."""
-    from attnscope.attention.kernels_cpu import cache as object_code
+    from attnscope.attention.kernels_cpu import object_code
 
     own = {name: os.environ.get(name) for name in ("HOME", "NUMBA_CACHE_DIR", "XDG_CACHE_HOME")}
     ran("kernel", Try(["heads", "-q", "--engine", "numba", "--text", TEXT], environment=own))
@@ -174,7 +174,7 @@ def one_by_one() -> None:
 
 def stop_early() -> None:
     """Have a study end as with Ctrl-C, once a batch is kept."""
-    from attnscope.studies.parts import Parts
+    from attnscope.studies.study_folder import Parts
 
     one_by_one()
     keep = Parts.batch

@@ -10,8 +10,8 @@ import pandas as pd
 import pytest
 
 import attnscope
-from attnscope.corpus.asks import ask_for
 from attnscope.corpus.folder import DatasetOutput, Job
+from attnscope.corpus.item_requests import ask_for
 from attnscope.corpus.items import Item
 from attnscope.corpus.tables import schema_of
 from attnscope.errors import InputError

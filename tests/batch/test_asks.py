@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from attnscope import Request
-from attnscope.corpus.asks import ask_for
 from attnscope.corpus.folder import Job
+from attnscope.corpus.item_requests import ask_for
 from attnscope.corpus.items import EMPTY, Item
 from attnscope.errors import InputError
 from attnscope.observe.request import CaptureSpec

@@ -8,8 +8,8 @@ import torch
 from torch.testing import assert_close
 
 import attnscope.observe
-from attnscope.corpus.asks import batches
 from attnscope.corpus.folder import shards
+from attnscope.corpus.item_requests import batches
 from attnscope.corpus.items import Item
 from attnscope.hooks.listen import listen
 from attnscope.inputs.prompt import Prompt

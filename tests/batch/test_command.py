@@ -18,7 +18,7 @@ from attnscope.cli import run
 from attnscope.cli.app import app, make_command
 from attnscope.cli.batch_options import BatchRun, with_value
 from attnscope.cli.config import keys_of, read_config
-from attnscope.cli.groups import parameters
+from attnscope.cli.option_groups import parameters
 from attnscope.corpus import run as on_ray
 from attnscope.corpus.folder import Record
 from attnscope.corpus.pipeline import Run, Tally

@@ -17,7 +17,7 @@ from attnscope.corpus.run import run_folder
 from attnscope.corpus.worker import Worker
 from attnscope.hooks.engines import Engine
 from attnscope.model.options import LoadOptions
-from attnscope.observe import choice
+from attnscope.observe import engine_choice
 from attnscope.observe.request import Request
 from helpers.corpora import some_texts
 
@@ -34,8 +34,8 @@ def engines(monkeypatch, tiny):
         return real(loaded, prompts, request, engine=engine, **how)
 
     monkeypatch.setattr(worker_module, "observe", observe)
-    monkeypatch.setattr(choice, "SURELY_FITS", 0)
-    monkeypatch.setattr(choice, "free_memory", lambda device: 2 * 2**20)
+    monkeypatch.setattr(engine_choice, "SURELY_FITS", 0)
+    monkeypatch.setattr(engine_choice, "free_memory", lambda device: 2 * 2**20)
     return used
 
 
@@ -57,7 +57,7 @@ def test_auto_reads_eager_while_a_batch_fits_and_else_fused_with_the_same_number
     found = measured(tiny, "auto")
     assert {engine for engine, _ in engines} == {"eager", "fused"}
     assert {engine for engine, longest in engines if longest > 128} == {"fused"}
-    monkeypatch.setattr(choice, "free_memory", lambda device: 2**40)
+    monkeypatch.setattr(engine_choice, "free_memory", lambda device: 2**40)
     engines.clear()
     expected = measured(tiny, "auto")
     assert {engine for engine, _ in engines} == {"eager"}
@@ -67,7 +67,7 @@ def test_auto_reads_eager_while_a_batch_fits_and_else_fused_with_the_same_number
 
 
 def test_fused_reads_every_batch_fused_with_the_numbers_of_eager(tiny, engines, monkeypatch):
-    monkeypatch.setattr(choice, "free_memory", lambda device: 2**40)
+    monkeypatch.setattr(engine_choice, "free_memory", lambda device: 2**40)
     found = measured(tiny, "fused")
     assert {engine for engine, _ in engines} == {"fused"}
     for ours, theirs in zip(numbers(found), numbers(measured(tiny, "eager")), strict=True):
@@ -77,7 +77,7 @@ def test_fused_reads_every_batch_fused_with_the_numbers_of_eager(tiny, engines, 
 @pytest.mark.parametrize("engine", ["auto", "eager"])
 def test_where_fused_cannot_be_had_the_text_that_does_not_fit_fails(tiny, engines, monkeypatch, engine):
     if engine == "auto":
-        monkeypatch.setattr(choice, "calls_interface", lambda model: False)
+        monkeypatch.setattr(engine_choice, "calls_interface", lambda model: False)
     found = measured(tiny, engine)
     assert [failure.item for failure in found.failures] == [6]
     assert "eager attention over" in found.failures[0].reason
@@ -114,7 +114,7 @@ def test_the_kernel_gives_what_eager_gives_on_one_core_and_on_two(
     tiny, kernel, by_eager, monkeypatch, threads, installed
 ):
     monkeypatch.setattr(replicas, "cores", lambda: threads)
-    monkeypatch.setattr(choice.kernels_cpu, "installed", lambda: installed)
+    monkeypatch.setattr(engine_choice.kernels_cpu, "installed", lambda: installed)
     found = measured(tiny, "auto")
     assert bool(kernel) == installed
     assert found.failures == []
@@ -189,8 +189,8 @@ def test_a_text_at_fault_is_found_and_the_others_keep_the_kernel(tiny, kernel, m
 def test_a_long_text_is_read_by_what_is_faster_and_again_by_eager_where_that_does_not_hold(
     tiny, engines, by_eager, monkeypatch
 ):
-    monkeypatch.setattr(choice, "free_memory", lambda device: 2**40)
-    monkeypatch.setattr(choice, "FASTER_TOKENS", 200)
+    monkeypatch.setattr(engine_choice, "free_memory", lambda device: 2**40)
+    monkeypatch.setattr(engine_choice, "FASTER_TOKENS", 200)
     found = measured(tiny, "auto")
     assert {engine for engine, longest in engines if longest >= 200} == {"fused"}
     assert {engine for engine, longest in engines if longest < 200} == {"eager"}

@@ -12,8 +12,8 @@ import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, WhisperConfig, WhisperForConditionalGeneration
 
 import attnscope
-from attnscope.corpus.asks import batches
 from attnscope.corpus.folder import Job
+from attnscope.corpus.item_requests import batches
 from attnscope.corpus.worker import Worker
 from attnscope.errors import ModelError
 from attnscope.model.selection import CROSS, DECODER, ENCODER

@@ -20,8 +20,7 @@ import numpy as np
 from attnscope import figures
 from attnscope.errors import UsageError
 from attnscope.export.drawing import Drawing
-from attnscope.figures import Maps, Panel, Style
-from attnscope.figures import processes as drawing_process
+from attnscope.figures import Maps, Panel, Style, drawing_process
 
 BANK = ("the", "bank", "river")
 

@@ -152,8 +152,8 @@ def test_every_record_is_where_the_list_says_and_needs_no_torch():
 def test_an_engine_that_free_memory_chose_is_for_a_process_of_its_own(demo, monkeypatch):
     found = []
     run_and_report(demo, CaptureSpec(SENTENCE), check=found.append)
-    monkeypatch.setattr("attnscope.observe.choice.SURELY_FITS", 0)
-    monkeypatch.setattr("attnscope.observe.choice.free_memory", lambda device: 1)
+    monkeypatch.setattr("attnscope.observe.engine_choice.SURELY_FITS", 0)
+    monkeypatch.setattr("attnscope.observe.engine_choice.free_memory", lambda device: 1)
     run_and_report(demo, CaptureSpec(SENTENCE), check=found.append)
     assert [one.by_memory for one in found] == [False, True]
     with pytest.raises(UnansweredError, match="depends on the memory that is free"):

@@ -20,7 +20,7 @@ from attnscope.model.loading import DEMO_FOLDER, wrap
 from attnscope.model.selection import CSA, DECODER, HCA, STACKS, resolve_roles, select
 from attnscope.observe.atlas import atlas_of
 from attnscope.utils.display import head_name
-from attnscope.viewer.side import Side
+from attnscope.viewer.page_data import Side
 from helpers.atlases import made_atlas
 from helpers.command_line import call
 from helpers.folders import saved

@@ -13,7 +13,7 @@ import attnscope
 from attnscope.cli.study_tables import budget_notes
 from attnscope.errors import InputError, ModelError, UsageError
 from attnscope.export.study_figures import save_budgets
-from attnscope.interventions.cache import CacheBudget
+from attnscope.interventions.kv_cache import CacheBudget
 from attnscope.model.loading import wrap
 from attnscope.model.selection import select, written_heads
 from attnscope.studies.budgets import AskedCache, BudgetPlan, BudgetStudy, budget_cases

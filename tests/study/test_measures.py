@@ -13,8 +13,8 @@ from attnscope.interventions.patching import first_order
 from attnscope.interventions.spec import HeadSet
 from attnscope.studies.ablation import AblationStudy, HeadSets, copy
 from attnscope.studies.ablation_search import curve, pruned
-from attnscope.studies.parts import Parts, claim
 from attnscope.studies.study import task_facts
+from attnscope.studies.study_folder import Parts, claim
 from helpers.hidden import Hidden
 
 BOTH = HeadSet("induction", ((3, 0), (3, 1)))

@@ -14,7 +14,7 @@ from attnscope.interventions.spec import HeadSet
 from attnscope.studies import atlas as scan_room
 from attnscope.studies.ablation_search import pruned
 from attnscope.studies.atlas import ScanStudy, plan, read_trial
-from attnscope.studies.parts import Column, Parts, claim
+from attnscope.studies.study_folder import Column, Parts, claim
 from helpers.command_line import call
 
 GOOD = {"loss": np.arange(6.0).reshape(2, 3), "word": np.array(["sink", "-"])}

@@ -14,8 +14,8 @@ from attnscope.interventions.spec import HeadSet, Task
 from attnscope.observe.logit_path import path_to_logits
 from attnscope.studies.ablation import copy, direct
 from attnscope.studies.ablation_search import curve, pair_sets, prune_cost, pruned, synergies, tried_of
-from attnscope.studies.parts import Parts
 from attnscope.studies.statistics import rank_correlation
+from attnscope.studies.study_folder import Parts
 
 INDUCTION = ((3, 0), (3, 1))
 

@@ -19,7 +19,7 @@ from attnscope.studies import atlas as findings
 from attnscope.studies.ablation import AblationStudy, HeadSets, copy
 from attnscope.studies.ablation_search import head_set
 from attnscope.studies.atlas import ScanStudy, plan
-from attnscope.studies.parts import Column, Parts
+from attnscope.studies.study_folder import Column, Parts
 from attnscope.utils import signals
 from helpers.command_line import call
 from helpers.forks import HANGS, Forked

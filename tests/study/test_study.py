@@ -14,8 +14,8 @@ from attnscope.interventions.base import LOSS, Replacing
 from attnscope.interventions.passes import measured
 from attnscope.interventions.spec import HeadSet
 from attnscope.studies.ablation import texts
-from attnscope.studies.parts import StudyRecord
 from attnscope.studies.study import SetStudy, effects_by_set
+from attnscope.studies.study_folder import StudyRecord
 from attnscope.utils.tables import as_table
 
 TEXTS = ["the bank of the river, the bank of the", "the cat saw the dog"]

@@ -10,7 +10,7 @@ import attnscope
 from attnscope.observe.request import Request, View
 from attnscope.viewer.pack import Blobs, packed_maps
 from attnscope.viewer.page import About, Plan, page_of
-from attnscope.viewer.side import Side, first_key
+from attnscope.viewer.page_data import Side, first_key
 from helpers.families import tiny_model
 from helpers.own import attentions
 from helpers.pages import Read

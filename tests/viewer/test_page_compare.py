@@ -16,7 +16,7 @@ from attnscope.observe.request import Request
 from attnscope.serve.questions import divergences
 from attnscope.studies.comparison import OneSide, compare_heads
 from attnscope.viewer.page import About, Plan, page_of
-from attnscope.viewer.side import Side
+from attnscope.viewer.page_data import Side
 from helpers.browsing import visiting
 from helpers.command_line import HANGS, call
 from helpers.compared import by_loops

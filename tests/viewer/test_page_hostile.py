@@ -8,7 +8,7 @@ import pytest
 
 import attnscope
 from attnscope.viewer.page import About, Plan, page_of
-from attnscope.viewer.side import Side
+from attnscope.viewer.page_data import Side
 from helpers.browsing import VIEWS, spelled, visiting
 from helpers.command_line import call
 from helpers.hostile import FOREIGN, HOSTILE, STEERING, called, controls, ran_nothing

@@ -20,7 +20,7 @@ from attnscope.inputs.prompt import Medium, Patch, Prompt
 from attnscope.model.selection import DECODER, VISION
 from attnscope.observe.records import KeptKeys
 from attnscope.observe.request import LayerKey
-from attnscope.viewer.side import ahead
+from attnscope.viewer.page_data import ahead
 from helpers.browsing import visiting
 from helpers.command_line import Result, call
 from helpers.pages import Read, read

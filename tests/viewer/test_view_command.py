@@ -16,7 +16,7 @@ from attnscope.export import redraw
 from attnscope.export.redraw import load_run, run_of_folder
 from attnscope.model.loading import DEMO_FOLDER
 from attnscope.observe.request import Request
-from attnscope.viewer.side import Side
+from attnscope.viewer.page_data import Side
 from helpers.atlases import made_atlas
 from helpers.command_line import HANGS, SENTENCE, call, tree
 from helpers.folders import saved

@@ -35,7 +35,7 @@ from attnscope.attention.kernels_cpu.layout import (
     SUMS,
     TOTAL,
 )
-from attnscope.attention.kernels_cpu.vectors import (
+from attnscope.attention.kernels_cpu.vector_registers import (
     above,
     as_floats,
     ascending,

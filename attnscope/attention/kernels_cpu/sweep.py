@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 
 from attnscope.attention.kernels_cpu import layout
-from attnscope.attention.kernels_cpu.cache import installed
-from attnscope.attention.kernels_cpu.cache import sweep as compiled_sweep
 from attnscope.attention.kernels_cpu.layout import BLOCK, PANEL, STRIP, Each, Job, SweepQuestions, Texts, records
+from attnscope.attention.kernels_cpu.object_code import installed
+from attnscope.attention.kernels_cpu.object_code import sweep as compiled_sweep
 from attnscope.attention.questions import Entropy, GroupMass, MaxWeight, Question, RowSum, SumOfSquares
 from attnscope.attention.rows import TINY, top_of
 from attnscope.attention.spec import AttentionSpec

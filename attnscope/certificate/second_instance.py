@@ -1,9 +1,10 @@
 """A second instance of a model: transformers alone makes it of its files, in a process of its own, and runs it once.
 
-    python -P alone.py FOLDER    # which holds recipe.json and inputs.safetensors, and gets output.safetensors
+    python -P second_instance.py FOLDER    # which holds recipe.json and inputs.safetensors, and gets output.safetensors
 
 Nothing of attnscope is imported here, so that a fault of ours, or a class that somebody changed while the first
-instance ran, is not in the second. `attnscope.certificate.whole` asks for it, and runs the first through `run` too.
+instance ran, is not in the second. `attnscope.certificate.whole_model` asks for it, and runs the first through `run`
+too.
 
 Shapes: B text, T token, M width of the output.
 """

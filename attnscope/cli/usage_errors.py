@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from attnscope.cli.app import COMMANDS, module_of
-from attnscope.cli.groups import Parameter, by_key, parameters, suggestion, synonyms_of
 from attnscope.cli.help import whole_help
+from attnscope.cli.option_groups import Parameter, by_key, parameters, suggestion, synonyms_of
 from attnscope.errors import listed, nearest
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from attnscope.certificate import alone
+from attnscope.certificate import second_instance
 from attnscope.certificate.verdicts import Tolerance, WholeParity, output_difference
 from attnscope.errors import MemoryLimitError, ModelError, UsageError
 from attnscope.hooks.engines import ENGINES, Engine
@@ -75,9 +75,9 @@ def check_whole(
         running(loaded.model, implementation),
         listening(loaded.model, lambda call: None, engine=engine, computed=False),
     ):
-        own = alone.run(loaded.model, first, inputs, modules)
+        own = second_instance.run(loaded.model, first, inputs, modules)
     tensors = {name: value for name, value in inputs.items() if isinstance(value, Tensor)}  # PEFT makes its own prefix
-    tensors_given = {alone.FIRST: first[:, len(loaded.virtual) :], **tensors}
+    tensors_given = {second_instance.FIRST: first[:, len(loaded.virtual) :], **tensors}
     second = _second_states(loaded, loaded.options, tensors_given, modules)
     differences = {name: state_difference(value, second.get(name)) for name, value in own.items()}
     return WholeParity(differences, Tolerance(atol, getattr(torch, loaded.dtype)).output)
@@ -150,15 +150,18 @@ def _no_room(why: str) -> MemoryLimitError:
 def _second_states(
     loaded: LoadedModel, options: LoadOptions, inputs: Mapping[str, Tensor], modules: Sequence[str]
 ) -> dict[str, Tensor]:
-    """What `alone.run` finds in the second instance, in a process that is off the network."""
+    """What `second_instance.run` finds in the second instance, in a process that is off the network."""
     from safetensors.torch import load_file, save_file
 
     with TemporaryDirectory(prefix="attnscope-") as name:
         folder, document = Path(name), recipe(loaded, options) | {"modules": list(modules)}
-        (folder / alone.RECIPE).write_text(json.dumps(document), "utf-8")
-        save_file({name: values.cpu().contiguous().clone() for name, values in inputs.items()}, folder / alone.INPUTS)
+        (folder / second_instance.RECIPE).write_text(json.dumps(document), "utf-8")
+        save_file(
+            {name: values.cpu().contiguous().clone() for name, values in inputs.items()},
+            folder / second_instance.INPUTS,
+        )
         process = subprocess.run(
-            [sys.executable, "-P", alone.__file__, str(folder)],
+            [sys.executable, "-P", second_instance.__file__, str(folder)],
             env={**os.environ, "HF_HUB_OFFLINE": "1"},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -167,7 +170,7 @@ def _second_states(
             errors="replace",
         )
         if not process.returncode:
-            return load_file(folder / alone.OUTPUT)
+            return load_file(folder / second_instance.OUTPUT)
     # The last line is the reason why it failed. A process that was killed, or lacked memory, has an error of its own.
     last_line = (process.stderr.strip().splitlines() or ["it printed nothing"])[-1]
     killed = process.returncode == -getattr(signal, "SIGKILL", 0)  # which Windows lacks

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO, Unpack
 
 from attnscope.cli import output
-from attnscope.cli.groups import Mark, option_group
+from attnscope.cli.option_groups import Mark, option_group
 from attnscope.cli.options import Checkpoint, MayAsk, ModelTexts, OneText, Selected, TextRun
 from attnscope.cli.output import ONE_PICTURE, Config, Exporting, Noise, Spreadsheet, Writing
 from attnscope.errors import UsageError
@@ -48,7 +48,7 @@ def observe_text(
 
     ask = asked.ask(read_run(asked, writing), selected, keep)
     if writing.draws and keep.maps:
-        from attnscope.figures.processes import begin
+        from attnscope.figures.drawing_process import begin
 
         begin("attnscope.export.drawing")
     from attnscope.figures import load_in_thread

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from attnscope import figures
 from attnscope.errors import AttnscopeError
-from attnscope.figures.pool import cores
+from attnscope.figures.drawing_pool import cores
 from attnscope.utils.signals import begin_worker, busy, held, leaving
 
 log = logging.getLogger("attnscope")

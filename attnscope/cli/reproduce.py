@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from attnscope.cli.groups import default_of, parameters
+from attnscope.cli.option_groups import default_of, parameters
 from attnscope.cli.options import ModelText, OtherSide, PairedText, TextRun
 
 if TYPE_CHECKING:

@@ -100,7 +100,7 @@ def _us() -> int:
 
 
 # What the compiled code depends on.
-SOURCES = ("kernel.py", "vectors.py", "layout.py", "cache.py")
+SOURCES = ("kernel.py", "vector_registers.py", "layout.py", "object_code.py")
 SWITCHED_OFF = (
     "the engine numba needs Numba's compiler, and NUMBA_DISABLE_JIT switches it off",
     "unset it, or use {engine=tiles}",
