@@ -35,7 +35,7 @@ from attnscope.attention.tiling import TILE_BYTES, SmallAttention, TiledAttentio
 from attnscope.errors import MemoryLimitError
 from attnscope.hooks.engines import ENGINES, Engine
 from attnscope.hooks.listen import listen
-from attnscope.metrics.metrics import METRICS, Texts, means, measure, questions
+from attnscope.metrics.metrics import METRICS, Texts, measure, questions, stacked_means
 from attnscope.observe.collector import collect_layer
 from attnscope.observe.collectors.entries import TopKeys
 from attnscope.observe.collectors.heads import HeadScores, TopRelation
@@ -213,7 +213,8 @@ def test_answers_equal_the_matrix(case: str, kind: type[TiledAttention]) -> None
     texts = texts_of(dense)
     every, some = TopK(5), TopK(3, (1, 6), skip_key0=True)
     answers = asked.together([*questions(list(METRICS), texts), every, some])
-    found, expected = means(asked, texts, answers, list(METRICS)), measured(case)
+    expected = measured(case)
+    found = dict(zip(METRICS, stacked_means(asked, texts, answers, list(METRICS)), strict=True))
     for name in METRICS:
         assert_close(
             found[name], expected[name], atol=1e-5, rtol=1e-5, equal_nan=True, msg=lambda m, n=name: f"{n}: {m}"
@@ -501,7 +502,7 @@ def test_fused_equals_eager_in_every_family(family: str, engine: Engine) -> None
         expected, dense, top = eager.pop((call.path, call.layer, call.call))
         tolerance = LARGE_LOGITS.get(family, LARGE_LOGITS.get(f"{family}, {engine.name}", 1e-5))
         assert_close(call.P.dense(), dense.dense(), atol=tolerance, rtol=0)
-        for name, score in means(call.P, texts, answers, list(METRICS)).items():
+        for name, score in zip(METRICS, stacked_means(call.P, texts, answers, list(METRICS)), strict=True):
             allowed = 1e-4 if name in ("entropy", "effective_keys", "distance") else 10 * tolerance
             assert_close(score, expected[name], atol=allowed, rtol=1e-5, equal_nan=True)
         assert_close(answers[TopK(3)][0], top[0], atol=tolerance, rtol=0, equal_nan=True)

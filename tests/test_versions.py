@@ -19,7 +19,6 @@ from transformers.modeling_utils import AttentionInterface
 from transformers.models.auto import configuration_auto, modeling_auto
 
 from attnscope.errors import ModelError
-from attnscope.hooks import listen as listening
 from attnscope.hooks.listen import listen
 from attnscope.model import tasks
 from attnscope.model.libraries import TRIED
@@ -61,7 +60,6 @@ def imported(tree: ast.Module) -> Iterator[str]:
 @pytest.fixture(autouse=True)
 def nothing_asked_yet() -> None:
     """transformers is asked for its names once in a process: here as in one that has just begun."""
-    listening._interface.cache_clear()
     tasks._types_with.cache_clear()
 
 

@@ -23,7 +23,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -70,7 +70,7 @@ def ask_server(
     question, blobs = _question(options, ask, purpose)
     with connected() as link:
         try:
-            send(link, question, blobs)
+            _ask(link, question, blobs)
             type_of(purpose.record)  # imported while the server works
             frame = _Answer(link, tell, check).last()
             kind, value = _message(frame)
@@ -114,12 +114,17 @@ def connected() -> socket.socket:
         return link
 
 
+def _ask(link: socket.socket, question: Mapping[str, Any], blobs: Sequence[memoryview] = ()) -> None:
+    """Send a question. A server that is full hangs up before it reads, and why is read next."""
+    with suppress(ConnectionError):
+        send(link, question, blobs)
+
+
 def request_status(request: str) -> Status:
     """What a server answers to `status` or `stop`. UnansweredError: there is none. SilentServerError: it is silent."""
     with connected() as link:
         try:
-            with suppress(ConnectionError):  # it has refused this link, and said why
-                send(link, {"what": request})
+            _ask(link, {"what": request})
             header = receive(link, wire.REQUEST_BYTES, CONNECT_SECONDS).header
             if isinstance(header, list):  # no link is left
                 raise wire.SilentServerError(
@@ -139,7 +144,7 @@ def join_server() -> tuple[socket.socket, wire.Holdings]:
     with ExitStack() as on_failure:  # where it is, the link is closed
         link = on_failure.enter_context(connected())
         try:
-            send(link, {"what": "page", "code": wire.code(), "environment": wire.environment()})
+            _ask(link, {"what": "page", "code": wire.code(), "environment": wire.environment()})
             header = receive(link).header
             if isinstance(header, list):
                 raise UnansweredError(_message(Frame(header, []))[1])

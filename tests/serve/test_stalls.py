@@ -213,6 +213,17 @@ def test_a_server_that_says_nothing_is_waited_for_with_a_word_and_then_not(silen
     assert listener.stages == [client.WAITING]
 
 
+def test_why_a_server_hung_up_is_read_though_the_question_came_too_late(silent, monkeypatch):
+    def after_the_refusal(*question):
+        with silent.accept()[0] as link:
+            wire.send(link, serving_module.FULL, last=True)
+        wire.send(*question)
+
+    monkeypatch.setattr(client, "send", after_the_refusal)
+    assert why_unanswered() == "64 questions wait already"
+    assert call("serve", "--status").code == 1
+
+
 def test_beside_a_socket_that_says_nothing_a_command_is_as_alone(silent):
     beside = call("heads", SENTENCE)
     assert beside == call("heads", SENTENCE, ATTNSCOPE_NO_SERVER="1").ok()
