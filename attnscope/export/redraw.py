@@ -37,7 +37,7 @@ from attnscope.hooks.report import CaptureReport
 from attnscope.metrics.metrics import KNOWN
 from attnscope.metrics.roles import NONE
 from attnscope.metrics.texts import MAP_SIDE, Cells
-from attnscope.model.selection import CROSS, DECODER, ENCODER, OF_TWO_TEXTS, STACKS, is_causal, is_cross
+from attnscope.model.selection import CROSS, DECODER, ENCODER, OF_TWO_TEXTS, STACKS, is_causal, is_cross, sides
 from attnscope.observe.atlas import columns_of
 from attnscope.observe.observation import Observation
 from attnscope.observe.records import HeadColumns, KeptKeys, LayerMaps, Matrices, Score
@@ -137,8 +137,7 @@ class RunTables:
 
     def lengths(self, stack: str) -> tuple[int, int]:
         """How many queries and keys a stack has."""
-        source, target = len(self.source), len(self.target or self.source)
-        return (source if stack == ENCODER else target), (target if stack == DECODER else source)
+        return sides(stack, len(self.source), len(self.target or self.source))
 
     @cached_property
     def places(self) -> list[Place]:

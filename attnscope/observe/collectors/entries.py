@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import chain, groupby
+from itertools import chain
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -24,6 +24,7 @@ from attnscope.attention.questions import Key, Question, Strongest, TopK
 from attnscope.attention.rows import inside, join, strongest
 from attnscope.attention.spec import BLOCK_BYTES, AttentionSpec
 from attnscope.metrics.texts import MAP_SIDE, Cells
+from attnscope.model.selection import consecutive
 from attnscope.observe.collector import (
     Answers,
     Collected,
@@ -164,14 +165,7 @@ class ChosenKeys(TopKeys):
         """The chosen queries of all texts as ranges of rows, none longer than a block."""
         chosen = sorted({*chain.from_iterable(self.query)})
         for start, stop in blocks:
-            yield from _ranges(chosen[inside(chosen, start, stop)])
-
-
-def _ranges(positions: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """[2, 3, 4, 8] -> (2, 5), (8, 9): runs of neighbours, where each begins and ends."""
-    for _, run in groupby(enumerate(positions), lambda pair: pair[1] - pair[0]):
-        _, neighbours = zip(*run, strict=True)
-        yield neighbours[0], neighbours[-1] + 1
+            yield from ((run[0], run[-1] + 1) for run in consecutive(chosen[inside(chosen, start, stop)]))
 
 
 def _renumbered(groups_BT: Tensor, chosen: Sequence[Sequence[int]]) -> Tensor:
@@ -327,7 +321,7 @@ class Maps(MapCollector):
 
     def _read(self, start: int, stop: int, rows: Callable[[int, int], Tensor]) -> Tensor:
         """The map's own rows [start, stop) and columns, of a reader of ranges of queries."""
-        parts = [rows(first, end) for first, end in _ranges(self.rows.tokens[start:stop])]
+        parts = [rows(run[0], run[-1] + 1) for run in consecutive(self.rows.tokens[start:stop])]
         read = torch.cat(parts, -2) if len(parts) > 1 else parts[0]
         if self.keys is None:
             return read[..., : self._keys]
