@@ -471,7 +471,7 @@ def what_examples_need(loaded: LoadedModel) -> dict[str, Any]:
 
 
 UNRUN = ("adapted", "arrangements_of", "of_picture", "made_spec")  # whose examples need another model
-MODULES = ("alone", "check", "compare", "oracle", "verdicts", "whole")
+MODULES = ("check", "compare", "oracle", "second_instance", "verdicts", "whole_model")
 
 
 @pytest.mark.parametrize("module", MODULES)
