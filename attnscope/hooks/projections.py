@@ -63,10 +63,10 @@ class Norm:
         return scale * self.straight(x) + self.bias_E.to(x.device)
 
 
-def norm_of(module: nn.Module, x: Tensor, y: Tensor, close: Callable[[Tensor, Tensor], bool]) -> Norm | None:
+def norm_of(module: nn.Module, x: Tensor, y: Tensor, allowed: float) -> Norm | None:
     """The module as a norm with a frozen scale, where it is one: of x or centred x, times its weight or its weight + 1.
 
-    x, y: float32, its input and output. close: whether a result is what was expected.
+    x, y: float32, its input and output. allowed: the largest relative error of a norm that is the module.
     """
     weight, bias = (weights_of(module).get(name) for name in ("weight", "bias"))
     ones_E = torch.ones(x.shape[-1], device=x.device)
@@ -82,7 +82,7 @@ def norm_of(module: nn.Module, x: Tensor, y: Tensor, close: Callable[[Tensor, Te
     for centred in (False, True):
         for weight_E in weights:
             norm = Norm(module, weight_E, bias_E, centred)
-            if x.shape == y.shape and close(norm.frozen(x, norm.scale(x, y)), y):
+            if x.shape == y.shape and float(relative_error(norm.frozen(x, norm.scale(x, y)), y)) <= allowed:
                 return norm
     return None
 
@@ -119,14 +119,9 @@ def norms_behind(
         x = args[0] if args else None
         if not isinstance(x, Tensor) or not isinstance(output, Tensor) or same_numbers(output, x):
             return
-        allowed = tolerance(x.dtype, "bfloat16")[1]
-
-        def close(actual: Tensor, expected: Tensor) -> bool:
-            return actual.shape == expected.shape and float(relative_error(actual, expected)) <= allowed
-
         for attention, projected in gave.items():
             if x.shape == projected.shape and same_numbers(x, projected) and attention not in norms:
-                norm = norm_of(module, x.float(), output.float(), close)
+                norm = norm_of(module, x.float(), output.float(), tolerance(x.dtype, "bfloat16")[1])
                 if norm is not None:
                     norms[attention] = norm
 

@@ -39,7 +39,7 @@ from attnscope.utils.memory import DTYPE_BYTES
 
 # What families, and older configs, call their layer types; transformers' own list is `ALLOWED_ATTN_LAYER_TYPES`.
 # "sparse" layers choose the keys of each query by content; the keys of "compressed" layers are a window of tokens and
-# summaries of what came before it. What another name means, `attending_layers` reads from the code of its modules.
+# summaries of the tokens before it. `attending_layers` reads the meaning of other names from the code of their modules.
 TYPES = {
     "full_attention": "full",
     "attention": "full",

@@ -303,7 +303,7 @@ def _config(source: Source, options: LoadOptions) -> tuple[Any, dict[str, Any]]:
                 config = AutoConfig.from_pretrained(source.folder, **options.permits.given)
         except Exception as error:  # any family's config class, with any content
             raise read_error(f"the config of {source.name}", error, "check its values") from error
-        config.transformers_weights = None  # a list of weights of its own, which nobody has judged
+        config.transformers_weights = None  # a list of weight files of its own, which was not checked
         if source.snapshot:
             config.name_or_path = source.name  # what transformers would have written, had it looked the name up itself
         if source.adapter and (kind := adapters.trained_class(source.adapter.folder, config)):

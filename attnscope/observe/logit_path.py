@@ -150,10 +150,14 @@ class _Passed:
         """Whether two modules gave the same numbers."""
         return module in self.gave and other in self.gave and torch.equal(self.gave[module], self.gave[other])
 
+    @property
+    def allowed(self) -> float:
+        """The largest relative error of matrix products in the model's own precision."""
+        return tolerance(self.dtype, "bfloat16")[1]
+
     def close(self, result: Tensor, expected: Tensor) -> bool:
         """As far as matrix products in the model's own precision allow."""
-        allowed = tolerance(self.dtype, "bfloat16")[1]
-        return result.shape == expected.shape and float(relative_error(result, expected)) <= allowed
+        return result.shape == expected.shape and float(relative_error(result, expected)) <= self.allowed
 
 
 def _path(loaded: LoadedModel, ids: Sequence[int], unembed: nn.Module) -> LogitPath:
@@ -325,7 +329,7 @@ def _norms_of(x: Tensor, modules: Iterable[nn.Module], passed: _Passed) -> Itera
             continue
         if torch.equal(passed.gave[module], given):
             continue
-        norm = norm_of(module, x.float(), passed.gave[module].float(), passed.close)
+        norm = norm_of(module, x.float(), passed.gave[module].float(), passed.allowed)
         if norm is not None:
             yield norm
 

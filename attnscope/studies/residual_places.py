@@ -25,7 +25,6 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
 from attnscope.errors import ModelError
-from attnscope.hooks.calls import relative_error
 from attnscope.hooks.engines import UNCHECKED
 from attnscope.hooks.listen import listen
 from attnscope.hooks.projections import Norm, norm_of
@@ -91,7 +90,7 @@ class FrozenNorms:
         if not x.requires_grad:  # before the residual begins, or in a tower
             return None
         with torch.no_grad():
-            norm = norm_of(module, _some_rows(x), _some_rows(output), _close)
+            norm = norm_of(module, _some_rows(x), _some_rows(output), tolerance("float32")[1])
             if norm is None:
                 return None
             scale = norm.scale(x.float(), output.float())
@@ -113,10 +112,6 @@ def is_norm(module: nn.Module) -> bool:
     """Whether a module may be a norm, by its name: one without parts, with a weight per number of a row."""
     named = NORM.search(type(module).__name__) is not None
     return named and not list(module.children()) and all(weight.ndim <= 2 for weight in weights_of(module).values())
-
-
-def _close(values: Tensor, expected: Tensor) -> bool:
-    return values.shape == expected.shape and float(relative_error(values, expected)) <= tolerance("float32")[1]
 
 
 logger = logging.getLogger(__name__)
