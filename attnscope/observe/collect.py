@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -58,6 +58,7 @@ from attnscope.observe.value_norms import Directions, Projections
 
 if TYPE_CHECKING:
     from attnscope.inputs.prompt import Prompt
+    from attnscope.model.geometry import LayerGeometry
     from attnscope.model.loaded import LoadedModel
 
 
@@ -87,9 +88,39 @@ class PaddingError(Exception):
     """A text is read in another way with a longer one than alone."""
 
 
+class Reading(Protocol):
+    """Layers that are to come, whoever makes their weights, and what is kept of them.
+
+    plain: the stack that the view's heads are of. shown: the layers with heads, by stack and index; every: all layers.
+    device: of the ids. out, directions: what a key writes, where that is asked. checks_padding: see `Pass`.
+    """
+
+    @property
+    def request(self) -> Request: ...
+    @property
+    def plain(self) -> str: ...
+    @property
+    def shown(self) -> Mapping[str, Mapping[int, LayerGeometry]]: ...
+    @property
+    def every(self) -> Mapping[str, Sequence[LayerGeometry]]: ...
+    @property
+    def device(self) -> str: ...
+    @property
+    def advance(self) -> Callable[[int], object]: ...
+    @property
+    def directions(self) -> Directions | None: ...
+    @property
+    def out(self) -> Projections | None: ...
+    @property
+    def checks_padding(self) -> bool: ...
+
+
 @dataclass(frozen=True)
 class Pass:
-    """One forward pass to come: the texts, what is kept of them, and who computes it; the rest as of `observe`."""
+    """One forward pass to come: the texts, what is kept of them, and who computes it; the rest as of `observe`.
+
+    It is a `Reading` of the model's layers.
+    """
 
     loaded: LoadedModel
     asked: Sequence[TextInputs]
@@ -99,6 +130,22 @@ class Pass:
     advance: Callable[[int], object]
     directions: Directions | None
     states: Callable[[torch.Tensor], object] | None
+
+    @property
+    def plain(self) -> str:
+        return self.loaded.geometry.stack
+
+    @property
+    def shown(self) -> Mapping[str, Mapping[int, LayerGeometry]]:
+        return self.loaded.geometry.shown
+
+    @property
+    def every(self) -> Mapping[str, Sequence[LayerGeometry]]:
+        return self.loaded.geometry.every
+
+    @property
+    def device(self) -> str:
+        return self.loaded.device
 
     @property
     def is_mixed(self) -> bool:
@@ -129,16 +176,15 @@ class StackCollector:
     asked: what the stack reads of the texts of the pass.
     """
 
-    def __init__(self, forward: Pass, stack: str, asked: Sequence[TextInputs]) -> None:
-        geometry = forward.loaded.geometry
+    def __init__(self, forward: Reading, stack: str, asked: Sequence[TextInputs]) -> None:
         self.forward, self.stack, self.asked = forward, stack, asked
-        self.request = forward.request.of(stack, geometry.stack)
+        self.request = forward.request.of(stack, forward.plain)
         self.prompts, self.chosen = [text.prompt for text in asked], [text.chosen for text in asked]
         self.keys = [text.key_prompt for text in asked]
         self.key_count = max(map(len, self.keys))
-        self.texts = texts_of(asked, forward.loaded.device, stack)
+        self.texts = texts_of(asked, forward.device, stack)
         self._texts = {stack: self.texts}
-        self.layers, self.every = geometry.shown[stack], geometry.every.get(stack, ())
+        self.layers, self.every = forward.shown[stack], forward.every.get(stack, ())
         self.collectors = wanted_collectors(asked, self.request)
         self._kept: dict[str, dict[LayerKey, Any]] = {name: {} for name in self.collectors}
         self._batcher, self._pending = LayerBatcher(self.collectors), PendingTransfers()
@@ -258,7 +304,7 @@ class StackRouter:
         if reading is not None:
             reading.on_call(call)
 
-    def first_read(self, report: CaptureReport) -> str:
+    def first_read(self, report: CaptureReport, model_type: str) -> str:
         """The first of the stacks of which a layer was read. Raises InputError where none was; report: of the pass."""
         for stack in self.stacks:
             if self.readings[stack].kv_of:
@@ -267,7 +313,6 @@ class StackRouter:
         reading = self.readings[self.stacks[0]]
         tokens = len(reading.prompts[0])
         sizes = {(call.queries, call.keys) for call in report.calls if call.stack == reading.stack}
-        model_type = reading.forward.loaded.geometry.model_type
         heard = " or ".join(f"{queries} queries and {keys} keys" for queries, keys in sorted(sizes))
         message = (
             f"no layer of {model_type} attends from the {tokens} tokens of this text to the same {tokens}, "
@@ -434,7 +479,7 @@ def _observed(forward: Pass) -> list[Observation]:
         )
     for call in report.calls:
         call.stack = stacks.stack_of(call)
-    plain = stacks.first_read(report)
+    plain = stacks.first_read(report, loaded.geometry.model_type)
     # The shortest prompt alone must have the hidden states that it has beside the longest.
     if mixed and padding.padding_is_untried(loaded.model, report.tokens):
         row = min(range(len(prompts)), key=lambda place: len(prompts[place]))
