@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import shlex
-import sys
-import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from attnscope.cli import output
 from attnscope.cli.batch_options import BatchCommand, BatchRun
@@ -17,10 +16,9 @@ from attnscope.cli.config import with_options
 from attnscope.cli.heads import GROUPS
 from attnscope.errors import InputError, visible
 from attnscope.utils.signals import GracefulStop, unwinding
+from attnscope.utils.stages import Stage, clock
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
-
     from attnscope.cli.output import Writing
     from attnscope.corpus.folder import Failure, Job
     from attnscope.corpus.pipeline import Tally
@@ -52,9 +50,9 @@ def batch(asked: BatchRun) -> int:
     corpus, job = asked.corpus(), asked.job(atlas)
     if asked.dry_run:
         return dry_run(job, corpus)
-    with graceful_stop() as stop, RunProgress(corpus, asked.quiet) as progress:
+    with graceful_stop() as stop, run_progress(corpus, asked.quiet) as note:
         go = _to_stdout if asked.to_stdout else _to_folder
-        outcome = go(asked, job, corpus, stop, progress.note)
+        outcome = go(asked, job, corpus, stop, note)
     code = ending(outcome, corpus, stop, asked)
     if asked.summary and asked.out is not None and not outcome.tally.stopped:
         from attnscope.corpus.tables import summarised, write_summary
@@ -119,48 +117,22 @@ def graceful_stop() -> GracefulStop:
     return GracefulStop(lambda: output.log("stopping after this batch; interrupt again to stop at once", False))
 
 
-class RunProgress:
-    """How far a run is, on stderr: a bar on a terminal, elsewhere a plain line per minute."""
+@contextmanager
+def run_progress(corpus: Corpus, quiet: bool) -> Iterator[Callable[[Tally], None]]:
+    """How far a run is, on stderr, over the bytes of the corpus; yields what is called with what was done so far."""
+    from attnscope.corpus.records import find_files
 
-    def __init__(self, corpus: Corpus, quiet: bool) -> None:
-        self.corpus, self.quiet = corpus, quiet
-        self._size: int | None = None
-        self._bar: Progress | None = None
-        self._start = self._said = time.monotonic()
+    sizes = [file.size for file in find_files(corpus)]
+    size = None if None in sizes else sum(size or 0 for size in sizes)
+    stage = Stage("loading the model, then measuring the first texts")
 
-    def __enter__(self) -> RunProgress:
-        from attnscope.corpus.records import find_files
+    def note(tally: Tally) -> None:
+        stage.title = _rates(tally, stage.seconds)
+        stage.total, stage.unit = size if tally.read else None, "bytes"  # a cluster does not say how much it has read
+        stage.advance(tally.read - stage.done)
 
-        sizes = [file.size for file in find_files(self.corpus)]
-        self._size = None if None in sizes else sum(size or 0 for size in sizes)
-        if sys.stderr.isatty() and not self.quiet:
-            from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-            # Over the bytes of the corpus; without a size it only says what was done.
-            size: list[Any] = [BarColumn(), TimeRemainingColumn()] if self._size else []
-            console = output.console(sys.stderr)
-            columns = [TextColumn("{task.description}"), *size]
-            self._bar = Progress(*columns, console=console, transient=True, redirect_stdout=False)
-            self._bar.add_task("loading the model, then measuring the first texts", total=None)
-            self._bar.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._bar:
-            self._bar.stop()
-
-    def note(self, tally: Tally) -> None:
-        """Say how far it is: on a terminal always, elsewhere if a minute has passed."""
-        now = time.monotonic()
-        if self._bar:
-            size = self._size if tally.read else None  # a cluster does not say how much it has read
-            line = _rates(tally, now - self._start)
-            self._bar.update(self._bar.task_ids[0], total=size, completed=tally.read, description=line)
-        elif not self.quiet and now - self._said >= 60.0:
-            self._said = now
-            left = (now - self._start) * max(0.0, self._size / tally.read - 1) if self._size and tally.read else None
-            line = _rates(tally, now - self._start)
-            output.log(line if left is None else f"{line}  {output.clock(left)} left", False)
+    with output.show_stage(stage, quiet):
+        yield note
 
 
 def _rates(tally: Tally, seconds: float) -> str:
@@ -247,7 +219,7 @@ def dry_run(job: Job, corpus: Corpus) -> int:
         "tables": ", ".join(job.output.names),
         "tokens per batch": expected.batch_tokens,
         "output, about": f"{expected.output_bytes / 2**20:,.0f} MiB",
-        "time, about": output.clock(expected.seconds),
+        "time, about": clock(expected.seconds),
     }
     for name, value in lines.items():
         print(visible(f"{name:18}{value:,}" if isinstance(value, int) else f"{name:18}{value}"))  # noqa: T201

@@ -390,9 +390,10 @@ def with_options(
             given |= settings
             typed = settings.keys() | {name for name in given if flagged(context, name)}
             given |= settle_figures(groups, given, typed)
-            if of_folder and folder:
-                return of_folder(context, folder, given | {"given": None})
-            return run(*(build(group, given) for group in groups))
+            with output.watched(bool(given.get("quiet"))):
+                if of_folder and folder:
+                    return of_folder(context, folder, given | {"given": None})
+                return run(*(build(group, given) for group in groups))
 
         command.__name__, command.__doc__ = run.__name__, run.__doc__
         command.groups = groups  # type: ignore[attr-defined]

@@ -15,7 +15,6 @@ import textwrap
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from datetime import timedelta
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast
 
@@ -24,9 +23,10 @@ from typer import Option
 from attnscope.cli.option_groups import DRAWN, FIRST, HELD, SETTING, UNRECORDED, option_group, parameters
 from attnscope.errors import LINES, UsageError, in_a_line, numbered, visible
 from attnscope.observe.progress import Progress
-from attnscope.utils import signals
+from attnscope.utils import signals, stages
 from attnscope.utils.folders import PICTURES, TABLES, suffix_of
 from attnscope.utils.signals import unwinding
+from attnscope.utils.stages import Stage, Watch
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -43,7 +43,8 @@ PIPE_WIDTH = 240  # a table written to a file is cut at no screen's edge
 def log(message: str, quiet: bool) -> None:
     """One line to the person, on stderr, unless they want quiet."""
     if not quiet:
-        with suppress(OSError):  # whoever listened has gone: the data is still wanted
+        with stages.lock, suppress(OSError):  # whoever listened has gone: the data is still wanted
+            _make_room()
             print(wrapped(in_a_line(message)), file=sys.stderr)  # noqa: T201
 
 
@@ -124,6 +125,7 @@ def emit_data(table: pa.Table, format: str, spreadsheet: bool = False) -> None:
 
 def data_stream(format: str) -> IO[bytes]:
     """Where data goes: stdout, byte for byte; on a terminal what would steer it is written out."""
+    _make_room()
     return cast(IO[bytes], _Screen(format)) if sys.stdout.isatty() else sys.stdout.buffer
 
 
@@ -143,6 +145,7 @@ class _Screen:
 def tell(facts: Mapping[str, Any], format: str | None, picture: Callable[[], RenderableType]) -> None:
     """Print facts on stdout: as JSON, by default in a pipe, or as the picture of them for a person."""
     if wanted_format(format, "json") == "json":
+        _make_room()
         sys.stdout.write(json.dumps(facts, indent=2) + "\n")
     else:
         show(picture())
@@ -150,6 +153,7 @@ def tell(facts: Mapping[str, Any], format: str | None, picture: Callable[[], Ren
 
 def show(renderable: RenderableType, stream: Any = None) -> None:
     """Print something rich on stdout; in a pipe wide and without colour, unless COLUMNS and FORCE_COLOR say else."""
+    _make_room()
     console(stream or sys.stdout).print(_Visible(renderable))
 
 
@@ -186,53 +190,120 @@ def console(stream: Any) -> Console:
     )
 
 
+_watch: Watch | None = None
+_watch_line = False  # a line of the watch stands on the terminal
+
+
+@contextmanager
+def watched(quiet: bool) -> Iterator[None]:
+    """While the block runs, long work that says nothing is named on stderr: `importing torch`, `loading demo`."""
+    global _watch
+    if quiet or _watch is not None or os.environ.get(STAGES):
+        yield
+        return
+    terminal = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+    _watch = Watch(_show_line if terminal else lambda line: log(line, quiet=False), terminal)
+    _watch.start()
+    try:
+        yield
+    finally:
+        _watch.stop()
+        _make_room()
+        _watch = None
+
+
+def _show_line(line: str) -> None:
+    """A line that the next words replace."""
+    global _watch_line
+    _watch_line = True
+    with suppress(OSError, ValueError):
+        columns = os.get_terminal_size(sys.stderr.fileno()).columns or 80
+        sys.stderr.write(f"{signals.ERASE_LINE}{in_a_line(line)[: columns - 1]}\r")
+        sys.stderr.flush()
+
+
+def _make_room() -> None:
+    """Words follow: the line of the watch goes, and it is silent for a while."""
+    global _watch_line
+    if _watch is None:
+        return
+    _watch.heard()
+    if _watch_line:
+        _watch_line = False
+        sys.stderr.write(signals.ERASE_LINE)
+        sys.stderr.flush()
+
+
 @contextmanager
 def progress(title: str, total: int | None, quiet: bool, unit: str = "") -> Iterator[Callable[[int], None]]:
-    """A progress bar on stderr while the block runs, only where stderr is a terminal; yields `advance(steps)`.
+    """A stage while the block runs, shown by `show_stage`; yields `advance(steps)`.
 
     title: the stage, such as `drawing`. unit: what is counted. Each step is a place for a signal to be heard that
     something swallowed, see `signals.again`.
     """
-    if os.environ.get(STAGES) == "json":  # lines on stderr, for a program that shows them
-        done, logged = 0, 0.0
-
-        def count(steps: int) -> None:
-            nonlocal done, logged
-            signals.again()
-            done, now = done + steps, time.monotonic()
-            if now - logged >= STAGE_SECONDS or done == total:
-                logged = now
-                log(json.dumps({"stage": title, "done": done, "total": total, "unit": unit}), quiet=False)
-
-        count(0)
-        yield count
-        return
-    # Without a terminal nothing is shown, but a signal is still heard at each step.
-    if quiet or not sys.stderr.isatty():
-        yield lambda steps: signals.again()
-        return
-    from rich.progress import BarColumn, ProgressColumn, TextColumn
-    from rich.progress import Progress as Bars
-    from rich.text import Text
-
-    class Clock(ProgressColumn):
-        """`0:02:10 left`, and until that can be estimated how long the stage has taken: `0:00:12 so far`."""
-
-        def render(self, task: Task) -> Text:
-            left = task.time_remaining
-            return Text(f"{clock(task.elapsed or 0.0)} so far" if left is None else f"{clock(left)} left")
-
-    # A stage of unknown length has no count, since a total of 0 would read as done.
-    columns: list[Any] = [TextColumn("{task.description}", markup=False), BarColumn(None)]
-    columns += [TextColumn(f"{{task.completed:,.0f}}/{{task.total:,.0f}} {unit}".rstrip())] if total else []
-    with Bars(*columns, Clock(), console=console(sys.stderr), transient=True) as bar:
-        task = bar.add_task(in_a_line(title), total=total)
+    with show_stage(Stage(title, total, unit), quiet) as stage:
 
         def advance(steps: int) -> None:
             signals.again()
-            bar.advance(task, steps)
+            stage.advance(steps)
 
         yield advance
+
+
+@contextmanager
+def show_stage(stage: Stage, quiet: bool) -> Iterator[Stage]:
+    """While the block runs, a bar on stderr where that is a terminal; in a pipe `watched` has a line of a long one."""
+    if os.environ.get(STAGES) == "json":  # lines on stderr, for a program that shows them
+        logged = 0.0
+
+        def line() -> None:
+            nonlocal logged
+            now = time.monotonic()
+            if now - logged >= STAGE_SECONDS or stage.done == stage.total:
+                logged = now
+                facts = dict(zip(("stage", "done", "total", "unit"), (stage.title, *stage.numbers), strict=True))
+                log(json.dumps(facts), quiet=False)
+
+        stage.changed = line
+        with stages.during(stage):
+            line()
+            yield stage
+        return
+    if quiet or not sys.stderr.isatty():
+        with stages.during(stage):
+            yield stage
+        return
+    from rich.progress import BarColumn, ProgressColumn
+    from rich.progress import Progress as Bars
+    from rich.table import Column
+    from rich.text import Text
+
+    class Title(ProgressColumn):
+        """What is done, cut where the terminal is narrow."""
+
+        def render(self, task: Task) -> Text:
+            return Text(in_a_line(stage.doing), no_wrap=True, overflow="ellipsis")
+
+    class Numbers(ProgressColumn):
+        """How much of it, how fast, and how long it takes yet."""
+
+        def render(self, task: Task) -> Text:
+            return Text("  ".join(filter(None, (stage.count, stage.rate, stage.time))), no_wrap=True)
+
+    # A stage of unknown length has no count, since a total of 0 would read as done.
+    columns = (
+        Title(Column(no_wrap=True, overflow="ellipsis", ratio=2)),
+        BarColumn(None, table_column=Column(ratio=1)),
+        Numbers(Column(no_wrap=True)),
+    )
+    bar = Bars(*columns, console=console(sys.stderr), transient=True, expand=True)
+    task = bar.add_task("", total=stage.total)
+    stage.changed = lambda: bar.update(task, total=stage.total, completed=stage.done)
+    with stages.during(stage):
+        with stages.lock:
+            _make_room()
+        with bar:
+            yield stage
 
 
 class TerminalProgress(Progress):
@@ -258,11 +329,6 @@ class TerminalProgress(Progress):
         self, title: str, total: int | None = None, unit: str = ""
     ) -> AbstractContextManager[Callable[[int], object]]:
         return progress(title, total, self.quiet, unit)
-
-
-def clock(seconds: float) -> str:
-    """Seconds as 0:02:10."""
-    return str(timedelta(seconds=round(seconds)))
 
 
 ROUNDING = {"bfloat16": "0.4 %", "float16": "0.05 %"}  # of a number, at most: half of torch.finfo's eps

@@ -25,6 +25,7 @@ from attnscope.cli.options import Loading
 from attnscope.cli.output import Quiet
 from attnscope.errors import InputError, UsageError, in_a_line
 from attnscope.utils import display as cells
+from attnscope.utils.stages import clock
 
 if TYPE_CHECKING:
     from attnscope.model.options import LoadOptions
@@ -164,13 +165,13 @@ def ask_server(request: str, quiet: bool) -> int:
         size = "" if model.bytes is None else f"  weights {human_bytes(model.bytes)}"
         sys.stdout.write(f"{in_a_line(model.name)}  {in_a_line(model.device)}  {in_a_line(model.dtype)}{size}\n")
     memory = "" if status.memory_bytes is None else f", {human_bytes(status.memory_bytes)} of memory"
-    age, busy = output.clock(status.seconds), ", busy" * (status.busy and not status.loading)
+    age, busy = clock(status.seconds), ", busy" * (status.busy and not status.loading)
     pages = f", {status.pages} {'page' if status.pages == 1 else 'pages'}" if status.pages else ""
     output.log(f"process {status.pid}, {age} old, {status.answered} answered{busy}{pages}{memory}", quiet)
     if status.ready:
         return 0
     if status.loading:
-        output.log(f"loading {status.loading}, {output.clock(status.loading_seconds)} so far", quiet)
+        output.log(f"loading {status.loading}, {clock(status.loading_seconds)} so far", quiet)
     return int(request == "status")
 
 

@@ -15,6 +15,7 @@ from attnscope.cli import output
 from attnscope.cli.output import ONE_BY_ONE, write_file
 from attnscope.errors import InputError, UsageError, brief
 from attnscope.utils.signals import unwinding
+from attnscope.utils.stages import clock
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -132,7 +133,7 @@ def show_cost(cost: Cost, quiet: bool) -> None:
     """Print what a study would take, with about how long, by a batch that is run now."""
     with output.progress("measuring a batch", None, quiet):
         seconds = cost.seconds()
-    output.show(f"{cost.line}; about {output.clock(max(1.0, seconds))} by the time of one measured batch")
+    output.show(f"{cost.line}; about {clock(max(1.0, seconds))} by the time of one measured batch")
 
 
 def print_study(record: Tabled, top: Top, table: StudyTable, printed: Printed[Tabled]) -> int:

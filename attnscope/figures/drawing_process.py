@@ -15,7 +15,6 @@ import atexit
 import logging
 import multiprocessing
 import sys
-import threading
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing, suppress
 from importlib import import_module
@@ -25,6 +24,7 @@ from pathlib import Path
 from attnscope import figures
 from attnscope.errors import AttnscopeError
 from attnscope.figures.drawing_pool import cores
+from attnscope.utils import stages
 from attnscope.utils.signals import begin_worker, busy, held, leaving
 
 log = logging.getLogger("attnscope")
@@ -42,7 +42,7 @@ def begin(*modules: str) -> None:
     That is on Linux, where a core is free and PyTorch is still to be loaded.
     """
     global _started
-    if sys.platform == "linux" and cores() > 1 and "torch" not in sys.modules and threading.active_count() == 1:
+    if sys.platform == "linux" and cores() > 1 and "torch" not in sys.modules and stages.threads() == 1:
         _started = DrawingProcess(*modules)
 
 

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
+from math import prod
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -68,6 +69,11 @@ class Stored:
     def bits(self) -> int:
         """Of one of its numbers, as the name of its type says."""
         return int("".join(filter(str.isdigit, self.dtype.partition("_")[0])) or 8)  # BOOL says nothing
+
+    @property
+    def bytes(self) -> int:
+        """What all its numbers take in the file."""
+        return prod(self.shape) * self.bits // 8
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -19,7 +19,7 @@ import platform
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from copy import deepcopy
 from functools import partial, wraps
@@ -28,7 +28,9 @@ from typing import Any, Generic, ParamSpec
 
 from attnscope._version import __version__
 from attnscope.errors import ModelError, brief
+from attnscope.utils.stages import Stage, at_hand
 
+WEIGHTS = "Loading weights"  # what transformers calls the bar of its tensors
 TRIED = ("5.17.0", "5.23.0")  # versions of transformers, the oldest and the newest: docs/versions.md
 
 P = ParamSpec("P")
@@ -167,6 +169,50 @@ def without_bars() -> Iterator[None]:
     finally:
         if shown:
             bars.enable_progress_bar()
+
+
+@contextmanager
+def weights_counted(sizes: Mapping[str, int]) -> Iterator[None]:
+    """While the block runs, the weights that transformers loads are counted by the stage at hand, in bytes.
+
+    sizes: the bytes of each tensor of the files, by name. Where transformers has no such hook nothing is counted.
+    """
+    from transformers.utils import logging as bars
+
+    give, stage = getattr(bars, "set_tqdm_hook", None), at_hand()
+    if give is None or not stage.title:
+        yield
+        return
+
+    def hooked(factory: Any, arguments: Any, options: Any) -> Any:
+        bar = factory(*arguments, **options) if before is None else before(factory, arguments, options)
+        if not arguments or options.get("desc") != WEIGHTS:
+            return bar
+        return _counted(bar, _shares(arguments[0], sizes), stage)
+
+    before = give(hooked)
+    try:
+        yield
+    finally:
+        give(before)
+
+
+def _shares(weights: Iterable[tuple[str, Any]], sizes: Mapping[str, int]) -> list[float]:
+    """The bytes that each weight is read from; those that no conversion names are shared by the others evenly.
+
+    weights: by name, each with the conversion that makes it of tensors of the files.
+    """
+    named = [[sizes.get(str(source), 0) for source in getattr(made, "source_patterns", ())] for _, made in weights]
+    known = [sum(each) for each in named]
+    rest = (sum(sizes.values()) - sum(known)) / max(known.count(0), 1)
+    return [each or max(rest, 0.0) for each in known]
+
+
+def _counted(weights: Iterable[Any], shares: Sequence[float], stage: Stage) -> Iterator[Any]:
+    stage.expect(sum(shares), "bytes")
+    for weight, share in zip(weights, shares, strict=True):
+        yield weight
+        stage.advance(share)
 
 
 def needed(module: str, name: str, *attributes: str) -> Any:

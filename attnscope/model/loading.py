@@ -33,7 +33,7 @@ from attnscope.errors import (
 from attnscope.model import adapters, checkpoint, fitting, gguf, quantised, sources, tasks
 from attnscope.model.families import family
 from attnscope.model.geometry import MOST_NUMBER, Geometry, geometry_of, number_bytes, stretch_positions, weight_bytes
-from attnscope.model.libraries import bars_as_elsewhere, knows_interface, needed, uncollected
+from attnscope.model.libraries import bars_as_elsewhere, knows_interface, needed, uncollected, weights_counted
 from attnscope.model.loaded import LoadedModel, LoadedTokenizer, device_of
 from attnscope.model.options import RUNS_CODE, TRUST, LoadOptions, read_error
 from attnscope.model.selection import ENCODER_ONLY, SEQ2SEQ, VISION, VISION_ONLY
@@ -487,11 +487,18 @@ def _fit(source: Source, config: Any, options: LoadOptions, device: str, task: s
         adapters.check_patterns(stated, (name for name, _ in tasks.empty_model(config).named_modules()), path)
     quantised.check_method(config, source.name)
     # Some packages print what they do.
-    with options.permits.held(), bars_as_elsewhere(), redirect_stdout(sys.stderr):
+    sizes = {} if source.gguf else _bytes_by_name(source, options)
+    with options.permits.held(), bars_as_elsewhere(), weights_counted(sizes), redirect_stdout(sys.stderr):
         kinds = tasks.model_classes(config, task, source.name, exact=source.adapter is not None)
         if source.adapter:
             adapters.set_labels(config, kinds[0], source.adapter.folder)
         return fitting.best_fit(kinds, load_as)
+
+
+def _bytes_by_name(source: Source, options: LoadOptions) -> dict[str, int]:
+    """The bytes of each tensor of a model's own files, as their headers state them."""
+    files = [source.folder / name for name in sources.weight_files(source, options)[source]]
+    return {name: stored.bytes for name, stored in checkpoint.stored_tensors(files).items()}
 
 
 def _not_loaded(error: Exception, source: Source, config: Any, files: Sequence[Path]) -> ModelError:

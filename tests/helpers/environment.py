@@ -10,6 +10,7 @@ PINNED = {
     "LC_ALL": "C.UTF-8",
     "TERM": "xterm-256color",
     "ATTNSCOPE_NO_SERVER": "1",  # whatever serves on this machine
+    "ATTNSCOPE_STAGES": "none",  # or a busy machine has a line more on stderr
     "ATTNSCOPE_READING_SECONDS": "600",  # of a text that is not about the deadline, on a busy machine
 }
 # What a person's shell may hold; COLUMNS is xdist's.
