@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 from collections import defaultdict
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+import attnscope
 from attnscope.inputs.prompt import from_text
 from attnscope.metrics.metrics import METRICS
 from helpers.command_line import SENTENCE, call
@@ -19,6 +21,7 @@ from helpers.rows import csv_rows
 from test_metrics import by_loops
 
 LAYERS, HEADS, KV_HEADS = 28, 24, 8
+STORY = (Path(__file__).parents[1] / "examples" / "story.txt").read_text()
 ABOUT = [
     "layer",
     "head",
@@ -92,8 +95,7 @@ def test_a_pipe_and_the_file_hold_the_same_rows(tmp_path):
 def test_out_holds_exactly_the_named_files(tmp_path):
     ran("heads", "--text", SENTENCE, "--top", "2", "--out", str(tmp_path))
     best = [(int(row["layer"]), int(row["head"])) for row in csv_rows((tmp_path / "heads.csv").read_bytes())][:2]
-    expected = {"heads.csv", "relations.csv", "overview.png", "metrics.png", "manifest.json"}
-    expected |= {f"layers/L0{layer}.png" for layer in range(4)}
+    expected = {"heads.csv", "relations.csv", "overview.png", "top.png", "manifest.json"}
     expected |= {f"heads/L0{layer}H0{head}.png" for layer, head in best}
     written = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()}
     assert written == expected
@@ -102,6 +104,45 @@ def test_out_holds_exactly_the_named_files(tmp_path):
     relations = csv_rows((tmp_path / "relations.csv").read_bytes())
     assert list(relations[0]) == RELATION
     assert len({(row["layer"], row["head"]) for row in relations}) == 24
+
+
+DREW = re.compile(r"drew (\d+) of 24 heads one by one, (.+); --figures heads draws all, --select L1H4 draws one")
+
+
+@pytest.mark.parametrize(
+    ("options", "drawn", "which"),
+    [
+        ((), 8, "of each role the strongest"),
+        (("--top", "3"), 3, "the first"),
+        (("--select", "3,1.4"), 7, None),
+        (("--figures", "heads"), 24, None),
+        (("--figures", "overview"), 0, None),
+    ],
+)
+def test_heads_with_a_role_are_drawn_one_by_one_unless_others_are_asked_for(tmp_path, options, drawn, which):
+    result = call("heads", "--text", SENTENCE, *options, "--set", "dpi=20", "--out", str(tmp_path)).ok()
+    assert len(list((tmp_path / "heads").glob("*.png"))) == drawn
+    last = result.err.splitlines()[-1]
+    said = DREW.fullmatch(last)
+    assert (said.groups() if said else None) == ((str(drawn), which) if which else None), last
+
+
+def test_of_each_role_the_strongest_head_is_drawn_first(demo):
+    """L3H0 and L3H1 are called induction by the atlas, L0H1, L0H4 and L0H5 self."""
+    from attnscope.export.export import Export, drawn_heads
+
+    seen = attnscope.capture(demo, STORY)
+    names, roles = drawn_heads(seen, Export()), {head.name: head.role for head in seen.heads}
+    assert len(names) == 8 < sum(role != "-" for role in roles.values())
+    first = names[: len(set(roles.values()) - {"-"})]
+    assert sorted(roles[name] for name in first) == sorted(set(roles.values()) - {"-"})
+    score = {head.name: head.score.get(head.role.replace("-", "_"), 0) for head in seen.heads}
+    for name in first:
+        assert score[name] == max(score[other] for other in roles if roles[other] == roles[name])
+    by_text = {head.name: head.role for head in seen.named(None).heads}
+    assert "other" in by_text.values()
+    assert "other" not in {by_text[name] for name in drawn_heads(seen.named(None), Export())}
+    assert drawn_heads(attnscope.capture(demo, "the bank").named(None), Export()) == []
 
 
 SELECTIONS = [

@@ -4,6 +4,7 @@ import logging
 import math
 import multiprocessing
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -42,6 +43,7 @@ from helpers.figures import (
 )
 from helpers.forks import forked, until
 
+SVG = Style(image="svg")
 ENV = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
 
 
@@ -64,6 +66,36 @@ def test_head_plots_its_values_labels_and_numbers() -> None:
     assert "0.00" in expected
     assert words(figure.map.numbers) == ["" if number == "0.00" else number for number in expected]
     assert figure.ax.yaxis_inverted(), "query 0 is the top row"
+
+
+def test_a_title_names_the_role_of_the_head_and_its_score_on_the_text(tmp_path: Path) -> None:
+    roles, scores = ("induction", "", "offset-2", "sink"), (0.724, 0.9, math.nan, 0.04)
+    maps = replace(bank_maps(), roles=roles, role_scores=scores, roles_by="a scan of the model")
+    jobs = [(tmp_path / f"{index}.svg", maps, index) for index in range(4)]
+    texts = [" ".join(re.findall("<text[^>]*>([^<]*)<", path.read_text())) for path in save_head_maps(jobs, SVG)]
+    expected = ["L27H0 (kv 0)  induction 0.72", "L27H1 (kv 0)", "L27H2 (kv 1)  offset-2", "L27H3 (kv 1)  sink 0.04"]
+    for text, title in zip(texts, expected, strict=True):
+        assert f" {title} " in f" {text} "
+        assert "role: by a scan of the model, number: its score on this text" in text
+    assert "role: " not in save_head_maps([(tmp_path / "bare.svg", bank_maps(), 0)], SVG)[0].read_text()
+
+
+def test_a_figure_that_heads_share_has_room_for_the_longest_title() -> None:
+    maps = first_tokens(replace(bank_maps(), roles=("sink", "long-range-copying" * 3, "", "")), 2)
+    short, long = (shown(maps, Style(), index) for index in (0, 1))
+    assert [figure.words.title.get_text().count("\n") for figure in (short, long)] == [0, 1]
+    assert short.figure.get_size_inches().tolist() == long.figure.get_size_inches().tolist()
+
+
+@pytest.mark.parametrize(("bin_size", "scale"), [(1, "attention weight"), (3, "weight, square-root scale")])
+def test_cells_of_several_tokens_are_on_a_square_root_scale(tmp_path: Path, bin_size: int, scale: str) -> None:
+    maps = replace(bank_maps(), bin_size=bin_size, starts_Q=tuple(range(0, 9 * bin_size, bin_size)))
+    for path in (*save_head_maps([(tmp_path / "a.svg", maps, 0)], SVG), save_layer(tmp_path / "b.svg", maps, SVG)):
+        assert f">{scale}<" in path.read_text()
+    logits = replace(maps, quantity="logit")
+    assert ">logit<" in save_head_maps([(tmp_path / "c.svg", logits, 0)], SVG)[0].read_text()
+    linear = save_head_maps([(tmp_path / "d.svg", maps, 0)], replace(SVG, scale="linear"))[0]
+    assert ">attention weight<" in linear.read_text()
 
 
 def test_blank_cells_are_light_and_numbers_contrast() -> None:

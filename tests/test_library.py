@@ -360,10 +360,10 @@ def test_an_export_is_what_the_command_writes(seen, tmp_path: Path, figures) -> 
     assert files == expected
 
 
-def test_an_export_draws_every_kind_unless_some_are_named(demo, tmp_path: Path) -> None:
+def test_an_export_draws_overview_sheet_and_heads_unless_figures_are_named(demo, tmp_path: Path) -> None:
     attnscope.capture(demo, "a bank", select="1.0").export(tmp_path)
     pictures = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.png")}
-    assert pictures == {"overview.png", "metrics.png", "layers/L01.png", "heads/L01H00.png"}
+    assert pictures == {"overview.png", "top.png", "heads/L01H00.png"}
 
 
 def test_a_picture_is_what_the_command_draws(seen, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ import attnscope
 from attnscope.api.captured import Capture
 from attnscope.certificate.check import check_parity
 from attnscope.errors import UsageError
+from attnscope.export.drawing import FIGURES
 from attnscope.export.manifest import OURS, ask_of, prompt_of
 from attnscope.figures.style import ImageFormat
 from attnscope.inputs.prompt import Prompt
@@ -267,8 +268,9 @@ def test_every_file_that_an_export_writes_is_known_as_one(demo, tmp_path, image,
     small = attnscope.wrap(tiny_model("llama", num_hidden_layers=1, vocab_size=2000), demo.tokenizer)
     request = attnscope.Request(view=attnscope.View(by_kv=by_kv), relations=True, maps="all", rollout="tokens")
     seen = attnscope.capture(small, "the bank", request=request)
-    seen.export(tmp_path, style=attnscope.Style(image=image), heads=[])
-    assert {f"rollout.{image}", f"metrics.{image}", f"overview.{image}", "rollout.csv"} < listed(tmp_path)
+    seen.export(tmp_path, style=attnscope.Style(image=image), heads=[], figures=(*FIGURES, "top"))
+    pictures = {f"{kind}.{image}" for kind in ("rollout", "metrics", "overview", "top")}
+    assert pictures | {"rollout.csv"} < listed(tmp_path)
 
 
 @pytest.mark.parametrize("image", get_args(ImageFormat))
@@ -276,12 +278,15 @@ def test_a_picture_of_every_format_is_known_as_one(image):
     assert OURS.fullmatch(f"layers/L00.{image}")
 
 
-def test_the_heads_drawn_by_default_are_those_of_the_command(demo, tmp_path):
+@pytest.mark.parametrize(("named", "drawn"), [((), 8), (("heads",), 24)])
+def test_the_heads_drawn_by_default_are_those_of_the_command(demo, tmp_path, named, drawn):
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
-    attnscope.capture(demo, "the bank").export(ours, figures=("heads",))
-    call("heads", "--text", "the bank", *ONE_KIND, "--out", str(theirs), "-q").ok()
+    kinds = {"figures": named} if named else {}
+    attnscope.capture(demo, "the bank").export(ours, **kinds)
+    options = ("--figures", ",".join(named)) if named else ()
+    call("heads", "--text", "the bank", *options, "--out", str(theirs), "-q").ok()
     assert listed(ours) == listed(theirs)
-    assert len([name for name in listed(ours) if name.startswith("heads/")]) == 20
+    assert len([name for name in listed(ours) if name.startswith("heads/")]) == drawn
     assert files_of(ours)["heads.csv"] == files_of(theirs)["heads.csv"]
 
 

@@ -290,8 +290,11 @@ def test_roles_stand_in_titles(demo):
     seen = observe(demo, [from_text(demo.tokenizer, LONG)], Request(maps="kept", map_side=40))[0]
     console = Console(file=io.StringIO(), width=100, color_system=None)
     console.print(terminal_maps(seen, ["L2H1", "L0H4"], Style(), 40))
-    found = re.findall(r"(L\dH\d) \(kv \d\) ([\w-]+)", console.file.getvalue())
-    assert found == [(head.name, head.role) for head in (seen.heads[13], seen.heads[4])]
+    found = re.findall(r"(L\dH\d) \(kv \d\)  ([\w-]+) (\d.\d\d)", console.file.getvalue())
+    assert [name for name, *_ in found] == ["L2H1", "L0H4"]
+    for name, role, score in found:
+        head = next(head for head in seen.heads if head.name == name)
+        assert (role, score) == (head.role, f"{head.score[head.role.replace('-', '_')]:.2f}")
     assert len(layer_maps(seen)) == 4
 
 

@@ -83,7 +83,7 @@ class Scale:
     panel = "Figures"
     scale: Annotated[
         Literal["auto", "linear", "sqrt", "log"],
-        "Colour scale; auto: linear, but sqrt for an overview of 64 tokens or more.",
+        "Colour scale; auto: linear, but sqrt for an overview of 64 tokens or more, and for binned maps.",
         SETTING,
     ] = "auto"
     floor: Annotated[

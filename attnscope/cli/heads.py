@@ -13,7 +13,7 @@ from typer import Context, Option
 from attnscope.cli import output
 from attnscope.cli.completion import metrics as metric_names
 from attnscope.cli.config import with_options
-from attnscope.cli.figure_options import FIGURES, Drawing, kinds_of_file
+from attnscope.cli.figure_options import Drawing, kinds_of_file
 from attnscope.cli.one_text import FEW, Show, draw, export_text, observe_text, report_checks, stream
 from attnscope.cli.option_groups import SETTING, build, command_line, of_run, option_group
 from attnscope.cli.options import Entries, Question, Relations, TextRun
@@ -93,8 +93,8 @@ class Ranking(Top):
     FEW = 20
     top: Annotated[
         str | None,
-        "Heads printed, and drawn one by one: a number, or all (default: 20, in a pipe all are printed). "
-        "heads.csv in --out has all.",
+        "Heads printed, and drawn one by one: a number, or all (default: 20 printed, in a pipe all; 8 with a role "
+        "drawn). heads.csv in --out has all.",
     ] = None
 
     def check(self, asked: TextRun, entries: MeasuredEntries) -> None:
@@ -211,27 +211,40 @@ def heads(
     seen = observe_text(asked, entries, printing, options, keep)
     shown = seen.kept_heads(order)[: ranking.shown]
     # Files first: a reader of stdout may leave early.
+    drew: list[str] = []
     if printing.out:
-        drawn = seen.kept_heads() if entries.select else shown
-        export_text(
+        # By default heads with a role are drawn one by one, with --figures heads all.
+        named = seen.kept_heads() if entries.select else shown if ranking.top else None
+        written = export_text(
             seen,
             printing,
             options=options,
-            heads=[head.name for head in drawn],
+            heads=None if named is None else [head.name for head in named],
             sort=order,
             top=ranking.shown,
             min_weight=relations.min_weight,
             depth=entries.over_layers(order),
-            figures=(kinds or FIGURES) if printing.draws else (),
+            figures=kinds if printing.draws else (),
             style=style(),
         )
-        if printing.folder and "heads" in (kinds or FIGURES) and len(drawn) < len(seen.heads):
-            rest = f"{len(drawn)} of {len(seen.heads)} heads drawn one by one; --top or --select draws others"
-            output.log(rest, printing.quiet)
+        if printing.folder and (kinds is None or "heads" in kinds) and not entries.select:
+            drew = drew_lines(seen, sum(path.parent.name == "heads" for path in written), ranking.top is not None)
     _print(seen, shown, order, ranking, printing, format)
     if showing.show:
         draw(seen, shown if entries.select else shown[:FEW], style(), stream(only=False))
+    output.log_lines(drew, printing.quiet)
     return report_checks(seen, printing.quiet)
+
+
+def drew_lines(seen: Observation, drawn: int, first: bool) -> list[str]:
+    """How many heads have a picture of their own, and how to get the others; first: whether --top says how many."""
+    from attnscope.metrics.roles import NONE, OTHER
+
+    every, roles = len(seen.heads), sum(head.role not in (NONE, OTHER) for head in seen.heads)
+    which = "the first" if first else "those with a role here" if drawn == roles else "of each role the strongest"
+    which = which if drawn else "none has a role here"
+    rest = "--figures heads draws all, --select L1H4 draws one"
+    return [f"drew {drawn} of {every} heads one by one, {which}; {rest}"] * (drawn < every)
 
 
 def _print(

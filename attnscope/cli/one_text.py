@@ -167,8 +167,7 @@ def export_text(seen: Observation, writing: Exporting, **how: Unpack[ExportOptio
     """Write what was seen where --out names a place, with a bar while pictures are drawn; says what was written."""
     if writing.out is None:
         return []
-    from attnscope.export.drawing import drawings
-    from attnscope.export.export import Export, export, export_file
+    from attnscope.export.export import Export, export, export_file, picture_count
 
     spreadsheet = isinstance(writing, Spreadsheet) and writing.spreadsheet
     asked = replace(Export(**how), force=writing.force, workers=None, spreadsheet=spreadsheet)
@@ -177,8 +176,8 @@ def export_text(seen: Observation, writing: Exporting, **how: Unpack[ExportOptio
             export_file(seen, writing.file, asked, ONE_PICTURE)
         output.log(f"wrote {writing.file}", writing.quiet)
         return [writing.file]
-    steps = sum(drawing.pictures(asked.figures) for drawing in drawings(seen, asked.heads or ()).values())
-    with unwinding(), output.progress("drawing", steps or None, writing.quiet, "pictures") as advance:
+    steps = picture_count(seen, asked) or None
+    with unwinding(), output.progress("drawing", steps, writing.quiet, "pictures") as advance:
         written = export(seen, writing.out, replace(asked, advance=advance))
     output.log(f"wrote {len(written)} files to {writing.out}", writing.quiet)
     return written

@@ -23,9 +23,9 @@ from attnscope.errors import UsageError, visible
 from attnscope.figures import About, Depth, Maps, Panel, Part, Patches, PatchSheet, Style
 from attnscope.figures.drawing_pool import worker_count
 from attnscope.figures.drawing_process import DrawingProcess, take_process
-from attnscope.figures.style import Quantity, StyleFields, count, head_title, layer_name
+from attnscope.figures.style import Quantity, StyleFields, count, layer_name
 from attnscope.metrics.metrics import KNOWN, MASS, ends, order_of
-from attnscope.metrics.roles import NEEDED_ROWS, NONE, ROLES
+from attnscope.metrics.roles import NEEDED_ROWS, NONE, OTHER, ROLE_METRICS, ROLES
 from attnscope.model.selection import GLOBAL, POOLING, is_bidirectional, is_difference, prefix
 from attnscope.observe.request import PerLayer
 from attnscope.utils.display import head_name, model_name, printed, shortened
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from attnscope.figures.terminal import HeadMaps
     from attnscope.inputs.prompt import Prompt, Span
     from attnscope.observe.observation import Observation
-    from attnscope.observe.records import LayerMaps
+    from attnscope.observe.records import HeadColumns, LayerMaps
 
 FIRST = ("mass", "focus", "previous_token", "induction", "duplicate_token", "sink", "entropy")  # of the metrics' panels
 LONGEST_NAME = 40  # letters of a model's name, and of an expression
@@ -58,7 +58,7 @@ def score_panels(seen: Observation) -> tuple[tuple[int, ...], tuple[Panel, ...]]
         metric, score = KNOWN[name], columns.scores[name]
         values, null = _by_layer(seen, score.value), score.null[order]
         # A layer in which the text has fewer rows than a role needs is hatched.
-        role = next((row for row in ROLES if name.startswith(row.name.replace("-", "_"))), None)
+        role = next((row for row in ROLES if row.metric == name), None)
         kind, needed = (role.rows, role.needed) if role else (metric.rows, NEEDED_ROWS)
         rows = [seen.support[layer][kind] for layer in layers]
         finite = values[np.isfinite(values)]  # for a metric with an open range: the least and the largest of its values
@@ -219,7 +219,8 @@ def chosen_words(seen: Observation) -> str:
     )
 
 
-FIGURES, ASKED_FOR = ("overview", "layers", "heads", "metrics"), ("mass", "top", "depth")  # of each run; where named
+FIGURES, ASKED_FOR = ("overview", "layers", "heads", "metrics"), ("mass", "top", "depth")  # of every text; where named
+DEFAULT = ("overview", "top", "heads")  # of a folder
 QUANTITIES: Mapping[str, Quantity] = {"softmax": "weight", "scores": "logit", "value": "norm"}  # by what a view reads
 ALL_HEADS = ("overview", "layers")  # which take as long to draw as the others together
 WINDOWS = ("window", "chunk")  # what stands before the number, of layers that see a part of the text
@@ -437,9 +438,9 @@ def head_sheet(seen: Observation, maps: Sequence[Maps], sort: str | None, top: i
     chosen = [there[stack + head.name] for head in heads]
     name = order_of(sort)[0] if sort else ""
     # `L3H0 induction, focus 0.61`
-    titles = []
-    for head in heads:
-        title = stack + (f"{head.name} {head.role}" if head.role != NONE else head.name)
+    titles, roles = [], tuple(_shown_role(head.role) for head in heads)
+    for head, role in zip(heads, roles, strict=True):
+        title = f"{stack}{head.name} {role}".rstrip()
         titles.append(title + (f", {KNOWN[name].short} {printed(head.score[name])}" if name in head.score else ""))
     return replace(
         chosen[0][0],
@@ -448,7 +449,7 @@ def head_sheet(seen: Observation, maps: Sequence[Maps], sort: str | None, top: i
         kv_heads=(),
         key0=tuple(maps_of_layer.key0[index] for maps_of_layer, index in chosen if maps_of_layer.key0),
         sinks=tuple(maps_of_layer.sinks[index] for maps_of_layer, index in chosen if maps_of_layer.sinks),
-        roles=tuple(head.role for head in heads),
+        roles=roles,
         window="",
         parallel="",
         titles=tuple(titles),
@@ -525,7 +526,8 @@ def layer_maps(seen: Observation, stack: str = "") -> list[Maps]:
             key0=tuple(kept.key0[key].tolist()) if key in kept.key0 else (),
             sinks=sinks[key] if elsewhere else (),
             part=part,
-            roles=tuple(columns.role[places[key]].tolist()),
+            roles=tuple(map(_shown_role, columns.role[places[key]])),
+            role_scores=tuple(_role_score(columns, place) for place in places[key].tolist()),
             roles_by="a scan of the model" if seen.atlas else "this text",
             stack=stack,
             numbered=(seen.queries.medium.step is None, seen.keys.medium.step is None),
@@ -535,6 +537,17 @@ def layer_maps(seen: Observation, stack: str = "") -> list[Maps]:
         )
         for key, values in kept.values.items()
     ]
+
+
+def _shown_role(role: str) -> str:
+    """A role as a title has it: nothing for a head without one."""
+    return "" if role in (NONE, OTHER) else role
+
+
+def _role_score(columns: HeadColumns, place: int) -> float:
+    """What a head scores on the text in the metric of its role; NaN without one, as for offset-2."""
+    score = columns.scores.get(ROLE_METRICS.get(columns.role[place], ""))
+    return math.nan if score is None else float(score.value[place])
 
 
 def rows_of(layers: Sequence[Maps], without: Mapping[int, str]) -> list[Maps]:
@@ -571,13 +584,9 @@ def terminal_maps(seen: Observation, names: Sequence[str], style: Style, side: i
             maps = layer_maps(obs, f"{stack} " * (stack in seen.other_stacks))
             jobs |= {name: (Path(), of, index) for of in maps for index, name in enumerate(_names(of))}
 
-    def title(maps: Maps, index: int) -> str:
-        role = maps.roles[index]
-        return head_title(maps, index) + (f" {role}" if role != NONE else "")
-
     there = [jobs[name] for name in names if name in jobs]
     of_one = [job for job in there if job[1].quantity == there[0][1].quantity]
-    return HeadMaps(prepare_heads(of_one, style, title), style)
+    return HeadMaps(prepare_heads(of_one, style), style)
 
 
 def coarser(maps: LayerMaps, side: int, key0_apart: bool) -> LayerMaps:

@@ -1,6 +1,6 @@
 """An observation -> a folder of tables, figures and a manifest.
 
-    export(seen, "runs/bank")     # heads.csv, relations.csv, overview.png, layers/, metrics.png, manifest.json
+    export(seen, "runs/bank")     # heads.csv, relations.csv, overview.png, top.png, heads/, manifest.json
     export_file(seen, Path("overview.pdf"), Export(("overview",), style=Style(image="pdf")))     # that picture alone
 
 A path is made of layer and head numbers, never of text.
@@ -8,15 +8,19 @@ A path is made of layer and head numbers, never of text.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from attnscope.errors import UsageError
-from attnscope.export.drawing import FIGURES, Advance, check_kinds, draw_alone, drawings, save_rollout
+from attnscope.export.drawing import DEFAULT, Advance, check_kinds, draw_alone, drawings, save_rollout
 from attnscope.export.manifest import NAME, TARGET, check, inner_folders, run_facts, taken, tokens_of
 from attnscope.figures import Style
+from attnscope.figures.style import ROLE_COLOURS
+from attnscope.metrics.roles import ROLE_METRICS
 from attnscope.model.libraries import versions
 from attnscope.observe.observation import Mean, token_table
 from attnscope.utils.files import jsonable, refuse_links, save_json, sha256_of
@@ -28,15 +32,17 @@ if TYPE_CHECKING:
 
     from attnscope.inputs.tokens import TokenMatch, TokenSelection
     from attnscope.observe.observation import Observation
+    from attnscope.observe.records import Head
 
 ONE_PICTURE = 'choose a head with heads=["L1H4"], or a figure with figures=["overview"]; or name a folder'
-MOST_HEADS = 20  # how many are drawn one by one where nobody says which
+MOST_ROLES = 8  # heads with a role, drawn one by one by default
+SHEET_HEADS = 20  # of the contact sheet, by default
 
 
 class ExportOptions(TypedDict, total=False):
     """The fields of `Export`, as keywords."""
 
-    figures: Sequence[str]
+    figures: Sequence[str] | None
     heads: Sequence[str] | None
     style: Style
     sort: str | None
@@ -60,19 +66,19 @@ class ExportOptions(TypedDict, total=False):
 class Export:
     """What is written of an observation, and how.
 
-    figures: kinds of FIGURES, `mass` where keys were chosen, `top`, a sheet of the first `top` heads in the order of
-    `sort`, and `depth`, metrics over the layers; those of maps only where maps were kept. heads: names of those drawn
-    one by one (`L1H4`), without them those of the view, or the first 20 in the order of `sort`. sort: a metric by which
-    heads.csv is ordered, mass where keys were chosen, else focus. depth: the metrics of that figure, without them that
-    of `sort`. min_weight, top_k: which relations and shares of a rollout are listed. over, other_keys: see
-    `Observation.relations`. tables: whether heads and relations are listed. keys: whether to list what every token
-    receives. per_token: over which heads the weights of every token are averaged, None to leave them out. spreadsheet:
-    cells that a spreadsheet would run as a formula begin with an apostrophe. options: what the manifest says was asked
-    for. force: write over the run of another text, model or options. workers: processes that draw heads, None for as
-    many as pay. advance: called after every picture.
+    figures: kinds of FIGURES, `mass` where keys were chosen, `top`, a contact sheet of the first `top` heads in the
+    order of `sort`, and `depth`, metrics over the layers; those of maps only where maps were kept. None: overview,
+    contact sheet, and heads. heads: names of those drawn one by one (`L1H4`), without them those of the view; without
+    figures, too, at most 8 that have a role. sort: a metric by which heads.csv is ordered, mass where keys were chosen,
+    else focus. depth: the metrics of that figure, without them that of `sort`. min_weight, top_k: which relations and
+    shares of a rollout are listed. over, other_keys: see `Observation.relations`. tables: whether heads and relations
+    are listed. keys: whether to list what every token receives. per_token: over which heads the weights of every token
+    are averaged, None to leave them out. spreadsheet: cells that a spreadsheet would run as a formula begin with an
+    apostrophe. options: what the manifest says was asked for. force: write over the run of another text, model or
+    options. workers: processes that draw heads, None for as many as pay. advance: called after every picture.
     """
 
-    figures: Sequence[str] = FIGURES
+    figures: Sequence[str] | None = None
     heads: Sequence[str] | None = None
     style: Style = Style()
     sort: str | None = None
@@ -80,7 +86,7 @@ class Export:
     over: Literal["heads"] | None = None
     other_keys: bool = False
     top_k: int | None = None
-    top: int | None = MOST_HEADS
+    top: int | None = SHEET_HEADS
     depth: Sequence[str] = ()
     tables: bool = True
     keys: bool = False
@@ -90,6 +96,11 @@ class Export:
     force: bool = False
     workers: int | None = 1
     advance: Advance = lambda steps: None
+
+    @property
+    def kinds(self) -> Sequence[str]:
+        """The figures, by their names."""
+        return DEFAULT if self.figures is None else self.figures
 
 
 def export(seen: Observation, folder: str | Path, how: Export = Export()) -> list[Path]:
@@ -102,12 +113,12 @@ def export(seen: Observation, folder: str | Path, how: Export = Export()) -> lis
     """
     if suffix_of(Path(folder)) in (*PICTURES, *TABLES):
         return [export_file(seen, Path(folder), how)]
-    check_kinds(how.figures, seen)
+    check_kinds(how.kinds, seen)
     how = replace(how, sort=how.sort or seen.ranked_by)
-    names = drawn_heads(seen, how.sort) if how.heads is None else list(how.heads)
+    names = drawn_heads(seen, how)
     record, made = manifest(seen, how.options, _asked(seen, how, names)), Path(folder)
     check(made, record, how.force)
-    if how.figures or seen.rollout is not None:
+    if how.kinds or seen.rollout is not None:
         refuse_links(inner_folders(made))
     with taken(made, record) as files:
         written = [save(table, made / name, spreadsheet=how.spreadsheet) for name, table in _tables(seen, how)]
@@ -125,9 +136,9 @@ def export_file(seen: Observation, path: Path, how: Export = Export(), hint: str
     suffix: Any = suffix_of(path)
     if suffix in PICTURES:
         how = replace(how, style=replace(how.style, image=suffix[1:]))
-    check_kinds(how.figures, seen)
+    check_kinds(how.kinds, seen)
     how = replace(how, sort=how.sort or seen.ranked_by)
-    names = drawn_heads(seen, how.sort) if how.heads is None else list(how.heads)
+    names = drawn_heads(seen, how)
 
     def first_table() -> pa.Table:
         for _, table in _tables(seen, how):
@@ -152,10 +163,10 @@ def write_alone(
 
 def _asked(seen: Observation, how: Export, names: Sequence[str]) -> dict[str, Any]:
     """What the manifest says was to be written; names: of the heads that are drawn one by one."""
-    one_by_one = names if seen.maps and "heads" in how.figures else []
+    one_by_one = names if seen.maps and "heads" in how.kinds else []
     chosen = [named(obs.chosen) for obs in seen.stacks.values() if not obs.chosen.nothing]
     return {
-        "figures": how.figures,
+        "figures": how.kinds,
         "heads": one_by_one,
         "sort": how.sort,
         "min_weight": how.min_weight,
@@ -168,7 +179,7 @@ def _asked(seen: Observation, how: Export, names: Sequence[str]) -> dict[str, An
         "spreadsheet": how.spreadsheet,
         **{name: match.expression for name, match in (chosen[0] if chosen else {}).items()},
         **({"per_token": how.per_token} if how.per_token else {}),
-        **({"depth": how.depth} if "depth" in how.figures else {}),
+        **({"depth": how.depth} if "depth" in how.kinds else {}),
         **{name: value for name, value in asdict(how.style).items() if name != "about"},
     }
 
@@ -191,17 +202,43 @@ def _drawn(seen: Observation, folder: Path, how: Export, names: Sequence[str]) -
     """Draw the figures of every stack, each stack but the first in a folder of its own."""
     rolled = {stack * bool(seen.other_stacks): obs for stack, obs in seen.stacks.items() if obs.rollout is not None}
     written = [save_rollout(obs, folder / stack, how.style) for stack, obs in rolled.items()]
-    top = how.top if "top" in how.figures else 0
-    drawn = drawings(seen, names, how.sort, top, how.depth) if how.figures else {}
+    top = how.top if "top" in how.kinds else 0
+    drawn = drawings(seen, names, how.sort, top, how.depth) if how.kinds else {}
     for stack, drawing in drawn.items():
-        written += drawing.draw(folder / stack, how.figures, how.style, how.workers, how.advance)
+        written += drawing.draw(folder / stack, how.kinds, how.style, how.workers, how.advance)
     return written
 
 
-def drawn_heads(seen: Observation, sort: str | None) -> list[str]:
-    """The heads that are drawn one by one where none are named: those that the view chose, or the first in order."""
-    heads = seen.kept_heads(sort)[:MOST_HEADS] if seen.view.heads is None else seen.kept_heads()
-    return [head.name for head in heads]
+def drawn_heads(seen: Observation, how: Export) -> list[str]:
+    """The heads that are drawn one by one: those that were named; else those of the view, or with a role."""
+    if how.heads is not None:
+        return list(how.heads)
+    if how.figures is None and seen.view.heads is None:
+        return heads_with_roles(seen, how.sort)
+    return [head.name for head in seen.kept_heads()]
+
+
+def heads_with_roles(seen: Observation, sort: str | None) -> list[str]:
+    """The names of at most MOST_ROLES heads with a role: of every role its strongest head, then its second, and so on.
+
+    The strongest has the largest score on the text in the metric of its role; without one the order is that of `sort`.
+    """
+
+    def weakness(head: Head) -> float:
+        score = head.score.get(ROLE_METRICS.get(head.role, ""), math.nan)
+        return math.inf if math.isnan(score) else -score
+
+    of_role: dict[str, list[Head]] = {role: [] for role in ROLE_COLOURS}
+    for head in sorted(seen.kept_heads(sort), key=weakness):
+        of_role.get(head.role, []).append(head)
+    in_turn = chain.from_iterable(zip_longest(*of_role.values()))
+    return [head.name for head in in_turn if head is not None][:MOST_ROLES]
+
+
+def picture_count(seen: Observation, how: Export) -> int:
+    """How many pictures `export` draws: the calls of `how.advance`."""
+    drawn = drawings(seen, drawn_heads(seen, how), how.sort, how.top, how.depth)
+    return sum(drawing.pictures(how.kinds) for drawing in drawn.values())
 
 
 def manifest(seen: Observation, options: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:

@@ -139,7 +139,7 @@ class HeadFigure:
         edges = edge_boxes(head.values_QK, head.window, (min(1, EDGE_PX / wide), min(1, EDGE_PX / high)))
         self.edges = [Boxes(self.ax, edges, [EDGE_COLOUR] * len(edges))] if len(edges) else []
         self.turns = [line for row in head.turns for line in self._turn(row, queries)]
-        self.words = layout.Words(self.figure, (head.title, head.note, head.foot), TITLE_SIZE, style)
+        self.words = layout.Words(self.figure, (head.longest, head.note, head.foot), TITLE_SIZE, style)
         # Labels are measured once, before every part gets whole pixels.
         left_ax = self.strip.ax if self.strip else self.ax
         step_Q = layout.put_tokens(left_ax, "y", head.axis_Q, high, style)
@@ -258,6 +258,7 @@ def head_maps(
 ) -> Generator[Path, None, None]:
     """`save_head_maps`, one path at a time."""
     find_cmap(style.cmap or CMAPS["weight"])
+    style = style.for_maps(jobs[0][1]) if jobs else style  # all are of one text
     titles = {title(maps, index) for _, maps, index in jobs}
     fonts = fonts_for(titles | texts_of((maps for _, maps, _ in jobs), style))
     heads = prepare_heads(jobs, style, title)

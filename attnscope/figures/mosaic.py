@@ -280,10 +280,14 @@ def place_mosaic(
 
 @dataclass(frozen=True)
 class HeadMap:
-    """What one file shows; where the style takes the sink out, sink_Q is its column, gone from values_QK or TAKEN."""
+    """What one file shows; where the style takes the sink out, sink_Q is its column, gone from values_QK or TAKEN.
+
+    longest: the longest title of all files, for which a figure that several share has room.
+    """
 
     path: Path
     title: str
+    longest: str
     note: str
     foot: tuple[str, ...]
     axis_Q: Axis
@@ -324,8 +328,12 @@ def prepare_heads(
     first = alone(layers.values(), style)
     shared = find_limits(values, style, quantity, alone=first)
     own_scale = style.per_head_scale or quantity == "logit"  # logits of different heads have no common measure
+    titles = [style.headed(title(maps, index)) for _, maps, index in jobs]
+    longest = max(titles, key=len, default="")
+    roles = next((role_words(maps) for _, maps, head in jobs if title is head_title and any(maps.roles[head:][:1])), "")
+    roles += ", number: its score on this text" * bool(roles)
     heads = []
-    for (path, maps, index), (rest, sink_HQ), values_QK in zip(jobs, split, values, strict=True):
+    for (path, maps, index), name, (rest, sink_HQ), values_QK in zip(jobs, titles, split, values, strict=True):
         sink_Q = None if sink_HQ is None else sink_HQ[index]
         own = find_limits([values_QK], style, quantity, alone=first) if own_scale else shared
         # Below the strip is key 0, or, so that heads of different sinks share a figure, one word.
@@ -336,15 +344,16 @@ def prepare_heads(
         if sink_Q is not None and maps.column(key) is None:
             taken = f"its sink, key {key}, is not among these"
         elif sink_Q is not None:
-            name, mean = sink_name(maps, index), sink_mean(maps, index, sink_Q, values_QK)
-            among = name.startswith("keys") and not math.isnan(mass)
-            taken = sink_note(maps, name, f"{mean} on key {key}" if among else mean)
+            sink, mean = sink_name(maps, index), sink_mean(maps, index, sink_Q, values_QK)
+            among = sink.startswith("keys") and not math.isnan(mass)
+            taken = sink_note(maps, sink, f"{mean} on key {key}" if among else mean)
         heads.append(
             HeadMap(
                 path=path,
-                title=style.headed(title(maps, index)) + (f", max {own.high:.2g}" if style.per_head_scale else ""),
+                title=name + (f", max {own.high:.2g}" if style.per_head_scale else ""),
+                longest=longest + ", max 0.00" * style.per_head_scale,
                 note="; ".join(filter(None, (maps.window, parallel_note(maps), bin_note(maps), taken))),
-                foot=foot(maps, style),
+                foot=foot(maps, style, roles=roles),
                 axis_Q=rest.axis_Q,
                 axis_K=rest.axis_K,
                 axis_sink=axis_sink,
@@ -365,8 +374,11 @@ def texts_of(layers: Iterable[Maps], style: Style) -> set[str]:
     return {style.title, style.about.line, *(shown_label(label) for axis in axes for label in axis)}
 
 
-def foot(maps: Maps, style: Style, *, tokens: bool = True) -> tuple[str, ...]:
-    """What is below a figure: what it is of, and what its signs mean; tokens: whether it names them."""
+def foot(maps: Maps, style: Style, *, tokens: bool = True, roles: str = "") -> tuple[str, ...]:
+    """The lines below a figure: its text, and the meaning of its signs.
+
+    tokens: whether it names tokens. roles: what roles in titles are.
+    """
     later = "not visible to the query" if maps.quantity != "share" else "nothing is attributed there"
     signs = [f"grey: {later}"] if not np.isfinite(maps.values_HQK).all() else []
     if tokens and any("·" in label for label in (*maps.labels_Q, *maps.labels_K)):
@@ -377,11 +389,18 @@ def foot(maps: Maps, style: Style, *, tokens: bool = True) -> tuple[str, ...]:
         signs.append("darker grey: the sink, taken out")
     if maps.kv_heads or maps.by_kv:
         signs.append("kv: key and value head")
+    if roles:
+        signs.append(roles)
     if tokens and maps.heads and len(edge_boxes(maps.values_HQK[0], (maps.window, maps.ahead))):
         signs.append(f"black line: the edge of a {maps.window.split()[0]}")
     if maps.turns and tokens:
         signs.append(f"thin lines: {maps.begins} begins")
     return style.about.line, "; ".join(signs)
+
+
+def role_words(maps: Maps) -> str:
+    """Whose word the roles in titles are; nothing without roles."""
+    return f"role: by {maps.roles_by}" * any(maps.roles)
 
 
 def sink_note(maps: Maps, name: str, mean: str) -> str:

@@ -36,6 +36,7 @@ from attnscope.figures.mosaic import (
     on_scale,
     place_mosaic,
     refill,
+    role_words,
     sink_mean,
     sink_name,
     sink_note,
@@ -87,7 +88,7 @@ def _overview_figure(layers: Sequence[Maps], style: Style, subtitle: str, room: 
     split = [split_sink(maps, style) for maps in drawn]
     removed = split[0][1] is not None
     quantity = drawn[0].quantity
-    style = style.of_overview(drawn[0].tokens, quantity)
+    style = style.for_maps(drawn[0], overview=True)
     first = alone(drawn, style)
     limits = find_limits([rest.values_HQK for rest, _ in split], style, quantity, alone=first)
     # A map larger than a thumbnail is made smaller, a small one has cells of several pixels.
@@ -232,6 +233,7 @@ def save_layers(jobs: Sequence[tuple[Path, Maps]], style: Style) -> Iterator[Pat
 
 def figures_of(jobs: Sequence[tuple[Path, Maps]], style: Style) -> Iterator[tuple[Path, LayerFigure]]:
     """Each path with the figure that shows its layer until the next is asked for; within `writer.drawing`."""
+    style = style.for_maps(jobs[0][1]) if jobs else style  # all are of one text
     titles = [_titles(maps, style) for _, maps in jobs]
     # One width for all: numbers in titles would give each layer a width of its own.
     longest = max((len(title) for of_layer in titles for title in of_layer), default=0)
@@ -281,7 +283,7 @@ class Layer:
 
     def foot(self, style: Style) -> tuple[str, ...]:
         """What is below the maps."""
-        return foot(replace(self.maps, turns=()), style)
+        return foot(replace(self.maps, turns=()), style, roles=role_words(self.maps) * bool(self.maps.titles))
 
     def kind(self, style: Style) -> tuple:
         """Layers of one kind differ in values, titles and scale alone, and share a figure."""

@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args, get_origin, get_type_hints
 
 from attnscope.errors import BLANKS, UsageError, visible
-from attnscope.utils.display import head_name, model_name
+from attnscope.utils.display import head_name, model_name, printed
 
 if TYPE_CHECKING:
     import numpy as np
@@ -90,12 +90,13 @@ class Style:
     `sink="mask"` takes a head's sink (`Maps.sinks`, else key 0) out of its map, draws it as its own grey strip at the
     side and prints its mean.
     Without `per_head_scale` one colour scale holds across a call's figures of weights. `scale="sqrt"` lies between
-    linear and log; `auto` is sqrt for an overview of at least 64 tokens, else linear; `floor` is where a log scale
-    begins. `cmap`: default viridis, for logits and differences a map that diverges around 0, light there.
-    `annotate=None` writes numbers into the cells when there are at most 12 tokens. `title` is put before each figure's
-    own. `width`: inches, or `column` or `page` of a paper; there text has 7 to 8 points, and title and caption are
-    drawn only where they are asked for. `font_size`: points of every text, but the numbers in cells that are too small
-    for it. `caption`: the lines below title and panels; `dpi`: pixels per inch. `cmap` may be colours, by commas.
+    linear and log; `auto` is sqrt for an overview of at least 64 tokens and where cells hold several tokens, else
+    linear; `floor` is where a log scale begins. `cmap`: default viridis, for logits and differences a map that diverges
+    around 0, light there; it may be colours, by commas. `annotate=None` writes numbers into the cells when there are at
+    most 12 tokens. `title` is put before each figure's own. `width`: inches, or `column` or `page` of a paper; there
+    text has 7 to 8 points, and title and caption are drawn only where they are asked for. `font_size`: points of every
+    text, but the numbers in cells that are too small for it. `caption`: the lines below title and panels; `dpi`: pixels
+    per inch.
 
     Raises UsageError for a choice that does not exist.
 
@@ -181,9 +182,10 @@ class Style:
         """Whether the lines below title and panels are drawn."""
         return self.caption if self.caption is not None else not self.in_print
 
-    def of_overview(self, tokens: int, quantity: Quantity) -> Style:
-        """The same for all heads of a text in one picture, with the scale that its length asks for."""
-        lifted = tokens >= LONG and quantity not in SIGNED and not self.per_head_scale
+    def for_maps(self, maps: Maps, *, overview: bool = False) -> Style:
+        """The same with the scale that `auto` means for maps: most cells of many tokens are dark on a linear one."""
+        many = maps.tokens >= LONG if overview else max(maps.bin_size, maps.bin_queries) > 1
+        lifted = many and maps.quantity not in SIGNED and not self.per_head_scale
         return replace(self, scale="sqrt") if lifted and self.scale == "auto" else self
 
     def annotates(self, tokens: int) -> bool:
@@ -217,7 +219,8 @@ class Maps:
     mass on key 0, where its column is binned and does not tell. `sinks`: the key that is each head's sink and its mean
     mass over all queries, where it is not key 0 for all; the columns then stay, so that all heads have the same.
     `part`: which tokens rows and columns hold, where they are some of the text's. `roles`: each head's, where known;
-    `roles_by`: whose word they are, as `a scan of the model`. `titles`, `name`: of each head and of the picture, where
+    `role_scores`: what each scores in the metric of its role, NaN for none; `roles_by`: whose word the roles are, as
+    `a scan of the model`. `titles`, `name`: of each head and of the picture, where
     they are not of one layer; a layer without attention has no heads, and what it is as its name. `stack`: what is
     written before a layer's number, as `cross `, where a number alone means one of another stack. `numbered`: see Axis,
     of rows and columns. `window`: which keys a query sees, as `window 16` or `chunk 8`, where not all; its edge is
@@ -248,6 +251,7 @@ class Maps:
     sinks: tuple[tuple[int, float], ...] = ()
     part: Part | None = None
     roles: tuple[str, ...] = ()
+    role_scores: tuple[float, ...] = ()
     roles_by: str = ""
     titles: tuple[str, ...] = ()
     name: str = ""
@@ -397,11 +401,12 @@ class Depth:
 
 
 def head_title(maps: Maps, index: int) -> str:
-    """`L27H3 (kv 1)`, or `L27 kv 1` when kv heads were averaged."""
-    if maps.by_kv:
-        return f"{maps.stack}L{maps.layer} kv {maps.heads[index]}"
+    """`L27H3 (kv 1)  induction 0.72`, or `L27 kv 1` when kv heads were averaged; the role and its score where known."""
     kv = f" (kv {maps.kv_heads[index]})" if maps.kv_heads else ""
-    return f"{maps.stack}{head_name(maps.layer, maps.heads[index])}{kv}"
+    name = f"L{maps.layer} kv {maps.heads[index]}" if maps.by_kv else head_name(maps.layer, maps.heads[index]) + kv
+    role = maps.roles[index] if maps.roles else ""
+    score = maps.role_scores[index] if role and maps.role_scores else math.nan
+    return f"{maps.stack}{name}" + f"  {role}" * bool(role) + f" {printed(score)}" * (not math.isnan(score))
 
 
 def parallel_note(maps: Maps) -> str:

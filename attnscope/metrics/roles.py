@@ -22,11 +22,12 @@ Rule = Callable[[Mapping[str, Any], Mapping[str, Any]], Any]  # of scores and th
 class Role:
     """A rule: the role's name, its condition over the scores, the rows it needs, and where it comes from.
 
-    holds gets {metric: score} and {metric: score of uniform attention over the same keys}, numbers or arrays of them.
-    stacks: the stacks whose heads may have it.
+    metric: the score that the condition is about. holds gets {metric: score} and {metric: score of uniform attention
+    over the same keys}, numbers or arrays of them. stacks: the stacks whose heads may have it.
     """
 
     name: str
+    metric: str
     condition: str
     rows: str
     needed: int
@@ -42,7 +43,8 @@ def _above_uniform(metric: str, least: float) -> Rule:
 def _looks_at(metric: str, rows: str, source: str, stacks: tuple[str, ...] = Role.stacks) -> Role:
     """The role of heads that look at what a metric is of far more than uniform attention does."""
     condition = f"{metric} at least 0.4 above uniform attention"
-    return Role(metric.replace("_", "-"), condition, rows, NEEDED_ROWS, source, _above_uniform(metric, 0.4), stacks)
+    name, holds = metric.replace("_", "-"), _above_uniform(metric, 0.4)
+    return Role(name, metric, condition, rows, NEEDED_ROWS, source, holds, stacks)
 
 
 ROLES = (  # the first rule that holds names the head
@@ -50,6 +52,7 @@ ROLES = (  # the first rule that holds names the head
     _looks_at("previous_token", "two_keys", "Clark et al. 2019"),
     _looks_at("duplicate_token", "repeats", "Wang et al. 2022"),
     Role(
+        "sink",
         "sink",
         f"sink above {SINK_MASS}, text of at least {SINK_TOKENS} tokens",
         "all",
@@ -61,6 +64,7 @@ ROLES = (  # the first rule that holds names the head
     _looks_at("self", "two_keys", "Clark et al. 2019"),
     Role(
         "local",
+        "local_mass_32",
         "local_mass_32 at least 0.8, and 0.2 above uniform attention",
         "beyond_32",
         NEEDED_ROWS,
@@ -69,6 +73,9 @@ ROLES = (  # the first rule that holds names the head
         CAUSAL,
     ),
 )
+
+
+ROLE_METRICS = {role.name: role.metric for role in ROLES}  # of the roles of a scan that a text measures too
 
 
 def roles_for(stack: str) -> list[Role]:

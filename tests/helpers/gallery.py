@@ -77,7 +77,7 @@ FILES = (
         "metrics",
         "Metrics",
         "Layers x heads, a panel per metric, with what uniform attention scores.",
-        f"attnscope heads {STORY} -q --out runs/metrics",
+        f"attnscope heatmap {STORY} -q --figures metrics --out runs/metrics",
         "runs/metrics/metrics.png",
     ),
     Entry(
