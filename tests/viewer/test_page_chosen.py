@@ -1,5 +1,6 @@
 """What a page has chosen: one query and key everywhere, heads overlaid, steps through queries, and room for all."""
 
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 
 from helpers.browsing import PHONE, visiting
 from helpers.command_line import call
+from helpers.pages import read
 
 WINDOW = (1280, 800)
 STORY = Path(__file__).parents[2] / "examples" / "story.txt"
@@ -73,8 +75,20 @@ def test_heads_of_a_layer_lie_over_one_another(browser, subject):
         assert len(set(colours)) == heads
         bands = visit.token("head", 3, "key").locator(".band")
         visit.until(f"() => JSON.parse(document.querySelector('.rows .key .band').dataset.bands).length === {heads}")
-        shares = sorted(share for _, share in bands.evaluate("one => JSON.parse(one.dataset.bands)"))
+        drawn = bands.evaluate("one => JSON.parse(one.dataset.bands)")
+        shares = sorted(share for _, share, _ in drawn)
         np.testing.assert_allclose(shares, sorted(subject.seen.weights[1][:, 5, 3].tolist()), atol=0.003)
+        assert [one for *_, one in sorted(drawn, key=lambda one: one[1])] == sorted(one for *_, one in drawn)
+        boxes = (
+            visit.view("head")
+            .locator(".rows .key .band")
+            .evaluate_all("all => all.map(({style}) => [style.backgroundSize, style.backgroundPosition])")
+        )
+        assert len(set(map(tuple, boxes))) == 1  # of all tokens, so that a head's are below one another
+        places = [float(place.split()[1].removesuffix("px")) for place in boxes[0][1].split(", ")]
+        width = float(boxes[0][0].split("px")[0])
+        assert all(left + width < right for left, right in itertools.pairwise(places))
+        assert places[-1] + width <= bands.bounding_box()["width"]
         visit.page.keyboard.press("ArrowDown")  # they go along to the next layer
         visit.settled(at=2, head=1)
         assert visit.view("head").locator(".square[aria-pressed=true]").count() == heads
@@ -83,6 +97,39 @@ def test_heads_of_a_layer_lie_over_one_another(browser, subject):
         visit.until("() => !location.hash.includes('head=1&')")
         squares.nth(2).dblclick()
         visit.settled(head=2, heads=None)
+
+
+SHARE = "document.querySelector('.rows .key[data-token=\"0\"] .band')?.dataset.bands"  # what key 0 gets
+
+
+@pytest.mark.e2e
+def test_the_lines_of_a_long_text_open_without_a_sink_and_say_so(browser, tmp_path):
+    page = tmp_path / "page.html"
+    call("view", "--file", str(STORY), "-o", str(page)).ok()
+    side, maps = read(page).said["sides"][0], read(page).maps()
+    resting = next(one for one in side["heads"] if one["top_key"] == 0 and one["top_key_mass"] > 0.3)
+    free = next(one for one in side["heads"] if one["top_key_mass"] <= 0.3)
+    at, head = resting["at"], resting["head"]
+    query = 1 + int(maps[at, head][1:, 0].argmax())
+    with visiting(browser, page, f"view=head&at={at}&head={head}&query={query}&pin=1") as visit:
+        box, told = visit.page.locator(".filters input[type=checkbox]").first, visit.page.locator("[data-role=sink]")
+        visit.token("head", query, "query").wait_for()
+        visit.page.locator(".scroller").evaluate("one => one.scrollTop = 0")
+        visit.until(f"() => {SHARE}")
+        assert not box.is_checked()
+        assert f"hidden: 0 {side['tokens']['label'][0]} has {resting['top_key_mass']:.3f}" in told.inner_text()
+        assert visit.page.evaluate(f"JSON.parse({SHARE})[0][1]") == 0
+        visit.token("head", 0, "key").click()  # a chosen key is shown
+        visit.settled(key=0)
+        assert box.is_checked()
+        visit.go(view="head", at=at, head=head, query=query, pin=1)
+        box.check()
+        visit.settled(sink=1)
+        visit.until(f"() => {SHARE} && JSON.parse({SHARE})[0]?.[1] > 0")
+        assert told.inner_text() == ""
+        for view, one in (("matrix", resting), ("head", free)):
+            visit.go(view=view, at=one["at"], head=one["head"])
+            visit.until("() => document.querySelector('.filters input[type=checkbox]').checked")
 
 
 @pytest.mark.e2e

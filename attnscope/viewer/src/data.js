@@ -61,7 +61,8 @@ export class Page {
   async keysOf(state) {
     const chosen = this.places(state);
     if (chosen) return chosen;
-    const look = await this.filtered(this.shown(state), state.at, state.head, this.query(state), state);
+    const whole = { ...state, sink: state.sink ?? true }; // of a head with a sink, too, the same in all views
+    const look = await this.filtered(this.shown(state), state.at, state.head, this.query(state), whole);
     if (!look || !look.units.count) return null;
     const [start, stop] = this.side(state).axes(state.at).keys;
     let best = look.units.of[start];

@@ -1,6 +1,8 @@
 /** The bar with the chosen head and the filters. */
 import { make } from "./canvas.js";
 import { roleChip, showRole } from "./roles.js";
+import { digits } from "./scales.js";
+import { short } from "./views/parts.js";
 
 /**
  * @typedef {import("./types.js").State} State
@@ -10,9 +12,9 @@ import { roleChip, showRole } from "./roles.js";
 
 const SWITCHES = /** @type {const} */ ([
   ["sink", "sink", "Show each head's sink: its top key, else the first token"],
-  ["special", "special", "Show special tokens"],
-  ["words", "words", "Words instead of pieces: sum over keys, mean over queries"],
-  ["log", "log", "Logarithmic colours and lines"],
+  ["special", "special tokens", "Show special tokens, as the begin token"],
+  ["words", "whole words", "Words instead of pieces: sum over keys, mean over queries"],
+  ["log", "log scale", "Logarithmic colours and lines"],
 ]);
 const DIFFERING = ["metrics", "compare"]; // views that show the difference
 const DECADES = 3; // the slider goes from 0.001 to 1
@@ -33,14 +35,16 @@ export class Filters {
       "Filters",
     );
     this.boxes = SWITCHES.map(([name, label, title]) => this.#box(name, label, title));
-    this.least = make("input", { type: "range", min: 0, max: 100, step: 1, "aria-label": "least weight" });
+    this.sink = make("span", { class: "muted", "data-role": "sink" }); // why the first of them is off
+    this.boxes[0].label.append(this.sink);
+    this.least = make("input", { type: "range", min: 0, max: 100, step: 1, "aria-label": "min. weight" });
     this.least.addEventListener("input", () => store.set({ least: leastOf(Number(this.least.value)) }));
     this.amount = make("output", { class: "muted" });
     const fields = make(
       "div",
       { class: "fields" },
       ...this.boxes.map(({ label }) => label),
-      make("span", { class: "least", title: "Take out smaller weights" }, make("label", {}, "least", this.least), this.amount),
+      make("span", { class: "least", title: "Take out smaller weights" }, make("label", {}, "min. weight", this.least), this.amount),
       this.#parts(),
       this.#sides(),
     );
@@ -104,14 +108,25 @@ export class Filters {
   /** @param {State} state */
   render(state) {
     this.#heads(state);
-    for (const { name, box } of this.boxes) box.checked = state[name];
+    const without = this.#sink(state);
+    for (const { name, box } of this.boxes) box.checked = name === "sink" ? !without : state[name];
     if (leastOf(Number(this.least.value)) !== state.least) this.least.value = String(sliderOf(state.least));
     this.amount.textContent = state.least ? `≥ ${state.least}` : "off";
     if (this.part) this.part.value = state.part;
     if (this.sides) this.sides.value = state.side;
-    const { sink, special, words, log, least, part } = state;
-    const on = [!sink, !special, words, log, least > 0, part !== "all"].filter(Boolean).length;
+    const { special, words, log, least, part } = state;
+    const on = [without, !special, words, log, least > 0, part !== "all"].filter(Boolean).length;
     this.more.textContent = on ? `Filters (${on})` : "Filters";
+  }
+
+  /** Says which key is out, where nobody chose that. @param {State} state @returns {boolean} whether the sink is out */
+  #sink(state) {
+    const side = this.page.side(state);
+    const [key, mass] = [side.rest(state.at, state.head), side.headAt(state.at, state.head)?.top_key_mass ?? 0];
+    const without = side.withoutSink(state.at, state.head, state);
+    const name = key === null ? "" : `${side.number(key)} ${short(side.tokens.label[key], 12)}`;
+    this.sink.textContent = without && state.sink === null ? `hidden: ${name} has ${digits(mass)} of the mass` : "";
+    return without;
   }
 
   /** The stacks to switch between. @param {import("./side.js").Side} side @param {State} state */

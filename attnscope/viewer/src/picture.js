@@ -92,11 +92,12 @@ class Sketch {
     }
     if (element.matches(".gradient")) this.#gradient(style, bounds);
     if (element.matches(".share, .bar")) this.#share(style, bounds, element.matches(".bar") ? "--key" : "--accent");
-    for (const [place, [colour, share]] of bandsOf(element).entries()) {
-      const height = bounds.height / bandsOf(element).length;
-      const width = bounds.width * share;
-      const left = element.dataset.from === "right" ? bounds.right - width : bounds.left;
-      this.parts.push(`<rect ${this.#at(new DOMRect(left, bounds.top + place * height, width, height))} fill="${xml(colour)}" opacity="0.6"/>`);
+    const { from, box: one = "" } = element.dataset;
+    for (const [place, [colour, weight, share]] of bandsOf(element).entries()) {
+      const width = Number(one) || bounds.width * weight;
+      const along = one ? place * (width + 1) : 0;
+      const left = from === "right" ? bounds.right - width - along : bounds.left + along;
+      this.parts.push(`<rect ${this.#at(new DOMRect(left, bounds.top, width, bounds.height))} fill="${xml(colour)}" opacity="${share}"/>`);
     }
   }
 
@@ -141,7 +142,7 @@ class Sketch {
   }
 }
 
-/** @param {HTMLElement} element @returns {[colour: string, share: number][]} of the bands beside a token */
+/** @param {HTMLElement} element @returns {[colour: string, weight: number, share: number][]} of the bands beside a token */
 const bandsOf = ({ dataset }) => (dataset.bands ? JSON.parse(dataset.bands) : []);
 
 /** @param {Text} node */

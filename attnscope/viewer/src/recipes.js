@@ -74,7 +74,7 @@ class Chosen {
     const { state } = this;
     const select = `--select ${this.name}`;
     const query = `--query ${this.query}`;
-    const colours = [state.log ? "--scale log" : "", state.sink ? "" : "--sink mask"];
+    const colours = [state.log ? "--scale log" : "", state.sink === false ? "--sink mask" : ""];
     const units = [state.words ? "--group words" : "", state.least ? `--min-weight ${state.least}` : ""];
     const folder = `--out runs/${this.name.replaceAll(".", "-")}`;
     switch (state.view) {

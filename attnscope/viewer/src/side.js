@@ -9,6 +9,7 @@ import { Units, kept, originOf } from "./units.js";
 import { Reach, Strongest, WeightMap } from "./weights.js";
 
 const RESTS = 0.3; // mean mass above which a head rests on a key, as in attnscope/metrics/roles.py
+const FAN = 20; // tokens from which the lines to such a key cover all others
 
 /** One text read by one model. */
 export class Side {
@@ -119,10 +120,26 @@ export class Side {
     return words ? this.wordUnits : this.tokenUnits;
   }
 
-  /** @param {number} at @param {number} head @returns {number} what the head rests on: its top key, else key 0 */
+  /** @param {number} at @param {number} head @returns {number|null} its top key, where that has more than RESTS of its mass */
+  rest(at, head) {
+    const { top_key: key = null, top_key_mass: mass } = this.headAt(at, head) ?? {};
+    return (mass ?? 0) > RESTS ? key : null;
+  }
+
+  /** @param {number} at @param {number} head @returns {number} the key that the head rests on, else key 0 */
   sink(at, head) {
-    const one = this.headAt(at, head);
-    return one?.top_key !== null && (one?.top_key_mass ?? 0) > RESTS ? /** @type {number} */ (one?.top_key ?? 0) : 0;
+    return this.rest(at, head) ?? 0;
+  }
+
+  /**
+   * Whether the sink of a head is out: by choice, else where its lines would cover all others. A chosen key stays.
+   *
+   * @param {number} at @param {number} head @param {State} state
+   */
+  withoutSink(at, head, { sink, view, key }) {
+    if (sink !== null) return !sink;
+    const rest = this.rest(at, head);
+    return view === "head" && this.count > FAN && rest !== null && rest !== key;
   }
 
   /** @param {number} at @returns {Promise<Reach>} which keys each query of a layer sees */
@@ -176,7 +193,7 @@ export class Side {
 
   /** @param {number} at @param {number} head @param {State} state @returns {Uint8Array} (tokens,): 1 for kept keys */
   keep(at, head, state) {
-    return kept(this.data, state, this.sink(at, head));
+    return kept(this.data, { ...state, sink: !this.withoutSink(at, head, state) }, this.sink(at, head));
   }
 }
 

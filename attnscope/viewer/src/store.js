@@ -17,7 +17,7 @@ export const DEFAULTS = {
   group: "",
   heads: [],
   pin: false,
-  sink: true,
+  sink: null,
   special: true,
   least: 0,
   log: false,
@@ -71,7 +71,7 @@ function read(name, text, usual) {
       .split(",")
       .filter((one) => /^\d+\.\d+$/.test(one))
       .map(headOf);
-  if (typeof usual === "boolean") return text === "1" ? true : text === "0" ? false : undefined;
+  if (typeof usual === "boolean" || name === "sink") return text === "1" ? true : text === "0" ? false : undefined;
   const value = text.trim() === "" ? NaN : Number(text);
   if (name === "least") return value >= 0 && value <= 1 ? value : undefined;
   return Number.isInteger(value) && value >= 0 ? value : undefined;

@@ -200,7 +200,7 @@
  * @property {string} group keys that the command named, of which `key` is the first; "" for none
  * @property {{at: number, head: number}[]} heads further heads, each in a colour of its own
  * @property {boolean} pin
- * @property {boolean} sink whether what the head rests on is shown
+ * @property {boolean|null} sink whether the key that a head rests on is shown; null: everywhere but in the lines of a long text
  * @property {boolean} special
  * @property {number} least
  * @property {boolean} log

@@ -13,7 +13,7 @@ import { fit, latest, make, onResize, tooltip } from "../canvas.js";
 import { intensity } from "../colours.js";
 import { said } from "../data.js";
 import { paintedBy } from "../picture.js";
-import { bands, largest, line } from "./lines.js";
+import { bands, boxOf, largest, line } from "./lines.js";
 import { Looks } from "./looks.js";
 import { Overlay, headsOf } from "./overlay.js";
 import { lacking, named, ranking, short, strongest, told, unitOf } from "./parts.js";
@@ -88,6 +88,7 @@ class HeadView {
       this.placed.clear();
       this.rows.replaceChildren();
     }
+    this.scroller.classList.toggle("several", headsOf(state).length > 1);
     this.rows.style.height = `${this.count * this.row}px`;
     this.note.textContent = [...new Set(headsOf(state).map(({ at, head }) => lacking(side, at, head)))].join(" ");
     this.overlay.render(state);
@@ -209,19 +210,17 @@ class HeadView {
       heads.map(({ at, head }) => Promise.all(sources.map((source) => looks.get(at, head, source, state)))),
     );
     if (!still()) return;
-    this.#place(
-      focus,
-      found.map((of) => (focus ? of[0] : null)),
-    );
+    const strength = intensity(focus ? largest(found) : 1, state.log);
+    this.#place(focus, found.map((of) => (focus ? of[0] : null)), strength);
     this.#lines(sources, found);
     this.#beside(focus, found[0]?.[0] ?? null);
   }
 
   /** Makes the rows of the window; those that stay are kept, so that a click meets the row it began on.
    *
-   * @param {Focus|null} focus @param {(Look|null)[]} looks one for each head
+   * @param {Focus|null} focus @param {(Look|null)[]} looks one for each head @param {(weight: number) => number} strength
    */
-  #place(focus, looks) {
+  #place(focus, looks, strength) {
     for (const axis of /** @type {const} */ (["query", "key"])) {
       const [first, last] = this.#window(axis);
       for (const [name, row] of this.placed) {
@@ -229,11 +228,14 @@ class HeadView {
         row.remove();
         this.placed.delete(name);
       }
-      for (let unit = first; unit < last; unit++) this.#row(axis, unit, focus, looks);
+      const weights = range(first, last).map((unit) => this.#row(axis, unit, focus, looks));
+      const beside = range(first, last).map((unit) => /** @type {HTMLElement} */ (this.placed.get(`${axis}${unit}`)?.querySelector(".band")));
+      const box = boxOf(beside[0]?.clientWidth ?? 0, looks.length);
+      beside.forEach((band, place) => bands(band, weights[place], axis, this.overlay.colours, { box, strength }));
     }
   }
 
-  /** @param {"query"|"key"} axis @param {number} unit @param {Focus|null} focus @param {(Look|null)[]} looks */
+  /** @param {"query"|"key"} axis @param {number} unit @param {Focus|null} focus @param {(Look|null)[]} looks @returns {number[]} what each head gives */
   #row(axis, unit, focus, looks) {
     const name = `${axis}${unit}`;
     const row = this.placed.get(name) ?? this.#newRow(axis, unit);
@@ -245,7 +247,7 @@ class HeadView {
     row.classList.toggle("chosen", row.dataset.token === String(this.state[axis]));
     row.classList.toggle("focus", focus?.axis === axis && focus.unit === unit);
     row.classList.toggle("unseen", other && weights.every(Number.isNaN));
-    bands(/** @type {HTMLElement} */ (row.querySelector(".band")), weights, axis, this.overlay.colours);
+    return weights;
   }
 
   /** @param {"query"|"key"} axis @param {number} unit */

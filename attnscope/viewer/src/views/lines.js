@@ -4,6 +4,8 @@
  * @typedef {import("../data.js").Look} Look
  */
 const LABELS = 0.38; // of the width, on either side: as in views.css
+const [WIDEST, APART] = [18, 1]; // CSS pixels of a head's box, and between two
+const [BAR, EMPTY] = [0.6, 0.05]; // opacity of a bar, and of the box of a head that gives nothing
 
 /**
  * @param {CanvasRenderingContext2D} context @param {number} width of the view
@@ -26,22 +28,30 @@ export function largest(found) {
   return most || 1;
 }
 
-/** A band for each head, one below the other, as long as its weight.
+/**
+ * How much each head gives to a token: of one head a bar as long as its weight, of several a box for each, below the
+ * boxes of the same head beside other tokens. `data-bands` says what is drawn: colour, weight, strength.
  *
  * @param {HTMLElement} band @param {number[]} weights @param {"query"|"key"} axis @param {string[]} colours of the heads
+ * @param {{box: number, strength: (weight: number) => number}} look box: CSS pixels of a box
  */
-export function bands(band, weights, axis, colours) {
-  const direction = axis === "key" ? "to right" : "to left";
-  const images = weights.map((weight, place) => {
-    const colour = `color-mix(in srgb, ${colours[place]} 60%, transparent)`;
-    const percent = `${Math.min(100, 100 * (weight || 0)).toFixed(2)}%`;
-    return `linear-gradient(${direction}, ${colour} ${percent}, transparent ${percent})`;
+export function bands(band, weights, axis, colours, { box, strength }) {
+  const side = axis === "key" ? "left" : "right";
+  const boxes = weights.length > 1;
+  const drawn = weights.map((one, place) => {
+    const weight = Math.min(1, one || 0);
+    const share = boxes ? EMPTY + (1 - EMPTY) * Math.min(1, strength(weight)) : BAR;
+    return /** @type {[string, number, number]} */ ([colours[place], weight, Number.isNaN(one) ? 0 : Number(share.toFixed(3))]);
   });
-  band.dataset.from = axis === "key" ? "left" : "right";
-  band.dataset.bands = JSON.stringify(weights.map((weight, place) => [colours[place], Math.min(1, weight || 0)]));
-  band.style.backgroundImage = images.join(", ");
-  band.style.backgroundSize = `100% ${100 / Math.max(1, images.length)}%`;
-  band.style.backgroundPosition = images
-    .map((_, place) => `0 ${(100 * place) / Math.max(1, images.length - 1)}%`)
-    .join(", ");
+  const filled = drawn.map(([colour, , share]) => `color-mix(in srgb, ${colour} ${(100 * share).toFixed(1)}%, transparent)`);
+  const sizes = drawn.map(([, weight]) => (boxes ? `${box}px` : `${(100 * weight).toFixed(2)}%`));
+  band.dataset.from = side;
+  band.dataset.box = boxes ? String(box) : "";
+  band.dataset.bands = JSON.stringify(drawn);
+  band.style.backgroundImage = filled.map((colour) => `linear-gradient(${colour} 0 0)`).join(", ");
+  band.style.backgroundSize = sizes.map((size) => `${size} 100%`).join(", ");
+  band.style.backgroundPosition = drawn.map((_, place) => `${side} ${boxes ? place * (box + APART) : 0}px top`).join(", ");
 }
+
+/** @param {number} room CSS pixels of a band @param {number} heads @returns {number} CSS pixels of a box, so that all have room */
+export const boxOf = (room, heads) => Math.max(1, Math.min(WIDEST, Math.floor(room / heads) - APART));

@@ -25,14 +25,15 @@ export class Looks {
     const filters = [sink, special, least, words, part, shown].join();
     if (filters !== this.filters || this.known.size > MOST_LOOKS) this.known.clear();
     this.filters = filters;
-    const name = [at, head, axis, unit].join();
+    const asked = axis === "key" ? { ...state, sink: state.sink ?? true } : state; // who looks at a sink, when that is asked
+    const name = [at, head, axis, unit, this.page.side(state).withoutSink(at, head, asked)].join();
     let look = this.known.get(name);
     if (!look) {
       const units = this.page.side(state).units(words);
       look =
         axis === "query"
-          ? this.page.filtered(shown, at, head, units.start[unit], state)
-          : this.page.filteredColumn(shown, at, head, units.range(unit), state);
+          ? this.page.filtered(shown, at, head, units.start[unit], asked)
+          : this.page.filteredColumn(shown, at, head, units.range(unit), asked);
       this.known.set(name, look);
     }
     return look;
