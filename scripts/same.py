@@ -25,8 +25,9 @@ BANK = "'the bank of the river, the bank of the'"
 SENTENCE = "'the financial bank is located on river bank'"
 STORY = "--file examples/story.txt"
 COMMANDS = (  # each is asked for all of its help
-    *("heads", "relations", "keys", "text", "heatmap", "view", "rollout", "explain", "tokens", "batch", "scan"),
-    *("compare", "ablate", "knockout", "patch", "why", "serve", "parity", "info", "metrics", "doctor"),
+    *("heads", "relations", "keys", "text", "draw", "view", "rollout", "explain", "tokens", "batch", "scan"),
+    *("compare", "ablate", "knockout", "patch", "why", "budgets", "serve", "run", "parity", "info", "metrics"),
+    "doctor",
 )
 # What follows `attnscope`, as its user would type it; the commands of a case run one after the other in one folder.
 CASES: Mapping[str, tuple[str, ...]] = {
@@ -37,7 +38,7 @@ CASES: Mapping[str, tuple[str, ...]] = {
     "keys": (f"keys {SENTENCE} --format table --top 5 --out out",),
     "rollout": (f"rollout {SENTENCE} --group words --out out",),
     "text": (f"text {SENTENCE} --query last --mean layer --out out", f"text {SENTENCE} --format table --query bank"),
-    "heatmap": (f"heatmap {SENTENCE} --select 1 --figures overview,layers,heads,metrics,top --out out",),
+    "draw": (f"draw {SENTENCE} --select 1 --figures overview,layers,heads,metrics,top --out out",),
     "view": (f"view {SENTENCE} --out page.html", f"view {BANK} --compare-text {SENTENCE} --out both.html"),
     "explain": (
         f"explain {SENTENCE} --head L1H4 --query last --format table",
@@ -62,9 +63,7 @@ CASES: Mapping[str, tuple[str, ...]] = {
         f"knockout {BANK} --key river --answer ' river' --over heads --format table --top 8 --out out",
         f"knockout {BANK} --key river --answer ' river' --foil ' bank' --over window:3 --random 2",
     ),
-    "knockout keep": (
-        f"knockout {STORY} --truncate right --keep stream:4+64,h2o:32 --over layers --format table --out out",
-    ),
+    "budgets": (f"budgets {STORY} --truncate right --keep stream:4+64,h2o:32 --over layers --format table --out out",),
     "patch": (
         f"patch {BANK} --corrupted 'the bank of the field, the bank of the' --answer ' river' --over heads --out out",
         f"patch {BANK} --corrupted 'the bank of the field, the bank of the' --what value --at 5 --format table --top 8",

@@ -221,7 +221,7 @@ def test_pictures_of_every_map_are_drawn(blt, tmp_path):
     folder = str(tmp_path / "blt")
     blt.model.save_pretrained(folder)
     blt.tokenizer.save_pretrained(folder)
-    call("heatmap", "-m", folder, "the bank", "--select", "pooling.0.1", "--out", str(tmp_path / "maps"), "-q").ok()
+    call("draw", "-m", folder, "the bank", "--select", "pooling.0.1", "--out", str(tmp_path / "maps"), "-q").ok()
     assert (tmp_path / "maps" / "pooling" / "heads" / "L00H01.png").exists()
     assert all((tmp_path / "maps" / kind / "overview.png").exists() for kind in PART_OF.values())
 

@@ -344,7 +344,7 @@ def test_a_hint_in_python_names_options_that_the_call_has(monkeypatch, name) -> 
 
 
 def test_no_hint_of_the_library_spells_an_option_of_the_command_line() -> None:
-    """But in a whole command of a shell, such as `attnscope serve --stop`."""
+    """But in a whole command of a shell, such as `attnscope serve stop`."""
     found = set(hints_of_the_library())
     assert len(found) > 30
     assert [one for one in sorted(found) if re.search(OPTION, one) and not COMMAND.search(one)] == []

@@ -14,7 +14,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 import yaml
 
-from attnscope.cli.app import COMMANDS
+from attnscope.cli.app import COMMANDS, command_named
 from attnscope.cli.option_groups import parameters
 from helpers import commands
 
@@ -76,7 +76,7 @@ def test_what_security_and_the_template_name_exists() -> None:
     for setting, name in named:
         assert options[name.removeprefix("--").removesuffix("=true").replace("_", "-")].is_setting is bool(setting)
     for command in re.findall(r"attnscope (\w+)`", page + read(".github/ISSUE_TEMPLATE/bug.md")):
-        assert command in COMMANDS
+        assert command_named(command)
     assert "`attnscope doctor`" in read(".github/ISSUE_TEMPLATE/bug.md")
     for target, _, anchor in re.findall(r"\]\(([^)#]+)(#([\w-]+))?\)", page):
         titles = re.findall(r"^#+ (.*)$", read(target), re.MULTILINE)

@@ -57,7 +57,7 @@ CASES = [
     (("heads", *TEXT, "--by", "layer"), USAGE),
     (("heads", *TEXT, "--image", "gif"), USAGE),
     (("heads", *TEXT, "--truncate", "middle"), USAGE),
-    (("heatmap", *TEXT), USAGE),
+    (("draw", *TEXT), USAGE),
     (("rollout", *TEXT, "--group", "lines"), USAGE),
     (("rollout", *TEXT, "--select", "0"), USAGE),
     # selections
@@ -125,7 +125,7 @@ CASES = [
     # where to write
     (("heads", *TEXT, "--out", "{files}/good.txt"), USAGE),
     (("heads", *TEXT, "--out", "{files}/good.txt/runs"), USAGE),
-    (("heatmap", *TEXT, "--out", "{files}/dangling/runs"), USAGE),
+    (("draw", *TEXT, "--out", "{files}/dangling/runs"), USAGE),
     (("relations", *TEXT, "-q", "--out", "/dev/null"), USAGE),
     # configurations
     (("heads", *TEXT, "--config", "{files}/absent.yaml"), USAGE),
@@ -227,7 +227,7 @@ def _models(folder: Path) -> None:
 def typed(arguments):
     """The arguments with their folders; commands that load a model read the tiny one unless they name another."""
     words = [word.format(files="../files", models="../models") for word in arguments]
-    loads = words[0] in ("heads", "relations", "heatmap", "rollout")
+    loads = words[0] in ("heads", "relations", "draw", "rollout")
     names_model = {"--model", "--config"} & set(words) or not loads
     return words if names_model else [words[0], "--model", "../models/good", *words[1:]]
 

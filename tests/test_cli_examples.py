@@ -43,7 +43,7 @@ def surroundings(tmp_path):
 
 
 def test_an_example_of_each_command_is_quick():
-    assert {re.search(r"attnscope (\w+)", line)[1] for line in QUICK} == set(COMMANDS)
+    assert {re.search(r"attnscope (\w+)", line)[1] for line in QUICK} == set(COMMANDS) - {"serve"}  # which stays
 
 
 @pytest.mark.parametrize("example", first_of_each(QUICK))

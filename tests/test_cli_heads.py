@@ -389,7 +389,7 @@ def test_scores_are_the_logits_behind_the_weights(weights):
 
 
 def test_heatmap_prints_the_path_of_every_picture(tmp_path):
-    result = ran("heatmap", "--text", SENTENCE, "--select", "0.1,3", "--by", "kv", "--out", str(tmp_path))
+    result = ran("draw", "--text", SENTENCE, "--select", "0.1,3", "--by", "kv", "--out", str(tmp_path))
     lines = result.out.decode().splitlines()
     pictures = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.png")}
     assert {Path(line).relative_to(tmp_path).as_posix() for line in lines} == pictures

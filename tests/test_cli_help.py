@@ -34,7 +34,9 @@ def test_help_stands_in_panels_at_the_width_of_the_terminal(command, columns):
     assert call(command, "-h", "all", COLUMNS=columns).out.decode() == shown
     assert call("help", command, "all", COLUMNS=columns).out.decode() == shown
     found = sections(shown.partition("  Examples:\n")[0])
-    declared = [one for one in parameters(*COMMANDS[command][0].groups).values() if not one.is_argument]
+    declared = [
+        one for one in parameters(*COMMANDS[command][0].groups).values() if not (one.is_argument or one.is_hidden)
+    ]
     options = [one for one in declared if not one.is_setting]
     listed = [name for names in found.values() for name in names]
     own = ["--help", *["--set"] * (len(options) < len(declared))]
@@ -89,14 +91,14 @@ def test_the_list_of_commands_is_whole_in_80_columns():
     for columns in ("80", "120"):
         shown = call("--help", COLUMNS=columns).out.decode()
         assert "..." not in shown.replace("[ARGS]...", "")
-        assert all(f"  {summary}\n" in shown for _, summary in app.COMMANDS.values())
+        assert all(f"  {summary}\n" in shown for _, summary, *_ in app.COMMANDS.values())
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_list_says_of_a_command_what_its_own_help_says_first(command):
     """The list is made without importing the commands."""
     docstring = COMMANDS[command][0].__doc__
-    assert app.COMMANDS[command][1] == docstring.splitlines()[0]
+    assert app.COMMANDS[command].summary == docstring.splitlines()[0]
     assert f"\n  {docstring.splitlines()[0]}\n" in call(command, "--help", COLUMNS="120").out.decode()
 
 
@@ -104,6 +106,17 @@ def test_the_list_says_of_a_command_what_its_own_help_says_first(command):
 def test_help_before_a_command_is_help_behind_it(command):
     assert call("help", command) == call(command, "--help")
     assert call("help", command, "all") == call(command, "--help", "all")
+
+
+@pytest.mark.parametrize(("other", "command"), app.OTHER_NAMES.items())
+def test_another_name_of_a_command_means_the_command(other, command):
+    assert call(other, "--help").ok() == call(command, "--help")
+    assert call("help", other, "all").ok() == call("help", command, "all")
+    assert f"  {other} " not in call("--help").out.decode()
+    said = [call(name, "--no-such").refusal for name in (other, command)]
+    assert said[0] == said[1]
+    assert [call(name, "-m").refusal for name in (other, command)] == [call(command, "-m").refusal] * 2
+    assert call("--quiet", other).refusal == call("--quiet", command).refusal
 
 
 def test_help_alone_and_of_nothing():

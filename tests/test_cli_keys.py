@@ -53,6 +53,24 @@ def test_of_the_selected_heads_alone(received):
     assert {row["resting"] for row in rows} <= {"", f"L1H2 {max(received[1, 2]):.2f}"}
 
 
+@pytest.mark.parametrize(("query", "positions"), [("last", [8]), ("bank", [3, 8])])
+def test_of_chosen_queries_alone(demo, query, positions):
+    """The mean over those rows, with each head at the key that gets most of it."""
+    layers = attentions(demo.model, from_text(demo.tokenizer, SENTENCE).ids)
+    means = {
+        f"L{layer}H{head}": [sum(float(matrix[q][key]) for q in positions) / len(positions) for key in range(9)]
+        for layer, matrices in enumerate(layers)
+        for head, matrix in enumerate(matrices)
+    }
+    for row in ran("--query", query, "--format", "jsonl").records:
+        key = row["position"]
+        assert row["received"] == pytest.approx(sum(mean[key] for mean in means.values()) / len(means), abs=1e-5)
+        heads = {name for name, mean in means.items() if mean[key] == max(mean) and mean[key] > 0.3}
+        assert set(re.findall(r"L\d+H\d+", row["resting"])) == heads
+    named = ran("--query", "it", "--define", f"it={query}")
+    assert named.out == ran("--query", query).out != ran().out
+
+
 def test_every_format_and_the_file_hold_the_same(tmp_path):
     result = ran("--out", str(tmp_path))
     assert (tmp_path / "keys.csv").read_bytes() == result.out

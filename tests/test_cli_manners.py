@@ -195,10 +195,8 @@ LISTING = {
         ("ablate", "demo", "--sequences", "2", "--random", "0", "--select", "3.0-1,1.5", "--pairs"),
         ("ablate", "demo", "--sequences", "2", "--random", "0", "--select", "3.0-1"),
     ],
-    "knockout": [
-        ("knockout", RIVER, "--key", "river", "--over", "heads", "--random", "0"),
-        ("knockout", RIVER, "--keep", "stream:1+2", "--over", "heads"),
-    ],
+    "knockout": [("knockout", RIVER, "--key", "river", "--over", "heads", "--random", "0")],
+    "budgets": [("budgets", RIVER, "--keep", "stream:1+2", "--over", "heads")],
     "patch": [("patch", RIVER, *FIELD, "--over", "heads", "--select", "2-3")],
     "why": [("why", RIVER, "--head", "L3H0", "--key", "river")],
 }
@@ -243,7 +241,7 @@ def test_a_pipe_with_top_all_has_the_relations_of_a_terminal():
 
 def test_every_command_with_top_is_among_them():
     having = {name for name, (command, _) in COMMANDS.items() if "top" in parameters(*command.groups)}
-    assert having - {"heatmap"} == LISTING.keys()  # heatmap prints paths, and draws so many heads
+    assert having - {"draw"} == LISTING.keys()  # draw prints paths, and draws so many heads
 
 
 @pytest.mark.parametrize(
@@ -652,7 +650,7 @@ def test_a_folder_that_was_removed_is_named_and_help_is_not_refused(tmp_path, mo
 
 def test_a_folder_whose_name_is_not_utf8(tmp_path):
     folder = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9")
-    result = call("heatmap", "--text", "a bank", "-q", "--out", folder).ok()
+    result = call("draw", "--text", "a bank", "-q", "--out", folder).ok()
     assert result.out.splitlines()[0] == os.fsencode(folder) + b"/overview.png"
     assert json.loads((Path(folder) / "manifest.json").read_text())["options"]["out"] == folder
 

@@ -64,7 +64,7 @@ def test_an_option_is_one_field_of_one_group():
         # of batch after every text, of knockout what is to follow, elsewhere read after the one text
         "answer": {("Sources", "answer"), ("Answered", "answer"), ("Answer", "answer")},
         # of relations how they are listed, of knockout what is cut, of patch what is patched
-        "over": {("Ranked", "over"), ("Edges", "over"), ("Patches", "over")},
+        "over": {("Ranked", "over"), ("Portions", "over"), ("Patches", "over")},
         "at": {("CacheBudgets", "at"), ("Patches", "at")},  # of knockout the end of a prompt, of patch what is patched
         "method": {
             ("VariantOptions", "method"),
@@ -110,7 +110,7 @@ def test_a_command_has_the_options_of_its_groups_and_no_other(command):
 
 def test_model_names_the_model_of_every_command_and_an_argument_is_short_for_it():
     found = {name: parameters(*groups) for name, groups in SHARED.items()}
-    assert {name for name in found if "model" not in found[name]} == {"metrics", "doctor"}
+    assert {name for name in found if "model" not in found[name]} == {"metrics", "doctor", "run"}
     assert {name for name in found if "name" in found[name]} == {"info", "scan", "ablate"}
     assert all("-m" in one["model"].info.param_decls for one in found.values() if "model" in one)
     for named in (Scanned(name="tiny"), Scanned(model="tiny")):

@@ -87,7 +87,7 @@ def test_a_setting_as_an_option_is_as_set_gives_it(tmp_path):
     assert call(*heads, "--ascending").ok().out == call(*heads, "--set", "ascending=true").ok().out
     (tmp_path / "run.yaml").write_text("width: wide\n")
     assert call(*heads, "--config", str(tmp_path / "run.yaml")).code == USAGE
-    drawn = ("heatmap", SENTENCE, "-q", "--select", "L1H4", "--config", str(tmp_path / "run.yaml"))
+    drawn = ("draw", SENTENCE, "-q", "--select", "L1H4", "--config", str(tmp_path / "run.yaml"))
     out = ("--out", str(tmp_path / "head.png"))
     assert call(*drawn, *out).code == USAGE
     assert call(*drawn, "--width", "page", *out).ok()
@@ -97,11 +97,11 @@ def test_a_setting_as_an_option_is_as_set_gives_it(tmp_path):
     ("arguments", "says"),
     [
         (("heads", "--dpi", "5", "a", "--out", "o"), "--dpi: expected a whole number from 10 to 1,200, got '5'"),
-        (("heatmap", "--width=wide", "a", "--out", "o"), "width: expected column or page, or inches from 1 to 60"),
+        (("draw", "--width=wide", "a", "--out", "o"), "width: expected column or page, or inches from 1 to 60"),
         (("heads", "a", "--title"), "--title: its value is missing; write --title TITLE"),
         (("batch", "c.jsonl", "--out", "o", "--num-actors", "0"), "--num-actors: expected a whole number from 1 to"),
         (("scan", "demo", "--base", "gpt2"), "demo is no adapter"),
-        (("heatmap", ".", "--out", "o", "--listen"), "--listen does not apply to it"),
+        (("draw", ".", "--out", "o", "--listen"), "--listen does not apply to it"),
         (("heads", "--dpy", "200"), "No such option: --dpy; did you mean --dpi?"),
         (("heads", "--tpo", "3"), "No such option: --tpo; did you mean --top?"),
         (("heads", "--zzzz"), "No such option: --zzzz; `attnscope heads --help all` lists all options"),
@@ -210,10 +210,11 @@ def test_a_group_is_made_without_its_settings():
     ("arguments", "says"),
     [
         (
-            ("keys", "a", "--query", "last"),
-            "--query; it is an option of heads, relations, text, heatmap and ",
+            ("keys", "a", "--key", "last"),
+            "--key; it is an option of heads, relations, text, draw and ",
         ),
-        (("relations", "a", "--sort", "weight"), "No such option: --sort; it is an option of heads, heatmap; `attn"),
+        (("relations", "a", "--sort", "weight"), "No such option: --sort; it is an option of heads, draw; `attn"),
+        (("patch", "a", "--query", "last"), "--query; it is an option of knockout, why, heads, relations and "),
         (("info", "--shard-size", "3"), "No such option: --shard-size; it is an option of batch; `attnscope info"),
         (("heads", "a", "--layer", "3"), "--layer; did you mean --select (Layers and heads: 27, 27.3, L27H3"),
         (("heads", "a", "-layers", "3"), "-layers; did you mean --select ("),

@@ -45,7 +45,7 @@ def test_explain_and_heatmap_read_it_too(tmp_path):
     steps = [call("explain", *text, "--head", "L0H0", "-q") for text in (("a bank",), ("--text", "a bank"))]
     assert steps[0] == steps[1]
     assert call("explain", "--head", "L0H0", "-q", stdin=b"a bank") == steps[0]
-    call("heatmap", "a bank", "-q", "--figures", "overview", "--out", str(tmp_path)).ok()
+    call("draw", "a bank", "-q", "--figures", "overview", "--out", str(tmp_path)).ok()
 
 
 def test_what_has_a_text_leaves_standard_input_alone(expected, tmp_path):

@@ -37,7 +37,9 @@ def offered(*typed):
 
 def test_commands():
     assert offered("attnscope", "") == list(COMMANDS)
-    assert offered("attnscope", "he") == ["heads", "heatmap"]
+    assert offered("attnscope", "he") == ["heads"]
+    assert offered("attnscope", "dr") == ["draw"]
+    assert offered("attnscope", "heatmap", "--sel") == offered("attnscope", "draw", "--sel") == ["--select"]
     assert offered("attnscope", "help", "re") == ["relations"]
     assert {"--help", "--version", "--install-completion"} <= set(offered("attnscope", "--"))
 
@@ -58,7 +60,7 @@ def test_settings_are_offered_as_options_once_a_letter_is_typed():
 @pytest.mark.parametrize("command", COMMANDS)
 def test_options_that_help_does_not_show_are_offered_too(command):
     found = parameters(*commands.COMMANDS[command][0].groups).values()
-    spelled = {f"--{one.spelled}" for one in found if not (one.is_argument or one.is_setting)}
+    spelled = {f"--{one.spelled}" for one in found if not (one.is_argument or one.is_setting or one.is_hidden)}
     assert spelled <= set(offered("attnscope", command, "--"))
 
 
@@ -66,7 +68,7 @@ def test_values():
     assert offered("attnscope", "heads", "--sort", "") == [*METRICS, *LENGTHS, *LOOKBACKS, "mass"]
     assert offered("attnscope", "heads", "--sort", "indu") == ["induction"]
     assert offered("attnscope", "metrics", "ent") == [name for name in METRICS if name.startswith("ent")]
-    assert "log" in offered("attnscope", "heatmap", "--scale", "")
+    assert "log" in offered("attnscope", "draw", "--scale", "")
     assert offered("attnscope", "heads", "--format", "j") == ["jsonl"]
     assert offered("attnscope", "heads", "--device", "cu") == ["cuda"]
     assert offered("attnscope", "batch", "--group", "") == ["words", "sentences"]

@@ -71,7 +71,7 @@ def folders_of(page: Path) -> Iterator[tuple[str, str]]:
     for line in page.read_text("utf-8").splitlines():
         for command in re.split(r" (?:&&|\|\|?|;) ", line) if re.match(r"    \S|attnscope ", line) else ():
             out = re.search(r"attnscope .* (?:--out|-o) (\S+?)(?: |$)", command)
-            if out and not Path(out[1]).suffix and not re.match(r"attnscope heatmap \S+/", command.strip()):
+            if out and not Path(out[1]).suffix and not re.match(r"attnscope (draw|heatmap) \S+/", command.strip()):
                 plain = re.sub(r"(attnscope scan .*) --texts \S+", r"\1", command)
                 yield out[1], " ".join(sorted(plain[plain.index("attnscope") :].split()))
 

@@ -132,7 +132,7 @@ def test_the_overview_of_a_text_that_shows_roles_says_them(demo, tmp_path: Path)
     assert [len(maps.roles) for maps in layer_maps(by_kv)] == [3] * 4
     file = tmp_path / "story.txt"
     file.write_text(STORY)
-    call("heatmap", "--file", str(file), "--image", "svg", "--figures", "overview", "--out", str(tmp_path / "run")).ok()
+    call("draw", "--file", str(file), "--image", "svg", "--figures", "overview", "--out", str(tmp_path / "run")).ok()
     drawn = (tmp_path / "run" / "overview.svg").read_text()
     assert all(f">{role}</text>" in drawn for role in found - {""})
     assert "frames: roles by a scan of the model" in drawn
@@ -245,14 +245,14 @@ def test_tall_maps_stand_side_by_side() -> None:
 
 
 def test_a_figure_is_drawn_where_it_is_named(tmp_path: Path) -> None:
-    base = ("heatmap", "--text", SENTENCE, "--query", "bank", "--key", "the", "--out", str(tmp_path))
+    base = ("draw", "--text", SENTENCE, "--query", "bank", "--key", "the", "--out", str(tmp_path))
     done = call(*base, "--figures", "top,mass", "--top", "3").ok()
     names = [Path(line).relative_to(tmp_path).as_posix() for line in done.out.decode().splitlines()]
     assert names == ["mass.png", "top.png"]
     assert {path.name for path in tmp_path.iterdir()} == {*names, "manifest.json"}
     for name in names:
         assert OURS.fullmatch(name)
-        assert Image.open(tmp_path / name).text["Command"].startswith("attnscope heatmap --query bank --key the")
+        assert Image.open(tmp_path / name).text["Command"].startswith("attnscope draw --query bank --key the")
     call(*base, "--force").ok()
     left = {path.name for path in tmp_path.iterdir()}
     assert left == {"overview.png", "layers", "manifest.json"}, "what the run before drew is gone"
@@ -268,12 +268,12 @@ def test_heads_draws_what_is_named_beside_its_tables(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("heatmap", "--figures", "mass", "--out", "x"), "--figures mass shows the mass on named keys; name them with"),
+        (("draw", "--figures", "mass", "--out", "x"), "--figures mass shows the mass on named keys; name them with"),
         (
-            ("heatmap", "--figures", "mas", "--out", "x"),
+            ("draw", "--figures", "mas", "--out", "x"),
             "--figures: expected one of overview, layers, heads, metrics, mass, top",
         ),
-        (("heatmap", "--figures", ",", "--out", "x"), "--figures names no figure; write"),
+        (("draw", "--figures", ",", "--out", "x"), "--figures names no figure; write"),
         (("heads", "--figures", "overview"), "--figures are files; name a folder with --out DIR"),
     ],
 )

@@ -257,7 +257,7 @@ def test_a_single_query_tells_no_sink(demo) -> None:
 )
 def test_the_command_draws_the_part(tmp_path: Path, more: tuple[str, ...]) -> None:
     arguments = ("--query", "bank", "--key", "financial", "--image", "svg", "--select", "1.1", *more)
-    call("heatmap", "--text", SENTENCE, *arguments, "--out", str(tmp_path)).ok()
+    call("draw", "--text", SENTENCE, *arguments, "--out", str(tmp_path)).ok()
     said = "queries “bank” (2 of 9), keys “financial” (1 of 9)"
     drawn = {path: path.read_text() for path in tmp_path.rglob("*.svg")}
     assert len(drawn) == 3

@@ -103,7 +103,7 @@ def test_title_and_caption_are_drawn_where_they_are_asked_for() -> None:
 
 def test_a_papers_files_are_written_with_fine_dots(tmp_path: Path) -> None:
     asked = ("--text", "the river", "--select", "1.4", "--figures", "heads", "--set", "width=column")
-    call("heatmap", *asked, "--out", str(tmp_path)).ok()
+    call("draw", *asked, "--out", str(tmp_path)).ok()
     with Image.open(tmp_path / "heads" / "L01H04.png") as found:
         assert found.info["dpi"][0] == pytest.approx(300, abs=0.05)
         assert found.size[0] == pytest.approx(3.25 * 300, abs=4)
@@ -360,7 +360,7 @@ def test_weights_over_a_picture_let_it_be_seen_and_share_a_bar() -> None:
 
 
 def test_whatever_draws_takes_the_same_section_of_a_file() -> None:
-    draws = ("heads", "heatmap", "rollout", "explain", "batch", "scan", "compare", "ablate")
+    draws = ("heads", "draw", "rollout", "explain", "batch", "scan", "compare", "ablate")
     for name in draws:
         found = parameters(*COMMANDS[name][0].groups)
         assert {"image", *parameters(Look), "config"} <= set(found), name

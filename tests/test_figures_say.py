@@ -101,9 +101,9 @@ def test_every_figure_says_of_what_it_is() -> None:
 
 def test_the_command_tells_model_text_and_itself(tmp_path: Path, seen) -> None:
     arguments = ("--select", "1.4", "--title", "A head", "--figures", "heads")
-    call("heatmap", "--text", SENTENCE, *arguments, "--out", str(tmp_path)).ok()
+    call("draw", "--text", SENTENCE, *arguments, "--out", str(tmp_path)).ok()
     said = Image.open(tmp_path / "heads" / "L01H04.png").text
-    assert said["Command"] == "attnscope heatmap --select 1.4 --set 'title=A head' --figures heads"
+    assert said["Command"] == "attnscope draw --select 1.4 --set 'title=A head' --figures heads"
     assert said["Text-SHA256"] == seen.prompt.sha256
     assert said["Title"] == f"demo, “{SENTENCE}”, 9 tokens"
 
@@ -199,7 +199,7 @@ def test_wrong_looks_are_refused_before_a_model_is_loaded() -> None:
         (("--cmap", "virids"), "viridis"),
         (("--set", "width=wide"), "column or page"),
     ):
-        done = call("heatmap", "--model", "./none", "--text", "a", "--out", "never", *arguments)
+        done = call("draw", "--model", "./none", "--text", "a", "--out", "never", *arguments)
         assert done.code == 2
         assert says in done.err
 
@@ -693,7 +693,7 @@ def test_the_command_takes_out_the_full_stop_that_a_head_rests_on(tmp_path: Path
     [head] = [head for head in story.heads if head.name == "L1H1"]
     assert story.prompt.tokens[head.top_key] == "."
     arguments = ("--text", text, "--sink", "mask", "--image", "svg", "--select", "1.0-1", "--out", str(tmp_path))
-    call("heatmap", *arguments).ok()
+    call("draw", *arguments).ok()
     named = f"without key {head.top_key} (.), mean mass {head.top_key_mass:.2f} (grey strip, 0 to 1)"
     assert f">{named}</text>" in (tmp_path / "heads" / "L01H01.svg").read_text()
     assert ">without key 0 (&lt;s&gt;), mean mass" in (tmp_path / "heads" / "L01H00.svg").read_text()

@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from attnscope.cli.app import COMMANDS
+from attnscope.cli.app import command_named
 from helpers.command_line import HANGS, SENTENCE
 from helpers.corpora import jsonl, rows
 from helpers.forks import shim
@@ -38,10 +38,8 @@ def table(text):
 
 
 def test_the_names_of_the_commands():
-    names = (
-        "heads relations keys text heatmap view rollout explain tokens batch scan compare ablate parity info metrics"
-    )
-    assert {*names.split(), "doctor"} <= set(COMMANDS)
+    names = "heads relations keys text heatmap view rollout explain tokens batch scan compare ablate parity info"
+    assert all(command_named(name) for name in [*names.split(), "metrics", "doctor"])
 
 
 @pytest.mark.e2e

@@ -369,7 +369,7 @@ def test_an_export_draws_overview_sheet_and_heads_unless_figures_are_named(demo,
 def test_a_picture_is_what_the_command_draws(seen, tmp_path: Path) -> None:
     """A map of the scale of its own: the command's scale holds across the files of one call."""
     arguments = ("--select", "1.4", "--scale", "log", "--figures", "heads", "--out", str(tmp_path))
-    call("heatmap", "--text", SENTENCE, *arguments).ok()
+    call("draw", "--text", SENTENCE, *arguments).ok()
     drawn = without_command((tmp_path / "heads" / "L01H04.png").read_bytes())
     picture = seen.heatmap(1, 4, scale="log")
     assert picture.save(tmp_path / "mine.png").read_bytes() == picture._repr_png_() == drawn

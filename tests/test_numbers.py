@@ -15,7 +15,7 @@ NUMBERS = (str(10**20), str(-(10**20)), "0", "nan", "inf", "1e400")
 # What each command is given beside the option, so that it costs little.
 BESIDE: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("heads", "relations", "keys", "text", "rollout", "tokens"), (SENTENCE,)),
-    "heatmap": (SENTENCE, "--show", "--figures", "overview"),
+    "draw": (SENTENCE, "--show", "--figures", "overview"),
     "view": (SENTENCE, "--out", "page.html"),
     "explain": (SENTENCE, "--head", "L1H4"),
     "why": (SENTENCE, "--head", "L1H4", "--key", "bank"),
@@ -25,7 +25,9 @@ BESIDE: dict[str, tuple[str, ...]] = {
     "knockout": (SENTENCE, "--key", "bank", "--dry-run"),
     "patch": ("the bank", "--corrupted", "the field", "--dry-run"),
     "compare": (SENTENCE, "--compare-text", "the muddy bank is on the river"),
-    "serve": ("--status",),
+    "budgets": (SENTENCE, "--keep", "top:4", "--dry-run"),
+    "serve": ("status",),
+    "run": ("corpus.txt",),
     "parity": (SENTENCE, "--select", "0"),
     "info": (),
     "metrics": (),

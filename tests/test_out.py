@@ -36,7 +36,7 @@ WRITING = {  # the group of each command that says where files go
     for group in run.groups
     if issubclass(group, Writing) and "out" in parameters(*run.groups)
 }
-HEATMAP = ("heatmap", SENTENCE, "-q", "--select", "L1H4")
+HEATMAP = ("draw", SENTENCE, "-q", "--select", "L1H4")
 WHY = ("why", RIVER, "--head", "L3H0", "--key", "river", "-q")
 KNOCKOUT = ("knockout", RIVER, "--key", "river", "--random", "0", "-q", "--over", "layers")
 PATCH = ("patch", RIVER, "--corrupted", RIVER.replace("river", "field"), "--random", "0", "-q", "--over", "layers")
@@ -80,7 +80,7 @@ def test_every_study_says_in_its_folder_what_kind_it_is():
 
 
 def test_every_command_that_writes_says_where():
-    assert {"heads", "heatmap", "relations", "batch", "scan", "knockout", "parity", "view"} <= set(WRITING)
+    assert {"heads", "draw", "relations", "batch", "scan", "knockout", "parity", "view"} <= set(WRITING)
 
 
 @pytest.mark.parametrize("command", WRITING)
@@ -177,7 +177,7 @@ def test_one_table_is_what_a_pipe_gets(arguments, tmp_path):
 def test_a_run_is_drawn_again_into_one_file(tmp_path):
     run = tmp_path / "run"
     call("heads", SENTENCE, "-q", "--top-k", "all", "--figures", "overview", "--out", str(run)).ok()
-    again = ("heatmap", str(run), "-q", "--out", str(tmp_path / "fig.pdf"))
+    again = ("draw", str(run), "-q", "--out", str(tmp_path / "fig.pdf"))
     call(*again, "--figures", "overview").ok()
     assert (tmp_path / "fig.pdf").read_bytes().startswith(b"%PDF")
     assert "several are drawn; choose a head, --select L1H4" in call(*again).refusal
@@ -233,8 +233,8 @@ def test_a_table_is_sent_to_a_file_in_the_format_of_its_name():
 @pytest.mark.parametrize(
     ("command", "out", "instead"),
     [
-        ("heatmap", "x.csv", "a table: attnscope heads TEXT --out x.csv"),
-        ("keys", "x.png", "a picture: attnscope heatmap TEXT --out x.png"),
+        ("draw", "x.csv", "a table: attnscope heads TEXT --out x.csv"),
+        ("keys", "x.png", "a picture: attnscope draw TEXT --out x.png"),
     ],
 )
 def test_a_file_that_another_command_makes_is_named_with_it(command, out, instead):

@@ -443,14 +443,14 @@ def test_other_commands_read_pictures(models: dict[str, LoadedModel], field: str
 
 
 def test_a_run_with_a_picture_is_told_apart(models: dict[str, LoadedModel], field: str, tmp_path: Path) -> None:
-    result = asked(models, "heatmap", field, "--query", "last", "--select", "1.3", "--out", str(tmp_path / "run")).ok()
+    result = asked(models, "draw", field, "--query", "last", "--select", "1.3", "--out", str(tmp_path / "run")).ok()
     names = [Path(line).relative_to(tmp_path / "run").as_posix() for line in result.out.decode().splitlines()]
     assert names == ["overview.png", "layers/L01.png", "heads/L01H03.png", "picture.png"]
     said = json.loads((tmp_path / "run" / "manifest.json").read_text())
     assert said["prompt"]["media"] == open_pictures(field)[0].sha256
     assert said["options"]["picture"] == [field]
     other = picture(tmp_path / "other.png", (96, 96))
-    again = asked(models, "heatmap", other, "--query", "last", "--select", "1.3", "--out", str(tmp_path / "run"))
+    again = asked(models, "draw", other, "--query", "last", "--select", "1.3", "--out", str(tmp_path / "run"))
     assert again.code == 2
     assert "another run" in again.err
     repeated = call("heads", "--from", str(tmp_path / "run"))
@@ -470,7 +470,7 @@ def test_heads_draws_over_a_picture_where_it_is_asked_to(
     [
         (("heads", "--ids", "-"), 2, "--picture needs a text"),
         (("heads", "--chat", "--text", "hi", "--picture", "no.png"), 4, "no.png does not exist"),
-        (("heatmap", "--text", "hi", "--figures", "picture", "--out", "x"), 2, "no --picture was given"),
+        (("draw", "--text", "hi", "--figures", "picture", "--out", "x"), 2, "no --picture was given"),
         (("heads", "--text", "hi", "--figures", "picture", "--out", "x"), 2, "no --picture was given"),
         (("view", "--text", "hi", "--picture", "no.png", "--out", "no.html"), 4, "no.png does not exist"),
     ],

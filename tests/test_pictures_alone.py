@@ -231,7 +231,7 @@ def test_commands_read_a_picture_alone(place: Path, field: str, tmp_path: Path) 
     given = ("-m", folder, "--picture", field)
     rows = call("relations", *given, "--query", '"[CLS]"', "--format", "csv").ok().rows
     assert {row["query_token"] for row in rows} == {"[CLS]"}
-    call("heatmap", *given, "--out", str(tmp_path / "maps")).ok()
+    call("draw", *given, "--out", str(tmp_path / "maps")).ok()
     assert (tmp_path / "maps" / "picture.png").is_file()
     call("view", *given, "--out", str(tmp_path / "page.html")).ok()
     assert "vit: a picture" in (tmp_path / "page.html").read_text("utf-8")

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 import attnscope
-from attnscope.cli.app import COMMANDS
+from attnscope.cli.app import COMMANDS, command_named
 from helpers.command_line import call
 from helpers.documented import in_a_shell, quick, runs, runs_here
 from helpers.readme import COLUMNS, SAMPLE, document
@@ -97,7 +97,7 @@ def test_a_command_runs_in_the_clone(line, readers_folder):
 def test_there_is_a_line_for_every_command():
     assert len(LINES) >= 8
     table = set(re.findall(r"^\| `attnscope (\w+)", README, re.MULTILINE))
-    assert table == set(COMMANDS)
+    assert {command_named(name) for name in table} == set(COMMANDS)
 
 
 def test_torch_for_the_cpu_is_a_line_on_both_pages():

@@ -1,4 +1,4 @@
-"""`attnscope heatmap FOLDER`: pictures drawn again from tables, without a model, and what is refused."""
+"""`attnscope draw FOLDER`: pictures drawn again from tables, without a model, and what is refused."""
 
 import json
 import math
@@ -50,24 +50,24 @@ def pixels(path: Path) -> np.ndarray:
 
 
 def test_maps_are_those_that_the_run_drew(finished, tmp_path):
-    paths = drawn(call("heatmap", str(finished / "whole"), "--select", "1", "--out", str(tmp_path), "-q"))
+    paths = drawn(call("draw", str(finished / "whole"), "--select", "1", "--out", str(tmp_path), "-q"))
     names = {path.relative_to(tmp_path).as_posix() for path in paths}
     assert {"overview.png", "layers/L01.png", "heads/L01H04.png", "metrics.png"} <= names
     for name in sorted(names - {"metrics.png", "overview.png"}):
         np.testing.assert_array_equal(pixels(tmp_path / name), pixels(finished / "whole" / name), err_msg=name)
     magma = ("--cmap", "magma", "--figures", "heads", "--select", "1.4", "--out", str(tmp_path / "magma"))
-    drawn(call("heatmap", str(finished / "whole"), *magma, "-q"))
+    drawn(call("draw", str(finished / "whole"), *magma, "-q"))
     name = "heads/L01H04.png"
     assert not np.array_equal(pixels(tmp_path / "magma" / name), pixels(finished / "whole" / name))
 
 
 def test_what_the_tables_do_not_hold_is_said(finished, tmp_path, monkeypatch):
     monkeypatch.chdir(finished)
-    result = call("heatmap", "few", "--out", str(tmp_path))
+    result = call("draw", "few", "--out", str(tmp_path))
     assert drawn(result) == [tmp_path / "metrics.png"]
-    assert "attnscope heatmap --from few" in result.err
+    assert "attnscope draw --from few" in result.err
     assert "metrics.png does not" in result.err
-    result = call("heatmap", str(finished / "few"), "--figures", "overview", "--out", str(tmp_path / "x"))
+    result = call("draw", str(finished / "few"), "--figures", "overview", "--out", str(tmp_path / "x"))
     assert (result.code, "no picture" in result.err) == (2, True)
 
 
@@ -77,7 +77,7 @@ COMPARISON = ("comparison", ["differences"])
 
 @pytest.mark.parametrize(("study", "names"), [SCAN, ABLATION, COMPARISON])
 def test_a_study_is_drawn_again(finished, tmp_path, study, names):
-    paths = drawn(call("heatmap", str(finished / study), "--out", str(tmp_path / "same"), "-q"))
+    paths = drawn(call("draw", str(finished / study), "--out", str(tmp_path / "same"), "-q"))
     assert paths == [tmp_path / "same" / f"{name}.png" for name in names]
     whole = paths if study == "scan" else [path for path in paths if path.stem == "ablation"]
     for path in whole:  # tables of the others lack heads, or texts
@@ -89,7 +89,7 @@ def test_a_study_is_drawn_again(finished, tmp_path, study, names):
 )
 def test_a_study_is_drawn_again_with_other_looks(finished, tmp_path, study, names):
     looks = ("--image", "svg", "--title", "Again", "--cmap", "magma", "--out", str(tmp_path / "other"))
-    paths = drawn(call("heatmap", str(finished / study), *looks, "-q"))
+    paths = drawn(call("draw", str(finished / study), *looks, "-q"))
     assert paths == [tmp_path / "other" / f"{name}.svg" for name in names]
     for path in paths:
         assert "Again" in path.read_text(encoding="utf-8")
@@ -115,7 +115,7 @@ def test_a_study_is_drawn_again_with_other_looks(finished, tmp_path, study, name
 )
 def test_what_is_not_drawn_again(finished, monkeypatch, arguments, says):
     monkeypatch.chdir(finished)
-    result = call("heatmap", *arguments)
+    result = call("draw", *arguments)
     assert (result.code, result.out, result.err.count("\n")) == (2, b"", 1)
     assert says in result.err
     assert not (finished / "x").exists()
@@ -141,7 +141,7 @@ def test_a_damaged_folder_is_refused_in_one_line(finished, tmp_path, name, conte
     study = name.partition("/")[0]
     shutil.copytree(finished / study, tmp_path / study)
     (tmp_path / name).write_bytes(content)
-    result = call("heatmap", str(tmp_path / study), "--out", str(tmp_path / "x"), "-q")
+    result = call("draw", str(tmp_path / study), "--out", str(tmp_path / "x"), "-q")
     assert (result.code in (2, 4), result.out, result.err.count("\n")) == (True, b"", 1), result.err
     assert "internal error" not in result.err
 

@@ -220,8 +220,13 @@ def test_many_units_are_put_together() -> None:
     generator = np.random.default_rng(0)
     share = np.tril(generator.random((11, 11))).astype(np.float32)
     share /= share.sum(-1, keepdims=True)
-    values, step = Rollout(units(11), share, (0,)).binned(4)
-    assert (values.shape, step) == ((4, 4), 3)
+    values, *step = Rollout(units(11), share, (0,)).binned(4)
+    assert (values.shape, step) == ((4, 4), [3, 3])
+    chosen, *step = Rollout(units(11), share, (0,), rows=(4, 9)).binned(4)
+    assert step == [1, 3]
+    for row, unit in enumerate((4, 9)):
+        cells = [share[unit, 3 * c : 3 * c + 3].sum() for c in range(4)]
+        np.testing.assert_allclose(np.nan_to_num(chosen[row]), cells, atol=1e-6)
     for r in range(4):
         for c in range(4):
             cell = share[3 * r : 3 * r + 3, 3 * c : 3 * c + 3]
@@ -259,6 +264,22 @@ def test_the_command_prints_what_it_writes(demo, loaded_as, tmp_path: Path, engi
     assert manifest["rollout"]["layers"] == [0, 1, 2, 3]
     assert manifest["rollout"]["row_sum_error"] < 1e-6
     assert list(manifest["files"]) == ["rollout.csv", "rollout.png"]
+
+
+@pytest.mark.parametrize(("group", "picture"), [("tokens", True), ("words", False)])
+def test_a_query_leaves_its_rows_alone(tmp_path: Path, group: str, picture: bool) -> None:
+    out = ("--image", "svg", "--out", str(tmp_path)) if picture else ()
+    every = call("rollout", TEXT, "--group", group, "--top-k", "all", "-q").ok().rows
+    asked = ("--query", "it", "--define", "it=bank,last")
+    some = call("rollout", TEXT, "--group", group, "--top-k", "all", "-q", *asked, *out).ok().rows
+    places = {row["query"] for row in every if row["query_token"].strip(" .") == "bank"}
+    places |= {every[-1]["query"]}
+    assert some == [row for row in every if row["query"] in places]
+    assert 2 < len(places) < len({row["query"] for row in every})
+    if picture:
+        drawn = (tmp_path / "rollout.svg").read_text()
+        assert json.loads((tmp_path / "manifest.json").read_text())["options"]["query"] == "it"
+        assert drawn.count("·river") == 2  # the columns alone: none of the rows is one
 
 
 def test_a_long_text_is_read_in_runs(tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ def test_a_comparison_in_the_folder_of_a_run_is_refused_with_its_command(of_stor
         (("heads", "--text", STORY, "--top", "1"), "another run: top was '2', now '1'; name"),
         (("heads", "--text", STORY, "--top", "2", "--select", "1"), "another run: select was not given, now '1'; name"),
         (("relations", "--text", STORY), "a run of `heads --top 2`; name"),
-        (("heatmap", "--text", STORY, "--scale", "log"), "a run of `heads --top 2`; name"),
+        (("draw", "--text", STORY, "--scale", "log"), "a run of `heads --top 2`; name"),
         (("keys", "--text", "the bank"), f"a run of `heads --top 2`, of the text {STORY[:39]!r}… (".replace("'…", "…")),
         (("heads", "--ids", "{ids}", "--top", "2"), "tokens), now '<s>the' (2 tokens)"),
     ],
@@ -306,7 +306,7 @@ STYLED = [word for setting in ("scale=log", "sink=mask", "annotate=true", "bin=m
     "arguments",
     [
         ("heads", STORY, "--top", "2", "--sort", "entropy", "--by", "kv", "--group", "words", "-s", "1.0-1", *ONE_KIND),
-        ("heatmap", "日本 \u00e9 {~}", *STYLED, "-s", "3.0", *ONE_KIND),
+        ("draw", "日本 \u00e9 {~}", *STYLED, "-s", "3.0", *ONE_KIND),
         ("relations", STORY * 60, "--truncate", "left", "--top-k", "1", "-s", "1.2"),
         ("relations", CAT, "--chat", "-s", "last"),
         ("relations", f"🎉 {STORY}", "--top-k", "all", "--min-weight", "0.2", "--weights", "scores"),
@@ -542,9 +542,9 @@ def test_what_is_given_beside_a_folder_wins(here):
 def test_the_pictures_of_a_run_that_drew_none(tmp_path):
     run, drawn = tmp_path / "a", tmp_path / "b"
     call("relations", STORY, "-s", "1.0", "-o", str(run), "-q").ok()
-    call("heatmap", "--from", str(run), *ONE_KIND, "-o", str(drawn), "-q").ok()
+    call("draw", "--from", str(run), *ONE_KIND, "-o", str(drawn), "-q").ok()
     assert "heads/L01H00.png" in listed(drawn)
-    assert call("heatmap", "--from", str(run), "-o", str(run), "-q").code == 2  # two runs, one folder
+    assert call("draw", "--from", str(run), "-o", str(run), "-q").code == 2  # two runs, one folder
 
 
 def test_folders_that_are_no_run(tmp_path, monkeypatch):

@@ -165,7 +165,7 @@ def test_errors_show_no_controls_in_python_either() -> None:
         ("relations", "--top-k", "1"),
         ("rollout",),
         ("text", "--query", "last"),
-        ("heatmap", "--show", "--select", "1.0"),
+        ("draw", "--show", "--select", "1.0"),
         ("explain", "--head", "1.0"),
     ],
     ids=" ".join,
@@ -247,7 +247,7 @@ def test_progress_titles_and_paths_are_foreign_text_too(folder: Path, tmp_path: 
     assert "[bold]x[-x]" in shown
     assert not steers(CODES.sub("", shown).replace("\r", "").replace("\x1b", ""))
     code, shown = on_terminal(
-        ["heatmap", "-q", *TEXT, "--figures", "overview", "--out", str(tmp_path / "out\x9b1m\u202e")], 120
+        ["draw", "-q", *TEXT, "--figures", "overview", "--out", str(tmp_path / "out\x9b1m\u202e")], 120
     )
     assert code == 0
     assert "out⟨009B⟩1m⟨202E⟩/overview.png" in shown.replace("\n", "")
@@ -256,7 +256,7 @@ def test_progress_titles_and_paths_are_foreign_text_too(folder: Path, tmp_path: 
 HEAD = ("--select", "1.0")
 EVERY = [
     ("explain", "--head", "1.0"),
-    ("heatmap", *HEAD),
+    ("draw", *HEAD),
     ("rollout",),
     ("heads", "--figures", "overview,metrics,layers", "--select", "1"),
 ]
@@ -265,11 +265,11 @@ EVERY = [
 @pytest.mark.parametrize(
     ("image", "commands", "wide"),
     [
-        ("svg", [("heatmap", "--figures", "heads,overview", *HEAD)], "\u56f3\u3000"),
+        ("svg", [("draw", "--figures", "heads,overview", *HEAD)], "\u56f3\u3000"),
         ("svg", [("explain", "--head", "1.0")], ""),
         pytest.param("svg", [("rollout",)], "", marks=pytest.mark.e2e),
         ("svg", [("heads", "--figures", "metrics", *HEAD)], ""),
-        ("png", [("heatmap", "--figures", "overview", *HEAD)], "\u56f3\u3000"),
+        ("png", [("draw", "--figures", "overview", *HEAD)], "\u56f3\u3000"),
         pytest.param("svg", EVERY, "\u56f3\u3000", marks=pytest.mark.e2e),
         pytest.param("png", EVERY, "\u56f3\u3000", marks=pytest.mark.e2e),
         pytest.param("pdf", [*EVERY[:3], ("heads", "--figures", "overview")], "\u56f3\u3000", marks=pytest.mark.e2e),

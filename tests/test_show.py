@@ -43,7 +43,7 @@ def attend(demo):
 
 
 def shown(*arguments, columns=80, text=SENTENCE, **environment):
-    result = call("heatmap", "--text", text, "--show", "-q", *arguments, columns=columns, **environment)
+    result = call("draw", "--text", text, "--show", "-q", *arguments, columns=columns, **environment)
     return result.silent().out.decode()
 
 
@@ -240,7 +240,7 @@ def test_an_unbinned_map_keeps_key_0_apart_when_it_is_put_together(demo):
 
 def test_figures_beside_it_are_those_without_it(tmp_path):
     """They keep finer maps than the screen has room for."""
-    command = ("heatmap", "--text", LONG[:400], "--select", "2.1", "--figures", "heads", "-q")
+    command = ("draw", "--text", LONG[:400], "--select", "2.1", "--figures", "heads", "-q")
     call(*command, "--out", str(tmp_path / "a")).ok()
     result = call(*command, "--out", str(tmp_path / "b"), "--show", COLUMNS="80").ok()
     name = "heads/L02H01.png"
@@ -265,16 +265,14 @@ def test_in_a_pipe_tables_stay_tables_and_maps_go_to_stderr():
 
 
 def test_maps_alone_are_the_data_of_a_pipe():
-    result = call("heatmap", "--text", SENTENCE, "--show", "--select", "1.4", COLUMNS="60")
+    result = call("draw", "--text", SENTENCE, "--show", "--select", "1.4", COLUMNS="60")
     assert "L1H4 (kv 2)" in result.out.decode()
     assert ESCAPE not in result.out.decode() + result.err
     assert "▀" not in result.out.decode()
-    coloured = spawn("heatmap", "--text", SENTENCE, "--show", "--select", "1.4", COLUMNS="60", FORCE_COLOR="1")
+    coloured = spawn("draw", "--text", SENTENCE, "--show", "--select", "1.4", COLUMNS="60", FORCE_COLOR="1")
     assert "▀" in coloured.out.decode()
     assert re.search(r"\x1b\[38;5;\d+", coloured.out.decode())
-    named = call(
-        "heatmap", "--text", SENTENCE, "--show", "--select", "1.4", COLUMNS="60", FORCE_COLOR="1", NO_COLOR="1"
-    )
+    named = call("draw", "--text", SENTENCE, "--show", "--select", "1.4", COLUMNS="60", FORCE_COLOR="1", NO_COLOR="1")
     assert named.out == result.out
 
 
@@ -341,7 +339,7 @@ def test_wide_characters_keep_the_columns(columns):
 
 def test_a_terminal_of_256_colours_gets_the_nearest(attend):
     """In a process of its own: rich keeps the codes of a style."""
-    arguments = ["heatmap", "--text", SENTENCE, "--show", "-q", "--select", "1.4"]
+    arguments = ["draw", "--text", SENTENCE, "--show", "-q", "--select", "1.4"]
     code, screen = on_terminal(arguments, 80, COLORTERM="")
     assert code == 0
     assert "8;2;" not in screen
@@ -355,6 +353,6 @@ def test_a_terminal_of_256_colours_gets_the_nearest(attend):
 
 
 def test_there_must_be_somewhere_to_draw():
-    refused = call("heatmap", "--text", "a")
+    refused = call("draw", "--text", "a")
     assert refused.code == 2
     assert "nowhere to draw; name a folder with --out DIR, or draw in the terminal with --show" in refused.err

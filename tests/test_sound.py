@@ -378,7 +378,7 @@ def test_a_run_in_a_folder_is_of_one_sound(folder, wav, tmp_path):
 
 def test_pictures_of_a_sound(folder, wav, tmp_path):
     how = ("--target", "hello", "--select", "cross.1.2", "--figures", "heads", "--out", str(tmp_path))
-    result = asked("heatmap", folder, wav, *how)
+    result = asked("draw", folder, wav, *how)
     assert result.out.decode().split() == [str(tmp_path / "cross" / "heads" / "L01H02.png")], result.err
 
 

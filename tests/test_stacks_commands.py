@@ -130,7 +130,7 @@ def test_a_target_that_nobody_gave_is_generated_and_said_so(folders: dict[str, s
 def test_pictures_lie_in_a_folder_per_stack(folders: dict[str, str], tmp_path: Path) -> None:
     out = tmp_path / "out"
     figures = ("--figures", "layers", "--out", str(out))
-    asked("heatmap", folders["t5"], "--target", TARGET, "--select", "cross.1.2,enc.0", *figures).ok()
+    asked("draw", folders["t5"], "--target", TARGET, "--select", "cross.1.2,enc.0", *figures).ok()
     drawn = {path.relative_to(out).as_posix() for path in out.rglob("*.png")}
     assert drawn == {"cross/layers/L01.png", "encoder/layers/L00.png"}
     manifest = json.loads((out / "manifest.json").read_text())
@@ -138,7 +138,7 @@ def test_pictures_lie_in_a_folder_per_stack(folders: dict[str, str], tmp_path: P
 
 
 def test_heads_of_an_encoder_are_drawn(folders: dict[str, str], tmp_path: Path) -> None:
-    asked("heatmap", folders["bert"], "--select", "0.1", "--figures", "heads", "--out", str(tmp_path / "out")).ok()
+    asked("draw", folders["bert"], "--select", "0.1", "--figures", "heads", "--out", str(tmp_path / "out")).ok()
     assert list((tmp_path / "out").rglob("L00H01.png"))
 
 

@@ -237,7 +237,7 @@ def test_a_text_that_no_shown_stack_knows_is_refused_with_the_way_out(read: Read
 def test_a_run_says_what_each_stack_was_asked_and_is_drawn_without_the_others(read: Read, tmp_path: Path) -> None:
     out = tmp_path / "out"
     figures = ("--figures", "mass", "--query", "was", "--key", "the")
-    asked("heatmap", read, *figures, "--out", str(out)).ok()
+    asked("draw", read, *figures, "--out", str(out)).ok()
     said = json.loads((out / "manifest.json").read_text())["chosen"]
     assert said.keys() == {DECODER, CROSS}
     assert said[CROSS]["query"]["positions"] == read.places("target", "was")

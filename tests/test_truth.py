@@ -229,9 +229,9 @@ def test_a_batch_of_deepseek_v4_gives_each_text_the_rows_it_has_alone(deepseek_v
     "how",
     [
         ("heads", "--format", "table"),
-        ("heatmap", "--select", "hca.3.1", "--figures", "heads", "--out"),
+        ("draw", "--select", "hca.3.1", "--figures", "heads", "--out"),
         pytest.param(("heads", "--out"), marks=pytest.mark.e2e),
-        pytest.param(("heatmap", "--out"), marks=pytest.mark.e2e),
+        pytest.param(("draw", "--out"), marks=pytest.mark.e2e),
     ],
 )
 def test_a_long_text_of_deepseek_v4_is_no_internal_error(

@@ -84,11 +84,11 @@ def _in_words(error: AttnscopeError, arguments: Sequence[str]) -> str:
 
     Where no step is left, the hint is of the first command that has its options.
     """
-    from attnscope.cli.app import COMMANDS, module_of
+    from attnscope.cli.app import COMMANDS, command_named, module_of
     from attnscope.cli.option_groups import parameters
 
-    called = arguments[0] if arguments else ""
-    if called not in COMMANDS:
+    called = command_named(arguments[0]) if arguments else ""
+    if not called:
         return error.for_shell()
     for name in (called, *COMMANDS):
         options = parameters(*getattr(module_of(name), name).groups)  # its settings among them

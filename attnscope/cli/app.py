@@ -6,7 +6,7 @@ import sys
 from functools import cache
 from importlib import import_module
 from itertools import groupby
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -15,42 +15,64 @@ from typer.main import get_command
 from attnscope._version import __version__
 from attnscope.cli.option_groups import as_typed
 
-TEXT, CORPUS, STUDY, LOOK_UP = "Read one text", "Read a corpus", "Study a model", "Check and look up"
-# Name -> its heading in --help, and the first line of its docstring: `heads` is the function of cli/heads.py, which is
-# imported when the command is called, not to list it.
-COMMANDS: dict[str, tuple[str, str]] = {
-    "heads": (TEXT, "What every head does with a text, as a ranked table."),
-    "relations": (TEXT, "Which token looks at which: the strongest keys of every query."),
-    "keys": (TEXT, "What every token receives as a key, and from which heads most."),
-    "text": (TEXT, "The text itself, coloured by where chosen tokens look."),
-    "heatmap": (TEXT, "The attention of a text, drawn: overview, layers, heads."),
-    "view": (TEXT, "A text's attention as a page to hover over, in one HTML file."),
-    "rollout": (TEXT, "Attention rolled out: which tokens each token is attributed to."),
-    "explain": (TEXT, "One head, one sentence, every step with its numbers."),
-    "tokens": (TEXT, "A text's tokens by number, and which of them an expression means."),
-    "batch": (CORPUS, "Heads and relations of every text of a corpus, as a dataset."),
-    "scan": (STUDY, "What each head does on probes, against a null, with intervals."),
-    "compare": (STUDY, "Two texts, or two models on the same texts, head by head."),
-    "ablate": (STUDY, "What is lost without some heads, alone and together."),
-    "knockout": (STUDY, "What an answer loses where heads may not look."),
-    "patch": (STUDY, "What an answer loses where heads are as in another text."),
-    "why": (STUDY, "Why a head looks where it looks: its logit, by what wrote it."),
-    "serve": (LOOK_UP, "Models that stay loaded, for commands that ask about them."),
-    "parity": (LOOK_UP, "Every layer against attention written from the papers."),
-    "info": (LOOK_UP, "A model's layers, heads, windows, and what N tokens would cost."),
-    "metrics": (LOOK_UP, "What each metric is, and the rules that name a head's role."),
-    "doctor": (LOOK_UP, "Versions, devices, fonts and caches: what a bug report needs."),
+TEXT, CORPUS, CAUSE, MODEL, TOOL = (
+    *("Look at one text", "Many texts", "Cause and effect", "A model as a whole", "Tool"),
+)
+
+
+class Row(NamedTuple):
+    """A command: its heading in --help, and the first line of its docstring.
+
+    others: its other names, which no list shows and which mean the same wherever a command is named. view_of: the
+    command whose numbers it shows in another way, under which the list has it. module: its file in cli/, where that is
+    not its name.
+    """
+
+    group: str
+    summary: str
+    others: tuple[str, ...] = ()
+    view_of: str = ""
+    module: str = ""
+
+
+# By name: `heads` is the function of cli/heads.py, which is imported when the command is called, not to list it.
+COMMANDS: dict[str, Row] = {
+    "heads": Row(TEXT, "What every head does with a text, as a ranked table."),
+    "relations": Row(TEXT, "Which token looks at which: the strongest keys of every query."),
+    "keys": Row(TEXT, "What every token receives as a key, and from which heads most.", view_of="relations"),
+    "rollout": Row(TEXT, "Attention rolled out: which tokens each token is attributed to.", view_of="relations"),
+    "text": Row(TEXT, "The text itself, coloured by where chosen tokens look.", view_of="relations"),
+    "draw": Row(TEXT, "The attention of a text, drawn: overview, layers, heads.", ("heatmap",)),
+    "view": Row(TEXT, "A text's attention as a page to hover over, in one HTML file."),
+    "tokens": Row(TEXT, "A text's tokens by number, and which of them an expression means."),
+    "explain": Row(TEXT, "One head, one sentence, every step with its numbers."),
+    "batch": Row(CORPUS, "Heads and relations of every text of a corpus, as a dataset."),
+    "compare": Row(CORPUS, "Two texts, or two models on the same texts, head by head."),
+    "ablate": Row(CAUSE, "What is lost without some heads, alone and together."),
+    "knockout": Row(CAUSE, "What an answer loses where heads may not look."),
+    "patch": Row(CAUSE, "What an answer loses where heads are as in another text."),
+    "why": Row(CAUSE, "Why a head looks where it looks: its logit, by what wrote it."),
+    "budgets": Row(CAUSE, "What a text loses where heads keep a part of the KV cache."),
+    "scan": Row(MODEL, "What each head does on probes, against a null, with intervals."),
+    "parity": Row(MODEL, "Every layer against attention written from the papers."),
+    "info": Row(MODEL, "A model's layers, heads, windows, and what N tokens would cost."),
+    "serve": Row(TOOL, "Models that stay loaded, for commands that ask about them."),
+    "run": Row(TOOL, "Run the commands of a file in one process.", module="run_file"),  # `attnscope.cli.run` runs one
+    "metrics": Row(TOOL, "What each metric is, and the rules that name a head's role."),
+    "doctor": Row(TOOL, "Versions, devices, fonts and caches: what a bug report needs."),
 }
+VIEW = "  "  # before a command in the list that is a view of the one above it
+OTHER_NAMES = {other: name for name, row in COMMANDS.items() for other in row.others}
 PLAIN: dict[str, Any] = {"rich_markup_mode": None, "pretty_exceptions_enable": False}
 # Of each command too, not inherited alone: a command keeps the --help of the first context that it is called in.
 HELP: dict[str, Any] = {"help_option_names": ["--help", "-h"], "max_content_width": sys.maxsize}
 
 
 class LazyCommand(TyperCommand):
-    """A command that is listed by its row, and made from its module when it is called."""
+    """A command that is listed by its row, and made from its module when it is called; by any of its names."""
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
-        return make_command(str(self.name)).make_context(info_name, args, parent, **extra)
+        return make_command(str(self.name)).make_context(self.name, args, parent, **extra)
 
 
 class CommandList(TyperGroup):
@@ -58,8 +80,9 @@ class CommandList(TyperGroup):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        for name, (panel, summary) in COMMANDS.items():
-            self.add_command(LazyCommand(name, short_help=summary, rich_help_panel=panel))
+        for name, row in COMMANDS.items():
+            for each in (name, *row.others):
+                self.add_command(LazyCommand(name, short_help=row.summary, hidden=each != name), each)
 
     def get_params(self, ctx: Any) -> Any:
         return as_typed(super().get_params(ctx), ctx)
@@ -70,15 +93,25 @@ class CommandList(TyperGroup):
         return super().parse_args(ctx, args)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        width = max(map(len, COMMANDS))
-        for panel, rows in groupby(COMMANDS.items(), lambda row: row[1][0]):
-            with formatter.section(panel):
-                formatter.write_dl([(name.ljust(width), summary) for name, (_, summary) in rows])
+        names = {name: VIEW * bool(row.view_of) + name for name, row in COMMANDS.items()}
+        width = max(map(len, names.values()))
+        for group, rows in groupby(COMMANDS.items(), lambda row: row[1].group):
+            with formatter.section(group):
+                formatter.write_dl([(names[name].ljust(width), row.summary) for name, row in rows])
+
+
+def command_named(word: str) -> str:
+    """The command that a word names, by its own or another name; "" where none does.
+
+    >>> command_named("heatmap")
+    'draw'
+    """
+    return word if word in COMMANDS else OTHER_NAMES.get(word, "")
 
 
 def module_of(name: str) -> Any:
     """The module of a command: its function, of the command's name, and its EXAMPLES."""
-    return import_module(f"attnscope.cli.{name}")
+    return import_module(f"attnscope.cli.{COMMANDS[name].module or name}")
 
 
 @cache  # of some fifty options, each with a converter that Typer makes at its first use

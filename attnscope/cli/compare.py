@@ -48,7 +48,7 @@ class Sides(ModelTexts, OtherSide, ManyTexts):
         if self.audio is not None and self.compare_text is not None:
             raise UsageError("--audio replaces the text, and --compare-text needs one", "give --compare-model")
         if self.picture:
-            raise UsageError("compare reads no pictures", "draw it with attnscope heatmap")
+            raise UsageError("compare reads no pictures", "draw it with attnscope draw")
 
 
 @option_group

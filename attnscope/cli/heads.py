@@ -14,8 +14,8 @@ from attnscope.cli import output
 from attnscope.cli.completion import metrics as metric_names
 from attnscope.cli.config import with_options
 from attnscope.cli.figure_options import Drawing, kinds_of_file
-from attnscope.cli.one_text import FEW, Show, draw, export_text, observe_text, report_checks, stream
-from attnscope.cli.option_groups import SETTING, build, command_line, of_run, option_group
+from attnscope.cli.one_text import FEW, Show, draw_in_terminal, export_text, observe_text, report_checks, stream
+from attnscope.cli.option_groups import HIDDEN, SETTING, build, command_line, of_run, option_group
 from attnscope.cli.options import Entries, Question, Relations, TextRun
 from attnscope.cli.output import Results, Top
 from attnscope.errors import UsageError
@@ -89,7 +89,7 @@ class Ranking(Top):
         "METRIC",
         Option(autocompletion=metric_names),
     ] = None
-    ascending: Annotated[bool, "Smallest first, as --sort=-METRIC says it.", SETTING] = False
+    ascending: Annotated[bool, "Another name of --sort=-METRIC.", SETTING, HIDDEN] = False
     FEW = 20
     top: Annotated[
         str | None,
@@ -231,7 +231,7 @@ def heads(
             drew = drew_lines(seen, sum(path.parent.name == "heads" for path in written), ranking.top is not None)
     _print(seen, shown, order, ranking, printing, format)
     if showing.show:
-        draw(seen, shown if entries.select else shown[:FEW], style(), stream(only=False))
+        draw_in_terminal(seen, shown if entries.select else shown[:FEW], style(), stream(only=False))
     output.log_lines(drew, printing.quiet)
     return report_checks(seen, printing.quiet)
 

@@ -9,7 +9,7 @@ from attnscope.cli.config import with_options
 from attnscope.cli.heads import GROUPS
 from attnscope.cli.one_text import export_text, observe_text, report_checks
 from attnscope.cli.option_groups import of_run
-from attnscope.cli.options import Heads, TextRun
+from attnscope.cli.options import Heads, Queries, TextRun
 from attnscope.cli.output import Results, Top, writing_to
 from attnscope.cli.relations import relations_sheet
 from attnscope.metrics.roles import SINK_MASS
@@ -18,6 +18,7 @@ from attnscope.utils.folders import TABLES
 TOP_KEY = "top key of"  # the heading of the column `resting` on a terminal
 EXAMPLES = (
     'attnscope keys --text "the cat sat on the mat" --top 3',
+    'attnscope keys --text "the cat sat on the mat" --query last',
     'echo "the bank by the river" | attnscope keys --text - --select last --format jsonl',
 )
 
@@ -31,8 +32,8 @@ LEGEND = (
 )
 
 
-@with_options(TextRun, Heads, Top, Listing, file=GROUPS)
-def keys(asked: TextRun, chosen: Heads, top: Top, printing: Results) -> int:
+@with_options(TextRun, Heads, Queries, Top, Listing, file=GROUPS)
+def keys(asked: TextRun, chosen: Heads, question: Queries, top: Top, printing: Results) -> int:
     """What every token receives as a key, and from which heads most.
 
     The mean mass over queries and heads, all heads or those of --select. A head is listed at its top key if the mean
@@ -44,8 +45,9 @@ def keys(asked: TextRun, chosen: Heads, top: Top, printing: Results) -> int:
 
     from attnscope.observe.request import Request
 
-    options = of_run("keys", asked, chosen, top, printing)
-    seen = observe_text(asked, chosen, printing, options, Request(view=chosen.view(), metrics=()))
+    options = of_run("keys", asked, chosen, question, top, printing)
+    keep = Request(view=chosen.view(), metrics=(), **question.asks())
+    seen = observe_text(asked, chosen, printing, options, keep)
     table = seen.key_table()
     export_text(seen, printing, options=options, figures=(), keys=True)
     titles = [TOP_KEY if name == "resting" else name for name in table.column_names]

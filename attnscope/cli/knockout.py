@@ -1,7 +1,4 @@
-"""`attnscope knockout --keep`: what a text or its answer loses where heads keep the keys of a cache budget alone.
-
-`attnscope knockout`: what an answer loses where chosen heads may not look from some tokens at others.
-"""
+"""`attnscope knockout`: what an answer loses where chosen heads may not look from some tokens at others."""
 
 from __future__ import annotations
 
@@ -9,14 +6,15 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from attnscope.cli import output
+from attnscope.cli.budgets import measure_budgets
 from attnscope.cli.config import with_options
 from attnscope.cli.figure_options import Look
 from attnscope.cli.heads import GROUPS
-from attnscope.cli.knockout_options import Answered, CacheBudgets, Compared, Edges, Table, cut_asked
+from attnscope.cli.knockout_options import Answered, Compared, Edges, OtherName, Table, cut_asked
 from attnscope.cli.option_groups import command_line
 from attnscope.cli.reproduce import knockout_command, knockout_python
 from attnscope.cli.study import Printed, load_studied, print_study, questions, read_one, run_study
-from attnscope.cli.study_tables import budget_notes, budgets_sheet, cautions, knockout_notes, knockout_sheet
+from attnscope.cli.study_tables import cautions, knockout_notes, knockout_sheet
 from attnscope.errors import UsageError
 from attnscope.utils.signals import unwinding
 
@@ -25,40 +23,7 @@ if TYPE_CHECKING:
 
     from attnscope.model.geometry import Geometry
     from attnscope.serve.questions import KnockedModel
-    from attnscope.studies.budgets import BudgetCosts
     from attnscope.studies.knockout_records import KnockoutResult
-
-
-def measure_budgets(
-    answered: Answered, edges: Edges, budgets: CacheBudgets, compared: Compared, table: Table, look: Look
-) -> int:
-    """The command with --keep."""
-    output.wanted_format(table.format)  # what it refuses is refused before the work
-    text = read_one(answered, table)
-
-    from attnscope.studies.budgets import AskedCache
-
-    shared = answered.shared | {"at": budgets.at, "generate": budgets.generate, "define": edges.asks()["define"]}
-    asked = questions(answered, text, AskedCache.FIELDS, partial(AskedCache.of, shared=shared), compared.sequences)
-
-    # Errors of a text are raised before this line: a model takes seconds to load, and torch with it.
-    from attnscope.api.knockout import chosen_heads
-    from attnscope.studies.budgets import BudgetPlan, BudgetStudy
-
-    assert budgets.keep is not None
-    loaded = load_studied(answered, table)
-    heads = chosen_heads(loaded, edges.select, edges.atlas)
-    plan = BudgetPlan(budgets.keep, budgets.below, over=edges.over, **heads)
-    # Pictures are drawn from a folder alone, and matplotlib is imported for them alone.
-    style = look.style(command_line("knockout", answered, edges, budgets, look))
-
-    def draw(record: BudgetCosts, folder: Path) -> list[Path]:
-        from attnscope.export.study_figures import save_budgets
-
-        return save_budgets(record, folder, style)
-
-    printed = Printed(budgets_sheet, lambda record: budget_notes(record, loaded.geometry), draw, hint="name a folder")
-    return run_study(BudgetStudy.of(loaded, asked, plan), compared, table, printed)
 
 
 EXAMPLES = (
@@ -66,29 +31,22 @@ EXAMPLES = (
     'attnscope knockout "the bank of the river, the bank of the" --answer " river" --foil " bank" --over keys',
     'attnscope knockout "the bank of the river, the bank of the" --key river --over window:3 --out runs/flow',
     "attnscope knockout --texts facts.jsonl --over layers --random 0 --out runs/facts",
-    "attnscope knockout --file README.md --truncate right --keep stream:4+64,stream:4+16 --over layers",
 )
 
 
-@with_options(Answered, Edges, CacheBudgets, Compared, Table, Look, file=GROUPS)
-def knockout(
-    answered: Answered, edges: Edges, budgets: CacheBudgets, compared: Compared, table: Table, look: Look
-) -> int:
+@with_options(Answered, Edges, OtherName, Compared, Table, Look, file=GROUPS)
+def knockout(answered: Answered, edges: Edges, other: OtherName, compared: Compared, table: Table, look: Look) -> int:
     """What an answer loses where heads may not look.
 
     In the rows of the --query tokens (default: last) the weights of the --key tokens are cut in chosen heads, the rows
     computed again, and the model runs on. The effect is what the answer loses against the intact rows of the same
     pass: nats, or with --foil logits. It is compared with that of other keys in the same rows and heads.
-
-    With --keep, heads keep the keys of a cache budget in every row, and the effect is what the text loses per token, or
-    the answer. stream:A+N keeps the first A keys and the last N, top:N each row's N largest, h2o:N those of the largest
-    sum so far and the most recent. received:N and snap:N@W choose once, at the end of the prompt.
     """
-    budgets.check(answered, edges)
-    if budgets.keep is not None:
+    other.check(edges)
+    if other.keep is not None:
         if table.html is not None:
             raise UsageError("there is no page of cache budgets", "leave out --html")
-        return measure_budgets(answered, edges, budgets, compared, table, look)
+        return measure_budgets(answered, edges, other, compared, table, look)
     output.wanted_format(table.format)  # what it refuses is refused before the work
     text = read_one(answered, table)
 

@@ -1,4 +1,4 @@
-"""The options of `attnscope knockout`: which rows and keys of which heads, what is lost, and where the table goes."""
+"""The options of `knockout` and `budgets`: rows and keys of which heads, what is lost, and where the table goes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typer import Option
 
 from attnscope.cli.figure_options import MOST_SEQUENCES, MOST_SETS, ManyTexts, Rehearsal, Sampled, StudyTable
 from attnscope.cli.option_groups import FIRST, check_one_given, option_group
-from attnscope.cli.options import Generated, MayAsk, ModelText, Question, Seed, Selected
+from attnscope.cli.options import Generated, MayAsk, ModelText, Named, Question, Seed, Selected
 from attnscope.cli.output import Top, check_file
 from attnscope.errors import UsageError
 from attnscope.interventions.spec import DRAWS
@@ -30,7 +30,7 @@ class Answered(MayAsk, ModelText, ManyTexts):
     answer: Annotated[str | None, "What is to follow the text (default: the model's own next token).", FIRST] = None
     foil: Annotated[str | None, "What is not to follow: the effect is the fall of logit(answer) - logit(foil)."] = None
     texts: Annotated[
-        str | None, "A corpus instead; its fields query, key, answer, foil, and with --keep at, win.", "FILE"
+        str | None, "A corpus instead; its fields query, key, answer, foil win over the options.", "FILE"
     ] = None
     chat: Annotated[bool, Option(rich_help_panel=panel)] = False
 
@@ -51,15 +51,20 @@ class Answered(MayAsk, ModelText, ManyTexts):
 
 
 @option_group
-class Edges(Selected, Question):
+class Portions(Selected, Named):
+    """Which heads, and how many of them at a time."""
+
+    panel = "Question"
+    over: Annotated[str, "Heads at a time: none (all at once), heads, layers, kv (groups).", "WHAT", FIRST] = "none"
+
+
+@option_group
+class Edges(Portions, Question):
     """Which edges are cut, and in what portions."""
 
     panel = "Question"
     over: Annotated[
-        str,
-        "What is cut at a time: none (all at once), heads, layers, window:N (layers), keys, kv (groups).",
-        "WHAT",
-        FIRST,
+        str, "What is cut at a time: none (all at once), heads, layers, window:N (layers), keys, kv (groups)."
     ] = "none"
     how: Annotated[Literal["mask", "zero"], "mask: the rest of a row takes the weight; zero: the weight is lost."] = (
         "mask"
@@ -76,12 +81,12 @@ class Edges(Selected, Question):
 
 @option_group
 class CacheBudgets(Generated):
-    """Which keys a cache keeps, in place of edges that are cut."""
+    """Which keys a cache keeps."""
 
     panel = "Budget"
     keep: Annotated[
         str | None,
-        "Budgets of a KV cache instead, by commas: stream:4+64, top:64, h2o:64, received:64, snap:64@16.",
+        "Budgets of a KV cache, by commas: stream:4+64, top:64, h2o:64, received:64, snap:64@16.",
         "BUDGETS",
         FIRST,
     ] = None
@@ -95,37 +100,60 @@ class CacheBudgets(Generated):
         float, "List the heads that lose less than this, for --select.", "NATS", Option(min=0, max=1e6)
     ] = 0.01
 
-    def check(self, answered: Answered, edges: Edges) -> None:
-        """Raise UsageError for what has no meaning with a budget, or without one."""
+    def budgets(self, answered: Answered, portions: Portions) -> str:
+        """The budgets as they are written. Raises UsageError where there are none, or one has no meaning."""
         from attnscope.inputs.answers import check_answer
         from attnscope.inputs.tokens import check_expression, defined
-        from attnscope.interventions.spec import check_below, check_budgets, check_no_budget
+        from attnscope.interventions.spec import check_below, check_budgets
+
+        if self.keep is None:
+            raise UsageError("no budget was named", "name one: --keep stream:4+64")
+        check_budgets(self.keep, portions.over)
+        check_answer(self.generate, answered.answer, answered.truncate)
+        check_below(self.below)
+        if self.at is not None:
+            check_expression(self.at, defined(portions.meanings))
+        return self.keep
+
+
+@option_group
+class OtherName(CacheBudgets):
+    """`knockout --keep`, another name of `budgets --keep`."""
+
+    hidden = True
+
+    def check(self, edges: Edges) -> None:
+        """Raise UsageError for what has no meaning with a budget, or without one."""
+        from attnscope.interventions.spec import check_budgets, check_no_budget
         from attnscope.studies.knockout_records import check_over
 
         if self.keep is None:
             check_no_budget(self.at, self.generate)
             check_over(edges.over, "--over")
-            return
-        check_budgets(self.keep, edges.over, query=edges.query, key=edges.key, how=edges.how)
-        check_answer(self.generate, answered.answer, answered.truncate)
-        check_below(self.below)
-        if self.at is not None:
-            check_expression(self.at, defined(edges.meanings))
+        else:
+            check_budgets(self.keep, edges.over, query=edges.query, key=edges.key, how=edges.how)
 
 
 @option_group
-class Compared(Rehearsal, Sampled, Seed, Top):
-    """What is compared with it."""
+class Texts(Rehearsal, Sampled, Top):
+    """How many texts a number is of."""
 
     panel = "Corpus"
     dry_run: Annotated[bool, Option(rich_help_panel=panel)] = False
+    sequences: Annotated[
+        int, "Texts at most; intervals need 32.", Option(min=1, max=MOST_SEQUENCES, rich_help_panel=panel)
+    ] = 64
+
+
+@option_group
+class Compared(Texts, Seed):
+    """What is compared with it."""
+
+    panel = "Corpus"
     random: Annotated[
         int, "Draws to compare with: the same weights on other keys, and other heads.", Option(min=0, max=MOST_SETS)
     ] = DRAWS
     seed: Annotated[int, "Seed of the draws.", Option(rich_help_panel=panel)] = 0
-    sequences: Annotated[
-        int, "Texts at most; intervals need 32.", Option(min=1, max=MOST_SEQUENCES, rich_help_panel=panel)
-    ] = 64
 
 
 @option_group

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from attnscope.serve.worker import KeptModels
 
 NO_SERVER = "ATTNSCOPE_NO_SERVER"
-KEPT: KeptModels | None = None  # of `attnscope serve --run`: the models of the commands before
+KEPT: KeptModels | None = None  # of `attnscope run`: the models of the commands before
 
 
 def observe_text(
@@ -210,7 +210,7 @@ class Show:
         return {"maps": "kept", "map_side": _side(style(), to)} if self.show else {}
 
 
-def draw(seen: Observation, heads: Sequence[Head], style: Style, to: TextIO) -> None:
+def draw_in_terminal(seen: Observation, heads: Sequence[Head], style: Style, to: TextIO) -> None:
     """Draw heads on a stream, as large as it has room for."""
     from attnscope.export.drawing import terminal_maps
 

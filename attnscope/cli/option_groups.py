@@ -29,7 +29,7 @@ import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, replace
 from enum import Enum
 from functools import cache, partial
 from pathlib import Path
@@ -52,10 +52,12 @@ class Mark(Enum):
     HELD = "a run that resumes an output folder of batch must give the same value"
     DRAWN = "it is about pictures in files: without any it has no part"
     UNRECORDED = "left out of manifests: it changes no number, or it is the text, which manifests only hash"
+    HIDDEN = "no help lists it: another name has taken its place, and it means what it did"
     SETTING = "few people change it: --help lists it with what --set NAME=VALUE or a key in --config gives"
 
 
-FIRST, HELD, DRAWN, UNRECORDED, SETTING = Mark.FIRST, Mark.HELD, Mark.DRAWN, Mark.UNRECORDED, Mark.SETTING
+FIRST, HELD, DRAWN, UNRECORDED = Mark.FIRST, Mark.HELD, Mark.DRAWN, Mark.UNRECORDED
+HIDDEN, SETTING = Mark.HIDDEN, Mark.SETTING
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True)
@@ -82,6 +84,11 @@ class Parameter:
     def is_setting(self) -> bool:
         """Whether --help lists it with what --set gives."""
         return SETTING in self.extra
+
+    @property
+    def is_hidden(self) -> bool:
+        """Whether no help, TAB or hint names it."""
+        return HIDDEN in self.extra
 
     @property
     def spelled(self) -> str:
@@ -126,6 +133,10 @@ class Parameter:
         ends = zip(("from", "to"), (self.info.min, self.info.max), strict=True)
         return " ".join([kind, *(f"{word} {end:,.15g}" for word, end in ends if end is not None)])
 
+    def as_hidden(self) -> Parameter:
+        """The same, which no help lists."""
+        return replace(self, extra=(*self.extra, HIDDEN))
+
     def refusal(self, where: str, value: Any, why: str, otherwise: str) -> UsageError:
         """The error for a value that it does not take. why: the reason its parser gives. otherwise: the next step."""
         own = why.removeprefix("Value error, ").rstrip(".")
@@ -139,6 +150,7 @@ class Parameter:
         info = copy(self.info)
         info.default = ... if default is MISSING else default
         info.metavar = self.metavar or None
+        info.hidden = info.hidden or self.is_hidden
         return inspect.Parameter(self.name, inspect.Parameter.KEYWORD_ONLY, default=info, annotation=self.hint)
 
 
@@ -156,7 +168,8 @@ def _parameters(group: type) -> dict[str, Parameter]:
     for cls in reversed(group.__mro__):
         for name, hint in inspect.get_annotations(cls, eval_str=True).items():
             declared[name] = _parameter(name, hint, getattr(cls, "panel", None), declared.get(name))
-    return {field.name: declared[field.name] for field in fields(group)}
+    options = {field.name: declared[field.name] for field in fields(group)}
+    return {name: option.as_hidden() for name, option in options.items()} if vars(group).get("hidden") else options
 
 
 def for_typer(*groups: type, settings: bool = False) -> list[inspect.Parameter]:
@@ -277,7 +290,7 @@ AS_OPTIONS = "attnscope.settings"  # in a context: the settings that were typed 
 def offered(ctx: typer.Context) -> list[tuple[str, str]]:
     """What the shell offers behind --set: `dpi=` and its help."""
     options = settings_of(getattr(ctx.command, "groups", ())).values()
-    return [(f"{option.key}=", option.info.help or "") for option in options]
+    return [(f"{option.key}=", option.info.help or "") for option in options if not option.is_hidden]
 
 
 @option_group
@@ -314,7 +327,7 @@ def as_options(groups: tuple[type, ...], hidden: bool = True) -> list[Any]:
     """
     options = [copy(option) for option in converters(groups).values()]
     for option in options:
-        option.hidden = hidden
+        option.hidden = option.hidden or hidden
     return options
 
 
@@ -331,6 +344,7 @@ def records(groups: tuple[type, ...], context: typer.Context) -> list[tuple[str,
     return [
         (f"{settings[name].key}={settings[name].metavar}", option.get_help_record(context)[1])
         for name, option in converters(groups).items()
+        if not option.hidden
     ]
 
 
@@ -339,7 +353,7 @@ def records(groups: tuple[type, ...], context: typer.Context) -> list[tuple[str,
 SYNONYMS = {
     "explain": "steps step_by_step show_steps",
     "view": "html page interactive browser web open save_html html_action head_view model_view",
-    "heatmap": "plot_heatmap draw visualize visualise",
+    "draw": "plot_heatmap plot_attention visualize visualise",
     "doctor": "env environment system_info sys_info",
     "select": "layer layers head heads block blocks include_layers include_heads",
     "query": "queries q source_token from_token destination dest",
@@ -380,8 +394,7 @@ SYNONYMS = {
     "top": "n L limit num rows max_rows head tail",
     "top_k": "topk k",
     "min_weight": "threshold min_attention cutoff least min",
-    "sort": "order_by sort_by order rank rank_by",
-    "ascending": "reverse asc",
+    "sort": "order_by sort_by order rank rank_by reverse asc",
     "metrics": "metric measure measures",
     "format": "output_format fmt",
     "format=json": "json",
@@ -420,8 +433,9 @@ def synonyms_of(word: str) -> list[tuple[str, str]]:
 
 
 def by_key(groups: Sequence[type]) -> dict[str, Parameter]:
-    """The options and settings of groups, by their key in --config."""
-    return {option.key: option for option in parameters(*groups).values() if not option.is_argument}
+    """The options and settings of groups that a hint may name, by their key in --config."""
+    listed = (option for option in parameters(*groups).values() if not (option.is_argument or option.is_hidden))
+    return {option.key: option for option in listed}
 
 
 def suggestion(word: str, own: Mapping[str, Parameter]) -> str:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from typer import Argument, BadParameter, Option
 
 from attnscope.cli.completion import models, offer
-from attnscope.cli.option_groups import FIRST, HELD, SETTING, UNRECORDED, check_one_given, fill, option_group
+from attnscope.cli.option_groups import FIRST, HELD, HIDDEN, SETTING, UNRECORDED, check_one_given, fill, option_group
 from attnscope.cli.output import count_of, count_or_all
 from attnscope.errors import UsageError, brief
 from attnscope.model.options import DEMO
@@ -308,9 +308,10 @@ class TextRun(EngineChoice, Answer, MayAsk, ModelTexts):
     given: Annotated[str | None, "The text, in quotes, or a run's folder; - reads stdin.", Argument()] = None
     from_: Annotated[
         Path | None,
-        "Repeat a run: its manifest.json or folder; options given with it win.",
+        "Another name of a run's folder as TEXT.",
         "RUN",
         Option("--from"),
+        HIDDEN,
         UNRECORDED,
     ] = None
 
@@ -395,21 +396,28 @@ class Query:
 
 
 @option_group
-class Question(Named, Query):
-    """Which tokens are asked about."""
+class Queries(Named, Query):
+    """Which tokens look, of those that have names too."""
 
     panel = "Question"
-    key: Annotated[str | None, "Keys, in the same words.", "TOKENS", FIRST, HELD] = None
 
     def asks(self) -> TokenFields:
         """The fields of `Request` that say which tokens are meant. Raises UsageError for what no text makes right."""
         from attnscope.inputs.tokens import check_expression, defined
 
-        groups = defined(self.meanings)
-        for expression in (self.query, self.key):
+        groups, key = defined(self.meanings), getattr(self, "key", None)
+        for expression in (self.query, key):
             if expression is not None:
                 check_expression(expression, groups)
-        return {"query": self.query, "key": self.key, "define": groups}
+        return {"query": self.query, "key": key, "define": groups}
+
+
+@option_group
+class Question(Queries):
+    """Which tokens are asked about."""
+
+    panel = "Question"
+    key: Annotated[str | None, "Keys, in the same words.", "TOKENS", FIRST, HELD] = None
 
 
 @option_group

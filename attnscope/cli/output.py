@@ -409,7 +409,7 @@ def check_out(out: Path, suffix: str, files: Sequence[str]) -> None:
         others = f", or a file in {', '.join(files)}" * bool(files)
         more = f" --image {suffix[1:]}" * (suffix in PICTURES and not files)
         if files and suffix in (*PICTURES, *TABLES):
-            kind, command = ("picture", "heatmap") if suffix in PICTURES else ("table", "heads")
+            kind, command = ("picture", "draw") if suffix in PICTURES else ("table", "heads")
             more += f", or make a {kind}: attnscope {command} TEXT --out {out}"
         more += f", or send the table there: --format {suffix[1:]} > {out}" * (suffix in TABLES and not files)
         raise UsageError(f"--out {out}: expected a folder{others}", f"write --out {out.with_suffix('')}{more}")

@@ -11,7 +11,7 @@ from attnscope.cli.figure_options import Map
 from attnscope.cli.heads import GROUPS
 from attnscope.cli.one_text import export_text, observe_text, report_checks
 from attnscope.cli.option_groups import FIRST, command_line, of_run, option_group
-from attnscope.cli.options import Relations, Selected, TextRun
+from attnscope.cli.options import Queries, Relations, Selected, TextRun
 from attnscope.cli.output import Results, Top, writing_to
 from attnscope.cli.relations import relations_sheet
 from attnscope.utils.folders import PICTURES, TABLES
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from attnscope.observe.observation import Observation
 
 EXAMPLES = (
+    'attnscope rollout --text "the cat sat on the mat" --query last --top-k 3',
     'attnscope rollout --text "the cat sat on the mat" --top-k 3 --out runs/rolled',
     "attnscope rollout --file README.md --truncate right --group sentences --set sink=mask --out runs/sentences",
 )
@@ -41,8 +42,8 @@ OUT = "Write rollout.csv, its heatmap and manifest.json here; or one of both to 
 Rolled = writing_to(Results, OUT, *PICTURES, *TABLES)
 
 
-@with_options(TextRun, Top, Rolled, Units, Map, file=GROUPS)
-def rollout(asked: TextRun, top: Top, printing: Results, units: Units, drawing: Map) -> int:
+@with_options(TextRun, Queries, Top, Rolled, Units, Map, file=GROUPS)
+def rollout(asked: TextRun, question: Queries, top: Top, printing: Results, units: Units, drawing: Map) -> int:
     """Attention rolled out: which tokens each token is attributed to.
 
     How much of each token's state after the last layer is attributed to each input token: the product over all layers
@@ -54,11 +55,13 @@ def rollout(asked: TextRun, top: Top, printing: Results, units: Units, drawing: 
 
     from attnscope.observe.request import Request
 
-    options = of_run("rollout", asked, top, printing, units, drawing)
-    seen = observe_text(asked, Selected(), printing, options, Request(metrics=(), rollout=units.group or "bins"))
+    groups = (asked, question, top, printing, units, drawing)
+    options = of_run("rollout", *groups)
+    keep = Request(metrics=(), rollout=units.group or "bins", **question.asks())
+    seen = observe_text(asked, Selected(), printing, options, keep)
     top_k = units.keys_per_query
     table = seen.rollout_table(top_k, units.min_weight)
-    style = drawing.style(command_line("rollout", asked, top, printing, units, drawing))
+    style = drawing.style(command_line("rollout", *groups))
     export_text(seen, printing, options=options, figures=(), style=style, top_k=top_k, min_weight=units.min_weight)
     sheet = partial(relations_sheet, table, top.shown)
     output.emit_first(table, top, format, sheet, printing.quiet, printing.spreadsheet)

@@ -6,24 +6,22 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from itertools import count
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from typer import Option
+from typer import Argument, Option
 
 from attnscope.cli import output
 from attnscope.cli.config import with_options
-from attnscope.cli.option_groups import FIRST, check_one_given, fill, option_group
+from attnscope.cli.option_groups import FIRST, HIDDEN, check_one_given, fill, option_group
 from attnscope.cli.options import Loading
 from attnscope.cli.output import Quiet
-from attnscope.errors import InputError, UsageError, in_a_line
+from attnscope.errors import UsageError, in_a_line
 from attnscope.utils import display as cells
 from attnscope.utils.stages import clock
 
@@ -33,16 +31,10 @@ if TYPE_CHECKING:
     from attnscope.serve.wire import Status
 
 EXAMPLES = (
-    "attnscope serve -m demo --idle 30m & until attnscope serve --status; do sleep 1; done; attnscope serve --stop",
-    "echo 'heads \"the cat sat on the mat\"' | attnscope serve --run -",
+    "attnscope serve -m demo --idle 30m & until attnscope serve status; do sleep 1; done; attnscope serve stop",
+    "attnscope serve --page --idle 10s",
 )
 UNITS = {"s": 1, "m": 60, "h": 3600}
-LONGEST_LINE = 2**20  # bytes
-PART = re.compile(  # of a line of commands, as a shell reads it
-    r"""(?P<blank>[ \t\r\n]+) | '(?P<single>[^']*)' | "(?P<double>(?:[^"\\]++|\\.)*+)"
-    | \\(?P<escaped>[^\n]) | (?P<plain>[^ \t\r\n'"\\]+)""",
-    re.VERBOSE | re.DOTALL,
-)
 
 
 @option_group
@@ -57,19 +49,30 @@ class Served(Loading):
 class Session:
     """How long a server runs, and what to do with one that runs already."""
 
+    request: Annotated[
+        Literal["status", "stop"] | None,
+        "status: what the server that runs holds; stop: end it.",
+        Argument(),
+    ] = None
     idle: Annotated[str | None, "End when no one asked for so long: 30m, 8h (default: never).", "TIME", FIRST] = None
     page: Annotated[bool, "A page too, for a browser of this machine; prints its address.", FIRST] = False
     port: Annotated[int | None, "The page's port (default: a free one).", Option(min=1, max=65535)] = None
-    status: Annotated[bool, "Say what the server that runs holds.", FIRST] = False
-    stop: Annotated[bool, "End the server that runs.", FIRST] = False
-    run: Annotated[
-        str | None, "Run the commands of a file, one per line, and keep their models; - reads stdin.", "FILE", FIRST
-    ] = None
+    status: Annotated[bool, "Another name of `serve status`.", HIDDEN] = False
+    stop: Annotated[bool, "Another name of `serve stop`.", HIDDEN] = False
+    run: Annotated[str | None, "Another name of `run FILE`.", "FILE", HIDDEN] = None
 
     def __post_init__(self) -> None:
-        check_one_given({f"--{name}": getattr(self, name) or None for name in ("status", "stop", "run", "page")})
+        words = {self.request or "status or stop": self.request}
+        check_one_given(
+            words | {f"--{name}": getattr(self, name) or None for name in ("status", "stop", "run", "page")}
+        )
         if self.port and not self.page:
             raise UsageError("--port is that of --page", "add --page")
+
+    @property
+    def of_running(self) -> str | None:
+        """What is asked of the server that runs: its status, or that it ends."""
+        return self.request or ("status" if self.status else "stop" if self.stop else None)
 
     @property
     def idle_seconds(self) -> float | None:
@@ -86,20 +89,19 @@ class Session:
 def serve(served: Served, session: Session, noise: Quiet) -> int:
     """Models that stay loaded, for commands that ask about them.
 
-    While it runs, heads, relations, keys, text, tokens, heatmap, rollout, view, explain, knockout and why ask it about
+    While it runs, heads, relations, keys, text, tokens, draw, rollout, view, explain, knockout and why ask it about
     one text, and load no model themselves, where it holds that model from the same files, with the same code and
     environment. Their output is the same. It listens on a socket that this user alone can open, and on no network.
 
     --page prints an address for a browser of this machine. The page there has a field for a text, and shows what `view`
     writes of it. The address holds a token, which is what keeps other users of the machine out. Where a server runs
     already, the page asks that one, and ends with it.
-
-    --run needs no server: it runs the commands of a file in one process, which loads each model once. It exits with the
-    code of the first command that failed.
     """
-    if session.status or session.stop:
-        return ask_server("stop" if session.stop else "status", noise.quiet)
+    if session.of_running is not None:
+        return ask_server(session.of_running, noise.quiet)
     if session.run is not None:
+        from attnscope.cli.run_file import run_lines
+
         return run_lines(session.run)
     if session.page:
         status = running_server()
@@ -122,7 +124,7 @@ def hold(served: Served, session: Session, quiet: bool) -> int:
 
     idle = session.idle_seconds
     if not place.supported():
-        raise UsageError("this system has no sockets that say who asks", "use attnscope serve --run FILE")
+        raise UsageError("this system has no sockets that say who asks", "use attnscope run FILE")
     from attnscope.serve.server import Server
     from attnscope.utils.signals import GracefulStop
 
@@ -133,7 +135,7 @@ def hold(served: Served, session: Session, quiet: bool) -> int:
                 if not server.hold(fill(LoadOptions, served, model=name)):
                     return 0
         names = ", ".join(options.model for options in server.options)
-        output.log(f"answering for {names}; attnscope serve --stop ends it", quiet)
+        output.log(f"answering for {names}; attnscope serve stop ends it", quiet)
         stopped()
         with ExitStack() as stack:
             if Page is not None:
@@ -175,77 +177,6 @@ def ask_server(request: str, quiet: bool) -> int:
     return int(request == "status")
 
 
-def run_lines(name: str) -> int:
-    """Run the commands of a file one after the other; the first exit code that is not 0."""
-    from attnscope.cli import one_text, run
-    from attnscope.serve.worker import KeptModels
-
-    failed = 0
-    one_text.KEPT = KeptModels()
-    try:
-        for number, line in enumerate(_lines(name), 1):
-            try:
-                words = words_of(line)
-            except ValueError as error:
-                raise InputError(f"line {number} of {name} {error}", "end each command on its line") from None
-            words = words[1:] if words[:1] == ["attnscope"] else words
-            if words[:1] == ["serve"]:
-                raise InputError(f"line {number} of {name} is the command serve", "leave it out")
-            if words:
-                code = run(words)
-                failed = failed or code
-                sys.stdout.flush()
-    finally:
-        one_text.KEPT = None
-    return failed
-
-
-def _lines(name: str) -> Iterator[str]:
-    """The lines of a file, or of stdin, as they come. Raises InputError for one that is too long, or no text."""
-    from attnscope.utils.files import opened, standard_input
-
-    from_stdin = name == "-"
-    with standard_input("name a file") if from_stdin else opened(name, "check the path") as stream:
-        for number in count(1):
-            line = stream.readline(LONGEST_LINE + 1)
-            if len(line) > LONGEST_LINE:
-                raise InputError(
-                    f"line {number} of {name} has over {LONGEST_LINE:,} bytes", "put its text into a file: --file FILE"
-                )
-            if not line:
-                return
-            try:
-                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
-            except UnicodeDecodeError:
-                raise InputError(f"line {number} of {name} is no text in UTF-8", "save the file as UTF-8") from None
-            yield text
-
-
-def words_of(line: str) -> list[str]:
-    """The words of a line as a shell splits it, in a time that grows with its length; `shlex` takes its square.
-
-    `#` begins a comment where a word would begin. Raises ValueError for a quote without an end and for a backslash at
-    the end.
-    """
-    words, at = list[str](), 0
-    word: list[str] | None = None  # the parts of the word that is not over yet
-    while at < len(line):
-        part = PART.match(line, at)
-        if part is None:
-            raise ValueError("ends with a backslash" if line[at] == "\\" else "has a quote without an end")
-        at, kind = part.end(), part.lastgroup or ""
-        text = part[kind]
-        if kind == "blank":
-            words += [] if word is None else ["".join(word)]
-            word = None
-        elif word is None and kind == "plain" and text.startswith("#"):
-            break
-        else:
-            word = word or []
-            word.append(re.sub(r'\\([\\"])', r"\1", text) if kind == "double" else text)
-    return words if word is None else [*words, "".join(word)]
-
-
 def page_class() -> type[LivePage]:
     """The class of pages. Raises UsageError where its libraries are not installed."""
     try:
@@ -285,7 +216,7 @@ def join(wanted: Sequence[LoadOptions], port: int | None, status: Status, quiet:
                 status = client.request_status("status")
         link, holdings = client.join_server()
     except UnansweredError as why:
-        raise UsageError(f"a page cannot join the server that runs: {why}", "end it: attnscope serve --stop") from None
+        raise UsageError(f"a page cannot join the server that runs: {why}", "end it: attnscope serve stop") from None
     # The link is held open: when it closes, the server has ended, and its page with it.
     stop = threading.Event()
     with link, GracefulStop(stop.set) as stopped:
@@ -294,14 +225,12 @@ def join(wanted: Sequence[LoadOptions], port: int | None, status: Status, quiet:
             if _from(os.getcwd(), options) not in loaded:
                 raise UsageError(
                     f"the server that runs does not hold {options.model} as it is asked for",
-                    "leave out the model's options, or end it: attnscope serve --stop",
+                    "leave out the model's options, or end it: attnscope serve stop",
                 )
         stopped()
         with Page(lambda: holdings.options, port or 0, holdings.folder) as address:
             names = ", ".join(options.model for options in holdings.options)
-            output.log(
-                f"joined process {status.pid}, which answers for {names}; attnscope serve --stop ends both", quiet
-            )
+            output.log(f"joined process {status.pid}, which answers for {names}; attnscope serve stop ends both", quiet)
             print(address, flush=True)  # noqa: T201  # for a browser
             while not stop.is_set() and not is_readable(link, client.WORD_SECONDS / 4):
                 pass

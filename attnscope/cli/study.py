@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from attnscope.cli.figure_options import StudyTable
-    from attnscope.cli.knockout_options import Answered, Compared
+    from attnscope.cli.knockout_options import Answered, Texts
     from attnscope.cli.options import Checkpoint
     from attnscope.cli.output import Top, Writing
     from attnscope.model.loaded import LoadedModel
@@ -113,7 +113,7 @@ class Printed(Generic[Tabled]):
     hint: str = ONE_BY_ONE
 
 
-def run_study(study: Study[Record], top: Compared, table: StudyTable, printed: Printed[Record]) -> int:
+def run_study(study: Study[Record], top: Texts, table: StudyTable, printed: Printed[Record]) -> int:
     """Say what is asked, and do it: run, draw and print; with --dry-run say what it would take."""
     output.log_lines(study.lines, table.quiet)
     if top.dry_run:

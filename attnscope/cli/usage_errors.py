@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from attnscope.cli.app import COMMANDS, module_of
+from attnscope.cli.app import COMMANDS, command_named, module_of
 from attnscope.cli.help import whole_help
 from attnscope.cli.option_groups import Parameter, by_key, parameters, suggestion, synonyms_of
 from attnscope.errors import listed, nearest
@@ -26,13 +26,14 @@ def refusal(error: typer.TyperException, arguments: Sequence[str]) -> str:
     message = " ".join(error.format_message().split()).rstrip(".")
     context, typed = getattr(error, "ctx", None), getattr(error, "option_name", "")
     if context is None:  # of an option without its value Typer does not say which command has it
-        own = parameters(*_groups(arguments[0])).values() if arguments and arguments[0] in COMMANDS else ()
+        named = command_named(arguments[0]) if arguments else ""
+        own = parameters(*_groups(named)).values() if named else ()
         each = next((each for each in own if typed in (f"--{each.spelled}", *(each.info.param_decls or ()))), None)
         missing = f"its value is missing; write {typed} {each.metavar or 'VALUE'}" if each else ""
         return f"{typed}: {missing}" if missing else f"{message}; {ALL_COMMANDS}"
     groups = getattr(context.command, "groups", None)
     if groups is None:  # it comes before the name of the command
-        called = next((each for each in arguments if each in COMMANDS), None)
+        called = next(filter(None, map(command_named, arguments)), None)
         if typed and called:
             return f"{typed} comes before the command; write it after the command: attnscope {called} {typed}"
         near = nearest(typed, [name for each in context.command.params for name in each.opts]) if typed else None
@@ -44,7 +45,8 @@ def refusal(error: typer.TyperException, arguments: Sequence[str]) -> str:
         return f"{instead(typed, str(context.command.name), groups, arguments)}; {listing}"
     option = parameters(*groups).get(getattr(getattr(error, "param", None), "name", ""))
     if option is not None and hasattr(error, "value"):
-        return option.refusal(f"--{option.spelled}", error.value, error.message, listing).for_shell()
+        where = context.command_path if option.is_argument else f"--{option.spelled}"
+        return option.refusal(where, error.value, error.message, listing).for_shell()
     if message.startswith("Got unexpected extra argument") and "given" in parameters(*groups):
         second = "give the second text with --compare-text, and " * ("compare_text" in parameters(*groups))
         return f"{message}; {second}put a text of several words in quotes, and see `{context.command_path} --help`"
@@ -73,11 +75,11 @@ def meant(word: str, own: Mapping[str, Parameter], command: str) -> str:
         for key in synonyms:
             if key in COMMANDS and key != command:
                 return f"`attnscope {key}` does that"
-        if commands := _elsewhere(word, own):
+        if commands := _elsewhere(word, command):
             return f"it is {commands}"
     if guess := suggestion(word, own):
         return guess
-    places = [(key, commands) for key in synonyms if (commands := _elsewhere(key, own))]
+    places = [(key, commands) for key in synonyms if (commands := _elsewhere(key, command))]
     return "".join(f"--{key.replace('_', '-')} is {commands}" for key, commands in places[:1])
 
 
@@ -86,7 +88,8 @@ def _groups(command: str) -> tuple[type, ...]:
     return groups
 
 
-def _elsewhere(key: str, own: Mapping[str, Parameter]) -> str:
-    """`an option of heads, text and 7 more`: the commands that have it, in the order of `attnscope --help`."""
+def _elsewhere(key: str, command: str) -> str:
+    """`an option of heads, text and 7 more`: the commands that have it, those with the command's heading first."""
     having = [name for name in COMMANDS if key in by_key(_groups(name))]
+    having.sort(key=lambda name: COMMANDS[name].group != COMMANDS[command].group)
     return f"an option of {listed(having, MANY)}" if having else ""

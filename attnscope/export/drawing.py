@@ -627,21 +627,22 @@ def save_rollout(seen: Observation, folder: Path, style: Style) -> Path:
     if rolled is None:
         raise UsageError("this observation kept no rollout", 'ask with Request(rollout="tokens")')
     # units of which there are too many for a picture are put together, `step` to a cell
-    values_GG, step = rolled.binned()
+    values_RG, by_row, step = rolled.binned()
     bins = rolled.group == "bins"
-    shown, run = unit_labels(seen.queries, rolled.units, rolled.group)[::step], rolled.longest if bins else 1
+    labels, run = unit_labels(seen.queries, rolled.units, rolled.group), rolled.longest if bins else 1
     starts = tuple(unit.start for unit in rolled.units) if rolled.group in ("bins", "tokens") else ()
+    rows = rolled.shown[::by_row].tolist()
     name = "token" if bins else rolled.group.removesuffix("s")
     maps = Maps(
         layer=rolled.layers[-1],
         heads=(0,),
-        values_HQK=values_GG[None],
-        labels_Q=shown,
-        labels_K=shown,
+        values_HQK=values_RG[None],
+        labels_Q=tuple(labels[row] for row in rows),
+        labels_K=labels[::step],
         bin_size=run,
         bin_rule="sum over keys, mean over queries" if run > 1 else "",
         quantity="share",
-        starts_Q=starts[::step],
+        starts_Q=tuple(starts[row] for row in rows) if starts else (),
         starts_K=starts[::step],
         axes=(name, "attributed to"),
     )

@@ -1,7 +1,7 @@
 """The folder of a run -> an observation of what its tables hold, for another page or other pictures.
 
     seen = run_of_folder(Path("runs/bank"))          # of every stack; `view --from-tables`
-    seen = kept_run(Path("runs/bank"))               # of one stack, with maps to draw; `heatmap FOLDER`
+    seen = kept_run(Path("runs/bank"))               # of one stack, with maps to draw; `draw FOLDER`
     drawings(seen)[""].draw(Path("pictures"), style=Style(cmap="magma"))
 
 No model is loaded. Scores are those of heads.csv, weights those of relations.csv. What the tables do not hold (what
@@ -56,7 +56,7 @@ Place = tuple[LayerKey, int]  # a layer and a head of it
 MOST = 1 << 12  # heads of a layer: a number beyond is no head
 ENOUGH = 1 << 30  # rows of a text, where nothing says how many there are
 LISTED_BYTES = 32  # of a weight and its key, while they are laid out
-AGAIN = "read the text again: attnscope heatmap --from {}"
+AGAIN = "read the text again: attnscope draw --from {}"
 
 
 def run_of_folder(folder: Path, otherwise: str = "leave out {from_tables}") -> Observation:

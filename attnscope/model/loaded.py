@@ -154,7 +154,7 @@ class LoadedModel:
         if self.prefix is not None:
             raise ModelError(
                 f"{what} needs the query of every token, and {len(self.virtual)} virtual ones of {self.name} have none",
-                "use attnscope heads, relations, heatmap or text",
+                "use attnscope heads, relations, draw or text",
             )
 
     def check_bare(self, what: str) -> None:

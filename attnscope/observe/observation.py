@@ -271,7 +271,7 @@ class Observation:
         """
         resting: dict[tuple[str, int], list[Head]] = {}
         for head in sorted(self.kept_heads(), key=lambda head: -head.top_key_mass):
-            if head.top_key_mass > self.stacks[head.stack].rests_above:
+            if head.top_key_mass > SINK_MASS:
                 resting.setdefault((head.stack, head.top_key), []).append(head)
         stacks = self.stacks.items()
         places = [(stack, position, token) for stack, of in stacks for position, token in enumerate(of.keys.tokens)]

@@ -116,12 +116,19 @@ class Rollout:
 
     share_GG: how much of each unit (row: mean over its tokens) is attributed to each (column: sum over its tokens).
     Rows sum to 1, whatever sink logits take: every layer's rows were divided by their sum. group: what the units are.
+    rows: the units with a query that was asked about, which tables and pictures show; None for all.
     """
 
     units: tuple[Span, ...]
     share_GG: np.ndarray
     layers: tuple[int, ...]
     group: str = "tokens"
+    rows: tuple[int, ...] | None = None
+
+    @property
+    def shown(self) -> np.ndarray:
+        """The units that tables and pictures show, in order."""
+        return np.arange(len(self.units)) if self.rows is None else np.array(self.rows, np.intp)
 
     @property
     def longest(self) -> int:
@@ -147,10 +154,11 @@ class Rollout:
 
         Columns query, query_token, key, key_token, weight; shares under min_weight are left out.
         """
-        order_Gk = np.argsort(-self.share_GG, axis=-1, kind="stable")[:, :top_k]
-        share_Gk = np.take_along_axis(self.share_GG, order_Gk, -1)
-        query, place = np.nonzero((share_Gk > 0) & (share_Gk >= (min_weight or 0)))
-        key = order_Gk[query, place]
+        share_RG = self.share_GG[self.shown]
+        order_Rk = np.argsort(-share_RG, axis=-1, kind="stable")[:, :top_k]
+        share_Rk = np.take_along_axis(share_RG, order_Rk, -1)
+        row, place = np.nonzero((share_Rk > 0) & (share_Rk >= (min_weight or 0)))
+        query, key = self.shown[row], order_Rk[row, place]
         names = [unit.name for unit in self.units]
         return as_table(
             {
@@ -158,21 +166,22 @@ class Rollout:
                 "query_token": texts_at(names, query),
                 "key": key.astype(np.int32),
                 "key_token": texts_at(names, key),
-                "weight": share_Gk[query, place],
+                "weight": share_Rk[row, place],
             }
         )
 
-    def binned(self, side: int = MAP_SIDE) -> tuple[np.ndarray, int]:
-        """The shares with neighbouring units put together, at most `side` a side, and how many one row holds.
+    def binned(self, side: int = MAP_SIDE) -> tuple[np.ndarray, int, int]:
+        """The rows that are shown with neighbouring units put together, at most `side` a side, and how many a row and
+        a column hold.
 
         Sum over keys, mean over query tokens; NaN where nothing is attributed.
         """
-        step = max(1, -(-len(self.units) // side))
-        starts = np.arange(0, len(self.units), step)
-        tokens_G1 = np.array([[unit.stop - unit.start] for unit in self.units])
-        columns = np.add.reduceat(self.share_GG, starts, axis=1)
-        rows = np.add.reduceat(columns * tokens_G1, starts, axis=0) / np.add.reduceat(tokens_G1, starts, axis=0)
-        return np.where(rows > 0, rows, np.nan).astype(np.float32), step
+        by_row, by_column = (max(1, -(-count // side)) for count in (len(self.shown), len(self.units)))
+        starts = np.arange(0, len(self.shown), by_row)
+        tokens_R1 = np.array([[unit.stop - unit.start] for unit in self.units])[self.shown]
+        columns = np.add.reduceat(self.share_GG[self.shown], np.arange(0, len(self.units), by_column), axis=1)
+        rows = np.add.reduceat(columns * tokens_R1, starts, axis=0) / np.add.reduceat(tokens_R1, starts, axis=0)
+        return np.where(rows > 0, rows, np.nan).astype(np.float32), by_row, by_column
 
 
 @dataclass(frozen=True)

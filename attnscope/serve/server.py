@@ -142,7 +142,7 @@ class Server:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise UsageError("a server of yours is there already", "stop it: attnscope serve --stop") from None
+            raise UsageError("a server of yours is there already", "stop it: attnscope serve stop") from None
         try:
             os.unlink(address)
         except FileNotFoundError:
@@ -361,7 +361,7 @@ class Server:
         return receive(self._worker.link)
 
     def status(self) -> Status:
-        """What `serve --status` tells."""
+        """What `serve status` tells."""
         now, loading, memory = time.monotonic(), self.loading, None
         with suppress(OSError, ValueError, IndexError):  # the system does not say
             words = Path(f"/proc/{self._worker.process.pid}/statm").read_text(encoding="ascii").split()

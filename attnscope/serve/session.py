@@ -76,4 +76,4 @@ class Session:
         try:
             return Capture.made_of(ask_server(self.options, ask, NO_PROGRESS, tensor=torch.from_numpy))
         except UnansweredError as why:
-            raise ModelError(f"the server does not answer: {why}", "see attnscope serve --status") from why
+            raise ModelError(f"the server does not answer: {why}", "see attnscope serve status") from why

@@ -131,7 +131,7 @@ WHOLE = (  # commands that need no standard input
     ["keys", "-q"], ["why", "-q", "--head", "0.0"], ["explain", "-q", "--head", "0.0"],
 )  # fmt: skip
 READS = (  # and those that read it
-    ["serve", "--run", "-"], ["heads", "-q", "--text", "-"], ["view", "-q", "--file", "-"],
+    ["run", "-"], ["heads", "-q", "--text", "-"], ["view", "-q", "--file", "-"],
     ["heads", "-q", "--ids", "-"], ["tokens", "-q", "--file", "-"], ["batch", "-q", "-", "--to-stdout", "jsonl"],
     ["patch", "-q", "--texts", "-"], ["knockout", "-q", "--texts", "-"], ["heads", "-q", "--chat", "--file", "-"],
 )  # fmt: skip

@@ -26,7 +26,7 @@ def pictures(rng: random.Random, folder: Path) -> Try:
     (folder / "text.txt").write_text(f"a {_words(rng, 2)}", encoding="utf-8")
     title = rng.choice(([], ["--set", f"title={_words(rng, 1)}"]))
     more = ["--file", str(folder / "text.txt"), "--image", image, "--out", str(folder / "runs"), *title]
-    command = rng.choice((["heatmap", "-q", "--select", "0.0"], ["rollout", "-q"], ["explain", "-q", "--head", "0.0"]))
+    command = rng.choice((["draw", "-q", "--select", "0.0"], ["rollout", "-q"], ["explain", "-q", "--head", "0.0"]))
     if command[0] == "explain":
         more = more[:-2] if title else more
     return Try([*command, *more], after=of_pictures(folder / "runs"))

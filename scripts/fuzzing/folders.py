@@ -61,7 +61,7 @@ def datasets(rng: random.Random, folder: Path) -> Try:
         else:
             spoil(rng, path)
     more = rng.choice(([], ["--sort", "sink"], ["--query", "a", "--key", "b"], ["--select", "0"]))
-    drawn = ["heatmap", "-q", str(runs), "--out", str(folder / "pictures")]
+    drawn = ["draw", "-q", str(runs), "--out", str(folder / "pictures")]
     return rng.choice(
         (Try(["heads", "-q", str(runs), *more]), Try(["heads", "-q", str(runs)], terminal=True), Try(drawn))
     )

@@ -56,9 +56,7 @@ def changed_in_place(rng: random.Random, folder: Path) -> Try:
         same = pages[0].read_bytes() == pages[1].read_bytes()
         return ["answered from what the file held before"] if same and changed else []
 
-    return Try(
-        ["serve", "--run", str(lines)], before=threading.Thread(target=write_lines, daemon=True).start, after=after
-    )
+    return Try(["run", str(lines)], before=threading.Thread(target=write_lines, daemon=True).start, after=after)
 
 
 def _weights(rng: random.Random, model: Path) -> None:

@@ -48,7 +48,7 @@ def answers(rng: random.Random, folder: Path) -> Try:
     command = rng.choice(QUESTIONS)
     arguments = [*command, "--model", str(shallow()), "--text", TEXT]
     if rng.random() < 0.2:
-        arguments = ["serve", rng.choice(("--status", "--stop"))]
+        arguments = ["serve", rng.choice(("--status", "stop"))]
     return Try(arguments, environment=environment, before=listening(folder / "run" / "attnscope", parts))
 
 
@@ -60,7 +60,7 @@ def command_files(rng: random.Random, folder: Path) -> Try:
     rows = ["# a comment", rng.choice((known, "", "metrics focus")), row]
     path = folder / "commands.txt"
     path.write_bytes("\n".join(rows).encode(errors="surrogatepass"))
-    return Try(["serve", "--run", str(path)])
+    return Try(["run", str(path)])
 
 
 @kind
@@ -78,7 +78,7 @@ def long_lines(rng: random.Random, folder: Path) -> Try:
     def after(ended: Ended) -> Iterable[str]:
         return ["a part of a line was run"] if size >= 2**20 and b"focus" in ended.out else []  # a shorter one is run
 
-    return Try(["serve", "--run", str(path)], after=after)
+    return Try(["run", str(path)], after=after)
 
 
 @kind

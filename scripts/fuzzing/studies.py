@@ -42,7 +42,7 @@ def redrawn(rng: random.Random, folder: Path) -> Try:
     """What heatmap draws again: the folder of a run or a study, damaged."""
     runs = copied(left(rng.choice(("run", *STUDIES))), folder, "runs")
     _break_some(rng, runs)
-    return Try(["heatmap", "-q", str(runs), "--out", "pictures"])
+    return Try(["draw", "-q", str(runs), "--out", "pictures"])
 
 
 def _data(runs: Path) -> list[Path]:
@@ -139,7 +139,7 @@ def foreign_tables(rng: random.Random, folder: Path) -> Try:
         table, one = model / "atlas" / "atlas.parquet", heads("--model", str(model))
     else:
         runs = copied(left(rng.choice(("scan", "ablate"))), folder, "runs")
-        table, one = rng.choice(sorted(runs.rglob("*.parquet"))), Try(["heatmap", "-q", str(runs), "--out", "pictures"])
+        table, one = rng.choice(sorted(runs.rglob("*.parquet"))), Try(["draw", "-q", str(runs), "--out", "pictures"])
     table.write_bytes(one_text(table, rows, size))
     return one
 

@@ -305,7 +305,7 @@ def test_depth_is_drawn_of_a_dataset_and_again_from_heatmap(place: Path, tmp_pat
     call(*first, "--out", str(tmp_path / "a"), "--image", "svg").silent()
     content = (tmp_path / "a" / "depth.svg").read_text(encoding="utf-8")
     assert all(word in content for word in ("sink", "entropy", "95 % interval", f"{TEXTS} texts", "queries last"))
-    again = ("heatmap", str(place / "asked"), "--sort", "sink", "--set", "metrics=entropy", "--image", "svg")
+    again = ("draw", str(place / "asked"), "--sort", "sink", "--set", "metrics=entropy", "--image", "svg")
     done = call(*again, "--out", str(tmp_path / "b"), "-q").silent()
     assert done.out.decode() == f"{tmp_path / 'b' / 'depth.svg'}\n"
     assert (tmp_path / "b" / "depth.svg").is_file()

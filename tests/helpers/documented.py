@@ -14,7 +14,8 @@ from helpers.command_line import HANGS, call
 from helpers.forks import shim
 
 DEAR = re.compile(  # pictures, studies, draws over a long text
-    r'attnscope (?!batch|rollout).* --out runs|--sequences|--keep |--config |attnscope knockout "[^"]{99}'
+    r"attnscope (?!batch|rollout).* --out runs|--sequences|--keep stream|--config |attnscope serve|"
+    r'attnscope knockout "[^"]{99}'
 )
 
 

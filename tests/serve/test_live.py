@@ -476,8 +476,8 @@ def test_a_page_joins_the_server_that_runs_and_ends_with_it(stubbed, known):
         def look():
             until(lambda: server.pages == 1)
             models.append(json.loads(Asking(None, known).get()[1])["models"])
-            models.append(call("serve", "--status").ok().err)
-            call("serve", "--stop").ok()
+            models.append(call("serve", "status").ok().err)
+            call("serve", "stop").ok()
 
         looking = other.submit(look)
         port = known.partition("/#")[0].rpartition(":")[2]
@@ -510,7 +510,7 @@ def test_a_page_asks_for_what_the_server_that_runs_cannot_give(stubbed, more, co
 def test_a_page_of_another_environment_joins_no_server(stubbed, monkeypatch):
     with stubbed():
         monkeypatch.setattr(identity, "environment", lambda: "another")
-        assert "runs in another environment; end it: attnscope serve --stop" in call("serve", "--page").refusal
+        assert "runs in another environment; end it: attnscope serve stop" in call("serve", "--page").refusal
 
 
 def test_the_commands_of_a_page_run_where_its_server_does(begun, monkeypatch, tmp_path):
@@ -536,7 +536,7 @@ def test_a_page_of_another_process_is_answered_by_the_server(tmp_path):
         lines, _ = Asking(None, page.stdout.readline().decode().strip()).ask(model="attnscope/demo")
         assert lines[-1].get("code") == 0, lines
         assert (server.status["answered"], server.status["pages"]) == (1, 1)
-        server.call("serve", "--stop").ok()
+        server.call("serve", "stop").ok()
         assert page.wait(HANGS) == 0
         page.stdout.close()
 

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 import attnscope
-from attnscope.cli.serve import run_lines, words_of
+from attnscope.cli.run_file import run_lines, words_of
 from attnscope.errors import InputError, UsageError
 from attnscope.inputs.prompt import _read, from_text
 from attnscope.model.loading import load_tokenizer
@@ -122,7 +122,7 @@ WRITTEN = [
     ["relations", MARY, "--key", "Mary"],
     ["text", SENTENCE, "--query", "last"],
     pytest.param(["rollout", SENTENCE], marks=pytest.mark.e2e),
-    ["heatmap", SENTENCE, "--select", "1.4", "--figures", "heads"],
+    ["draw", SENTENCE, "--select", "1.4", "--figures", "heads"],
     ["why", RIVER, "--head", "L3H0", "--key", "river"],
     pytest.param(["explain", SENTENCE, "--head", "L2H3"], marks=pytest.mark.e2e),
 ]
@@ -144,7 +144,7 @@ def warm(server, tmp_path_factory):
     server.call("view", RIVER, "--out", "-", "--why", "L3H0").ok()
     call("knockout", RIVER, "--key", "river", "--random", "0").ok()
     call(
-        "heatmap", "the bank", "--figures", "heads", "--select", "0.0", "--out", str(tmp_path_factory.mktemp("warm"))
+        "draw", "the bank", "--figures", "heads", "--select", "0.0", "--out", str(tmp_path_factory.mktemp("warm"))
     ).ok()
 
 
@@ -353,16 +353,16 @@ def test_a_worker_that_ends_amid_an_answer_ends_it(stubbed, monkeypatch):
 
 def test_a_second_server_is_refused_and_the_first_is_stopped(stubbed):
     with stubbed() as (_, thread):
-        with pytest.raises(UsageError, match="--stop"), serving_module.Server():
+        with pytest.raises(UsageError, match="serve stop"), serving_module.Server():
             pass
         assert len(Stub.made) == 1
-        assert call("serve", "--status").ok().out == b"demo  cpu  float32  weights 2.0 KiB\n"
+        assert call("serve", "status").ok().out == b"demo  cpu  float32  weights 2.0 KiB\n"
         assert thread.is_alive()
-        assert call("serve", "--stop").ok().out == b"demo  cpu  float32  weights 2.0 KiB\n"
+        assert call("serve", "stop").ok().out == b"demo  cpu  float32  weights 2.0 KiB\n"
         thread.join(HANGS)
         assert not thread.is_alive()
     assert not place.address().exists()
-    assert call("serve", "--status").code == 1
+    assert call("serve", "status").code == 1
 
 
 def test_a_server_that_nobody_asks_ends(stubbed, monkeypatch):
@@ -417,11 +417,11 @@ def test_there_is_one_server_and_it_can_be_stopped(tmp_path):
         second = subprocess.run([*ATTNSCOPE, "serve"], env=os.environ | server.environment, capture_output=True)
         assert second.returncode == 2
         assert b"a server of yours is there already" in second.stderr
-        stopped = server.call("serve", "--stop")
+        stopped = server.call("serve", "stop")
         assert stopped.out == b"demo  cpu  float32  weights 7.7 MiB\n"
         assert server.process.wait(HANGS) == 0
         assert not (tmp_path / "run" / "attnscope" / "serve.sock").exists()
-        assert server.call("serve", "--status").code == 1
+        assert server.call("serve", "status").code == 1
 
 
 @pytest.mark.slow
@@ -584,19 +584,19 @@ def test_lines_are_run_in_order_with_one_model(tmp_path, monkeypatch):
         # a comment
         heads {SENTENCE!r} --quiet
         attnscope relations {SENTENCE!r} --quiet
-        keys {SENTENCE!r} --query nowhere
+        keys {SENTENCE!r} --key nowhere
     """
-    found = call("serve", "--run", "-", stdin=lines.encode())
+    found = call("run", "-", stdin=lines.encode())
     assert found.out == call("heads", SENTENCE, "-q").out + call("relations", SENTENCE, "-q").out
     assert found.code == 2
     assert len(loaded) == 3  # one of all lines, and those of the two commands here
 
 
 @pytest.mark.parametrize(
-    "line", [b"serve", b"attnscope serve --stop", b"heads 'a", b'heads "a\\"', b"heads a \\", b"heads \xff"]
+    "line", [b"serve", b"attnscope serve stop", b"run -", b"heads 'a", b'heads "a\\"', b"heads a \\", b"heads \xff"]
 )
 def test_lines_that_cannot_be_run_are_named(line):
-    found = call("serve", "--run", "-", stdin=b"\n" + line + b"\n")
+    found = call("run", "-", stdin=b"\n" + line + b"\n")
     assert found.code == 4
     assert "line 2 of -" in found.err
 
@@ -607,7 +607,7 @@ def test_a_line_that_is_too_long_is_refused_by_its_number_and_no_part_of_it_is_r
     for size in (2**20, 2**24):  # the last: where the rest of a line was once one of its own
         comment = b"#" + b" " * (size - 1)
         lines.write_bytes(b"metrics focus\n" + comment + f"view 'the bank' --out {page}\nmetrics".encode())
-        found = call("serve", "--run", str(lines))
+        found = call("run", str(lines))
         assert found.code == 4
         assert f"line 2 of {lines} has over 1,048,576 bytes" in found.err
         assert found.out == call("metrics", "focus").out
@@ -631,7 +631,7 @@ def test_a_line_is_split_as_a_shell_splits_it():
 def test_a_byte_order_mark_before_the_first_line_is_no_part_of_its_command(tmp_path):
     lines = tmp_path / "lines"
     lines.write_text("metrics focus\nmetrics focus\n", "utf-8-sig")
-    found = call("serve", "--run", str(lines))
+    found = call("run", str(lines))
     assert (found.code, found.out) == (0, call("metrics", "focus").out * 2)
 
 
@@ -639,6 +639,22 @@ def test_lines_from_a_standard_input_that_is_closed(monkeypatch):
     monkeypatch.setattr(sys, "stdin", None)
     with pytest.raises(InputError, match="standard input is closed"):
         run_lines("-")
+
+
+def test_run_and_the_words_behind_serve_have_their_old_names(stubbed):
+    line = b"metrics focus"
+    assert call("serve", "--run", "-", stdin=line).ok() == call("run", "-", stdin=line).ok()
+    with stubbed() as (_, thread):
+        assert call("serve", "--status").ok().out == call("serve", "status").ok().out != b""
+        assert call("serve", "--stop").ok().out == b"demo  cpu  float32  weights 2.0 KiB\n"
+        thread.join(HANGS)
+    assert call("serve", "--status").code == call("serve", "status").code == 1
+    assert "status and --run were both given" in call("serve", "status", "--run", "-").refusal
+    assert "attnscope serve: expected status or stop, got 'halt'" in call("serve", "halt").refusal
+    assert "name one: attnscope run FILE" in call("run").refusal
+    shown = call("serve", "--help", "all").out.decode()
+    assert "[status|stop]" in shown
+    assert not {"--run", "--status", "--stop"} & set(shown.split())
 
 
 def test_connect_captures_what_capture_does(server, demo):

@@ -221,7 +221,7 @@ def test_why_a_server_hung_up_is_read_though_the_question_came_too_late(silent, 
 
     monkeypatch.setattr(client, "send", after_the_refusal)
     assert why_unanswered() == "64 questions wait already"
-    assert call("serve", "--status").code == 1
+    assert call("serve", "status").code == 1
 
 
 def test_beside_a_socket_that_says_nothing_a_command_is_as_alone(silent):
@@ -239,19 +239,19 @@ def test_a_server_whose_links_are_taken_answers_its_status_and_is_stopped(stubbe
         assert why_unanswered() == "64 questions wait already"
         with client.connected():  # the spare one too
             until(lambda: server._spare._value == 0)
-            found = call("serve", "--status")
+            found = call("serve", "status")
             assert found.code == 1
             assert "64 questions wait already; ask again" in found.err.replace("\n", " ")
             assert "kill" not in found.err
         until(lambda: server._spare._value == 1)
-        assert call("serve", "--stop").code == 0
+        assert call("serve", "stop").code == 0
         thread.join(HANGS)
         assert not thread.is_alive()
 
 
 def test_the_status_of_a_server_that_says_nothing_names_its_process(silent, monkeypatch):
     monkeypatch.setattr(client, "CONNECT_SECONDS", 0.05)
-    found = call("serve", "--status")
+    found = call("serve", "status")
     assert found.code == 1
     assert f"kill -CONT {os.getpid()}" in found.err.replace("\n", " ")
 
@@ -329,7 +329,7 @@ def loads(stubbed, monkeypatch, tmp_path):
 
 def test_the_status_says_what_a_server_loads(loads):
     folder, loaded, held = loads
-    found = call("serve", "--status")
+    found = call("serve", "status")
     assert found.code == 1
     assert f"loading {folder}, 0:00:0" in found.err.replace("\n", " ")
     loaded.set()
@@ -349,7 +349,7 @@ def test_a_question_waits_for_the_model_that_is_loaded_and_for_no_other(loads):
 
 def test_a_server_is_stopped_while_it_loads(loads):
     _, _, held = loads
-    assert call("serve", "--stop").code == 0
+    assert call("serve", "stop").code == 0
     until(lambda: held)
     assert held == [False]
 

@@ -292,7 +292,7 @@ def test_the_atlas_in_the_models_own_folder_is_found(own):
 
 def test_pages_pictures_keys_and_certificates_take_roles_too(folder, tmp_path):
     asked = ["--select", "@previous-token", "--atlas", str(folder), "-q"]
-    drawn = call("heatmap", TEXT, *asked, "--out", str(tmp_path / "a"), "--figures", "heads")
+    drawn = call("draw", TEXT, *asked, "--out", str(tmp_path / "a"), "--figures", "heads")
     assert [line.rpartition("/")[2] for line in drawn.out.decode().splitlines()] == ["L01H05.png"]
     assert call("keys", TEXT, *asked).silent().rows == call("keys", TEXT, "--select", "1.5", "-q").silent().rows
     call("parity", TEXT, *asked, "--out", str(tmp_path / "certificate.json")).ok()

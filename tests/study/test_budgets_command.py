@@ -1,4 +1,4 @@
-"""`attnscope knockout --keep`: its table, its folder, the line that names heads, and what it refuses in one line."""
+"""`attnscope budgets`: its table, its folder, the line that names heads, and what it refuses in one line."""
 
 import json
 import re
@@ -11,7 +11,7 @@ BANK = "the bank of the river, the bank of the river, the bank"
 
 
 def test_a_row_per_budget_and_head_and_the_heads_that_can_bear_it():
-    found = call("knockout", BANK, "--keep", "stream:1+4,top:3", "--over", "heads", "--below", "0.02").ok()
+    found = call("budgets", BANK, "--keep", "stream:1+4,top:3", "--over", "heads", "--below", "0.02").ok()
     assert [row["set"] for row in found.rows[:2]] == ["all heads", "L3H1"]
     assert {row["keep"] for row in found.rows} == {"stream:1+4", "top:3"}
     assert len(found.rows) == 2 * 25
@@ -24,27 +24,27 @@ def test_a_row_per_budget_and_head_and_the_heads_that_can_bear_it():
     )
     alone = [row for row in found.rows if row["head"] and row["keep"] == "stream:1+4"]
     assert int(count) == sum(float(row["effect"]) < 0.02 for row in alone)
-    again = call("knockout", BANK, "--keep", "stream:1+4", "--select", heads, "--over", "heads", "-q").ok()
+    again = call("budgets", BANK, "--keep", "stream:1+4", "--select", heads, "--over", "heads", "-q").ok()
     assert len(again.rows) == int(count) + 1
     assert all(float(row["effect"]) < 0.02 for row in again.rows[1:])
 
 
 def test_a_table_has_all_heads_first_and_then_the_largest_effect():
-    found = call("knockout", BANK, "--keep", "stream:1+4", "--over", "heads", "--format", "table", "--top", "3").ok()
+    found = call("budgets", BANK, "--keep", "stream:1+4", "--over", "heads", "--format", "table", "--top", "3").ok()
     names = [line.split()[1] for line in found.out.decode().splitlines() if "stream:1+4" in line]
     assert names == ["all", "L3H1", "L3H0"]
 
 
 def test_the_prompt_ends_at_a_token_and_the_model_s_own_tokens_are_an_answer():
-    ends = call("knockout", BANK, "--keep", "received:3", "--at", "of#1").ok()
+    ends = call("budgets", BANK, "--keep", "received:3", "--at", "of#1").ok()
     assert "the prompt ends with token 3" in ends.err
-    own = call("knockout", BANK, "--keep", "snap:4@2", "--generate", "5").ok()
+    own = call("budgets", BANK, "--keep", "snap:4@2", "--generate", "5").ok()
     assert "in nats" in own.err
     assert "answer: " in own.err
 
 
 def test_a_folder_has_table_facts_and_pictures_and_is_not_written_over(tmp_path):
-    asked = ("knockout", BANK, "--keep", "stream:1+4,stream:1+2", "--over", "layers", "--out", str(tmp_path / "kept"))
+    asked = ("budgets", BANK, "--keep", "stream:1+4,stream:1+2", "--over", "layers", "--out", str(tmp_path / "kept"))
     call(*asked).ok()
     names = {"budgets", "budgets.json", "budgets.parquet", "budgets.png", "budgets_curve.png"}
     assert {path.name for path in (tmp_path / "kept").iterdir()} == names
@@ -60,17 +60,17 @@ def test_texts_with_fields(tmp_path):
     path = tmp_path / "texts.jsonl"
     rows = [{"text": BANK, "at": 3}, {"text": "a river and a bank, a river and a bank"}]
     path.write_text("".join(f"{json.dumps(one)}\n" for one in rows))
-    [both] = call("knockout", "--texts", str(path), "--keep", "h2o:4").ok().rows
-    [first] = call("knockout", BANK, "--keep", "h2o:4", "--at", "3").ok().rows
-    [other] = call("knockout", rows[1]["text"], "--keep", "h2o:4").ok().rows
+    [both] = call("budgets", "--texts", str(path), "--keep", "h2o:4").ok().rows
+    [first] = call("budgets", BANK, "--keep", "h2o:4", "--at", "3").ok().rows
+    [other] = call("budgets", rows[1]["text"], "--keep", "h2o:4").ok().rows
     assert both["n"] == "2"
     assert float(both["effect"]) == pytest.approx((float(first["effect"]) + float(other["effect"])) / 2, abs=1e-5)
     path.write_text(json.dumps({"text": BANK, "at": [3]}))
-    assert "field 'at': expected text, got [3]" in call("knockout", "--texts", str(path), "--keep", "top:3").err
+    assert "field 'at': expected text, got [3]" in call("budgets", "--texts", str(path), "--keep", "top:3").err
 
 
 def test_a_rehearsal_says_what_would_be_done():
-    found = call("knockout", BANK, "--keep", "stream:1+4,top:3", "--over", "kv", "--dry-run").ok()
+    found = call("budgets", BANK, "--keep", "stream:1+4,top:3", "--over", "kv", "--dry-run").ok()
     assert found.out.decode().startswith("26 budgets of heads, on 1 text: at most ")
 
 
@@ -78,6 +78,38 @@ def test_a_rehearsal_says_what_would_be_done():
     ("asked", "said"),
     [
         (("--keep", "stream:4"), "expected a budget stream:A+N, top:N, h2o:N, received:N or snap:N@W, got 'stream:4'"),
+        ((), "no budget was named; name one: --keep stream:4+64"),
+        (("--keep", "top:4", "--key", "river"), "No such option: --key; it is an option of "),
+        (("--keep", "top:4", "--over", "window:2"), "write --over heads"),
+        (("--keep", "snap:4@8"), "the window of 8 keys is always kept, and the budget is 4; write --keep snap:8@8"),
+        (("--keep", "received:4"), "give --answer of several tokens, --generate 32, or --at TOKEN"),
+        (("--keep", "top:4", "--below", "0"), "expected a limit above 0"),
+        (("--keep", "top:4", "--generate", "0"), "--generate: expected a whole number from 1"),
+        (("--keep", "top:4", "--select", "9"), "names layer 9"),
+        (("--keep", "top:4", "--at", "moon"), "moon"),
+    ],
+)
+def test_bad_input_is_one_line(asked, said):
+    found = call("budgets", BANK, *asked)
+    assert said in found.refusal
+
+
+def test_keep_of_knockout_is_another_name_and_no_help_has_it(tmp_path):
+    asked = (BANK, "--keep", "stream:1+4,top:3", "--over", "layers", "--at", "of#1")
+    assert call("knockout", *asked, "--random", "3").ok().out == call("budgets", *asked).ok().out
+    file = tmp_path / "run.yaml"
+    file.write_text("keep: stream:1+4\nbelow: 0.5\n")
+    of_file = [
+        call(command, BANK, "--config", str(file), "--over", "heads").ok() for command in ("knockout", "budgets")
+    ]
+    assert of_file[0] == of_file[1]
+    assert "lose less than 0.5" in of_file[0].err
+    assert not {"--keep", "--at", "--below"} & set(call("knockout", "--help", "all").out.decode().split())
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
         (
             ("--keep", "top:4", "--key", "river"),
             "key does not apply to a budget, which chooses its keys itself; leave out --key or --keep",
@@ -90,16 +122,8 @@ def test_a_rehearsal_says_what_would_be_done():
             ("--keep", "top:4", "--how", "zero"),
             "lost keys to the rest of the row; leave out --how zero or --keep",
         ),
-        (("--keep", "top:4", "--over", "window:2"), "write --over heads"),
-        (("--keep", "snap:4@8"), "the window of 8 keys is always kept, and the budget is 4; write --keep snap:8@8"),
-        (("--keep", "received:4"), "give --answer of several tokens, --generate 32, or --at TOKEN"),
-        (("--keep", "top:4", "--below", "0"), "expected a limit above 0"),
-        (("--keep", "top:4", "--generate", "0"), "--generate: expected a whole number from 1"),
         (("--at", "river", "--key", "river"), "at needs a budget; leave out --at, or add --keep"),
-        (("--keep", "top:4", "--select", "9"), "names layer 9"),
-        (("--keep", "top:4", "--at", "moon"), "moon"),
     ],
 )
-def test_bad_input_is_one_line(asked, said):
-    found = call("knockout", BANK, *asked)
-    assert said in found.refusal
+def test_what_a_knockout_of_a_budget_cannot_mean_is_one_line(asked, said):
+    assert said in call("knockout", BANK, *asked).refusal

@@ -66,10 +66,14 @@ class RolloutCollector(Collector):
         self.layers.append(layer.key.layer)
 
     def of_texts(self, collected: Collected, texts: Sequence[TextInputs]) -> list[Rollout]:
-        return [self.rolled(row, units_of(text.prompt, self.group)) for row, text in enumerate(texts)]
+        queries = (None if text.chosen.query is None else text.chosen.query.positions for text in texts)
+        units = (units_of(text.prompt, self.group) for text in texts)
+        return [self.rolled(*of_text) for of_text in zip(range(len(texts)), units, queries, strict=True)]
 
-    def rolled(self, row: int, units: Sequence[Span]) -> Rollout:
+    def rolled(self, row: int, units: Sequence[Span], queries: Sequence[int] | None = None) -> Rollout:
         """The rollout of one text, `units` its groups in order: mean over the queries of a group.
+
+        queries: the tokens that were asked about, None for all; the units with one of them are shown.
 
         Raises ModelError where no layer attends to tokens.
         """
@@ -77,7 +81,10 @@ class RolloutCollector(Collector):
             raise ModelError("no layer of this model attends to tokens", "there is nothing to roll out")
         share_TG = self._share_BTG[row, :, : len(units)].cpu()
         share_GG = torch.stack([share_TG[unit.start : unit.stop].mean(0) for unit in units])
-        return Rollout(tuple(units), share_GG.numpy(), tuple(self.layers), self.group)
+        rows = None
+        if queries is not None:
+            rows = tuple(n for n, unit in enumerate(units) if any(unit.start <= q < unit.stop for q in queries))
+        return Rollout(tuple(units), share_GG.numpy(), tuple(self.layers), self.group, rows)
 
 
 def _check_room(P: AttentionOperator, groups: int) -> None:

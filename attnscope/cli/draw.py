@@ -1,4 +1,4 @@
-"""`attnscope heatmap`: pictures of the attention, of a text, or again of a finished folder by its tables."""
+"""`attnscope draw`: pictures of the attention, of a text, or again of a finished folder by its tables."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from attnscope.cli.config import refuse_others, with_options
 from attnscope.cli.figure_options import DEPTH, FIGURES, Drawing, kinds_of_file, names, place_of_pictures
 from attnscope.cli.heads import GROUPS as OF_HEADS
 from attnscope.cli.heads import MeasuredEntries, Ranking, over_picture
-from attnscope.cli.one_text import FEW, Show, draw, export_text, observe_text, report_checks, stream
-from attnscope.cli.option_groups import SETTING, build, command_line, of_run, option_group, parameters
+from attnscope.cli.one_text import FEW, Show, draw_in_terminal, export_text, observe_text, report_checks, stream
+from attnscope.cli.option_groups import SETTING, UNRECORDED, build, command_line, of_run, option_group, parameters
 from attnscope.cli.options import Question, TextRun
 from attnscope.cli.output import Config, Exporting
 from attnscope.errors import UsageError, visible
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from attnscope.figures import Style
 
 EXAMPLES = (
-    'attnscope heatmap --text "the cat sat on the mat" --select last --out runs/cat',
-    'attnscope heatmap --text "the cat sat on the mat" --scale log --sink mask --image svg --out runs/cat',
-    'attnscope heatmap --text "the cat sat on the mat" --select 3.0,3.1 --weights value --show',
-    'attnscope heatmap --text "Mary saw John, and John gave Mary a book" --query last --key Mary '
+    'attnscope draw --text "the cat sat on the mat" --select last --out runs/cat',
+    'attnscope draw --text "the cat sat on the mat" --scale log --sink mask --image svg --out runs/cat',
+    'attnscope draw --text "the cat sat on the mat" --select 3.0,3.1 --weights value --show',
+    'attnscope draw --text "Mary saw John, and John gave Mary a book" --query last --key Mary '
     "--figures overview,mass,top --out runs/mary",
     "attnscope scan demo --sequences 32 --out runs/atlas && "
-    "attnscope heatmap runs/atlas --cmap magma --dpi 200 --out pictures",
+    "attnscope draw runs/atlas --cmap magma --dpi 200 --out pictures",
 )
 
 
@@ -69,6 +69,7 @@ class Drawable(TextRun):
     given: Annotated[
         str | None, "The text, in quotes, or the folder of what is drawn again; - reads stdin.", Argument()
     ] = None
+    from_: Annotated[Path | None, "Read the tokens of this run again, with the model.", UNRECORDED] = None
 
 
 GROUPS = (Drawable, Drawn, Question, Best, Pictures, Drawing, Show)
@@ -83,7 +84,7 @@ def again(context: Context, folder: Path, given: dict[str, Any]) -> int:
 
 
 @with_options(*GROUPS, file=OF_HEADS, of_folder=again)
-def heatmap(
+def draw(
     asked: Drawable,
     entries: Drawn,
     question: Question,
@@ -116,8 +117,8 @@ def heatmap(
 
     groups = (asked, entries, question, ranking.as_given(question), pictures, drawing)
     drawn = pictures.out is not None
-    options = of_run("heatmap", *groups) | {"sort": ranking.by(question)}
-    style, to = drawing.style(command_line("heatmap", *groups)), stream(only=not drawn)
+    options = of_run("draw", *groups) | {"sort": ranking.by(question)}
+    style, to = drawing.style(command_line("draw", *groups)), stream(only=not drawn)
     # Metrics cost time, and are measured for the pictures that show them or order heads by them.
     measured = not drawn or bool({"overview", "metrics", "top", DEPTH} & set(kinds))
     maps: MapFields = {"maps": "all"} if drawn else showing.maps(lambda: style, to)
@@ -144,7 +145,7 @@ def heatmap(
         output.log("heads are drawn one by one with --select", pictures.quiet or named)
     if showing.show:
         by = "focus" if "focus" in seen.columns.scores else None
-        draw(seen, seen.kept_heads() if entries.select else seen.kept_heads(by)[:FEW], style, to)
+        draw_in_terminal(seen, seen.kept_heads() if entries.select else seen.kept_heads(by)[:FEW], style, to)
     return report_checks(seen, pictures.quiet)
 
 
@@ -175,10 +176,10 @@ def redraw(
     # An option that cannot change a picture here is refused, and not passed over.
     over_layers = {"sort", "metrics"} if is_dataset(folder) or DEPTH in (looks.figures or "") else set()
     drawing = {"given", "select", "set", *over_layers, *parameters(type(pictures), type(looks))}
-    again = f"leave it out, or read the text again: attnscope heatmap --from {folder}"
+    again = f"leave it out, or read the text again: attnscope draw --from {folder}"
     refuse_others(context, drawing, f"{folder} is drawn again from its tables", again)
     into = pictures.file or place_of_pictures(folder, pictures.out)
-    style = looks.style(command_line("heatmap", pictures, looks))
+    style = looks.style(command_line("draw", pictures, looks))
 
     from attnscope.export.drawing import draw_alone
     from attnscope.export.redraw import STUDIES, Redrawn, redraw_study
@@ -193,7 +194,7 @@ def redraw(
         kinds = kinds_of_file(kinds or None, select, pictures.file)
     notes: list[str] = []
 
-    def draw(into: Path) -> list[Path]:
+    def draw_again(into: Path) -> list[Path]:
         if is_dataset(folder):
             from attnscope.cli.dataset import Chosen, Ranked
 
@@ -208,7 +209,7 @@ def redraw(
 
     # A stop between two files leaves no half of one.
     with unwinding():
-        paths = [draw_alone(pictures.file, draw, "name a folder")] if pictures.file else draw(into)
+        paths = [draw_alone(pictures.file, draw_again, "name a folder")] if pictures.file else draw_again(into)
     output.log_lines(notes, pictures.quiet)
     count = "" if pictures.file else f" {len(paths)} file{'s' * (len(paths) > 1)} to"
     output.log(f"wrote{count} {into}", pictures.quiet)

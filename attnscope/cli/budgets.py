@@ -1,0 +1,83 @@
+"""`attnscope budgets`: what a text or its answer loses where heads keep the keys of a cache budget alone."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from attnscope.cli import output
+from attnscope.cli.config import with_options
+from attnscope.cli.figure_options import Look, StudyTable
+from attnscope.cli.heads import GROUPS
+from attnscope.cli.knockout_options import Answered, CacheBudgets, Portions, Texts
+from attnscope.cli.option_groups import command_line, option_group
+from attnscope.cli.output import writing_to
+from attnscope.cli.study import Printed, load_studied, questions, read_one, run_study
+from attnscope.cli.study_tables import budget_notes, budgets_sheet
+from attnscope.utils.folders import PICTURES, TABLES
+
+if TYPE_CHECKING:
+    from attnscope.studies.budgets import BudgetCosts
+
+EXAMPLES = (
+    "attnscope budgets --file README.md --truncate right --keep stream:4+64,stream:4+16 --over layers",
+    'attnscope budgets "the bank of the river, the bank of the river" --keep top:4,h2o:4 --over heads',
+)
+
+
+@option_group
+class Prompts(Answered):
+    """One text or many, and what follows each."""
+
+    texts: Annotated[str | None, "A corpus instead; its fields at, answer, foil win over the options."] = None
+
+
+OUT = "Write table, facts and figures here; a stopped run resumes. Or one of them to a file."
+Table = writing_to(StudyTable, OUT, *PICTURES, *TABLES)
+
+
+@with_options(Prompts, Portions, CacheBudgets, Texts, Table, Look, file=GROUPS)
+def budgets(
+    prompts: Prompts, portions: Portions, budgets: CacheBudgets, counted: Texts, table: StudyTable, look: Look
+) -> int:
+    """What a text loses where heads keep a part of the KV cache.
+
+    Heads keep the keys of a budget in every row. The effect is what the text loses per token, or what the answer loses.
+    stream:A+N keeps the first A keys and the last N, top:N the N largest of each row. h2o:N keeps the largest sums so
+    far and the most recent keys. received:N and snap:N@W choose once, at the end of the prompt.
+    """
+    return measure_budgets(prompts, portions, budgets, counted, table, look)
+
+
+def measure_budgets(
+    answered: Answered, portions: Portions, budgets: CacheBudgets, counted: Texts, table: StudyTable, look: Look
+) -> int:
+    """What the text or its answer loses under each budget: run, draw and print."""
+    keep = budgets.budgets(answered, portions)
+    output.wanted_format(table.format)  # what it refuses is refused before the work
+    text = read_one(answered, table)
+
+    from attnscope.inputs.tokens import defined
+    from attnscope.studies.budgets import AskedCache
+
+    shared = answered.shared | {"at": budgets.at, "generate": budgets.generate, "define": defined(portions.meanings)}
+    asked = questions(answered, text, AskedCache.FIELDS, partial(AskedCache.of, shared=shared), counted.sequences)
+
+    # Errors of a text are raised before this line: a model takes seconds to load, and torch with it.
+    from attnscope.api.knockout import chosen_heads
+    from attnscope.studies.budgets import BudgetPlan, BudgetStudy
+
+    loaded = load_studied(answered, table)
+    heads = chosen_heads(loaded, portions.select, portions.atlas)
+    plan = BudgetPlan(keep, budgets.below, over=portions.over, **heads)
+    # Pictures are drawn from a folder alone, and matplotlib is imported for them alone.
+    style = look.style(command_line("budgets", answered, portions, budgets, look))
+
+    def draw(record: BudgetCosts, folder: Path) -> list[Path]:
+        from attnscope.export.study_figures import save_budgets
+
+        return save_budgets(record, folder, style)
+
+    printed = Printed(budgets_sheet, lambda record: budget_notes(record, loaded.geometry), draw, hint="name a folder")
+    return run_study(BudgetStudy.of(loaded, asked, plan), counted, table, printed)
