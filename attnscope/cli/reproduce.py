@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from attnscope.observe.request import CaptureSpec
     from attnscope.viewer.page import Copied
 
-RUNS = ("view", "heads", "heatmap", "text", "relations")  # commands that take whatever a page takes
+RUNS = ("view", "heads", "draw", "text", "relations")  # commands that take whatever a page takes
 NO_ROOM = 2_000  # letters of a text that was piped in: a longer one does not go into a command
 STDIN = "-"
 

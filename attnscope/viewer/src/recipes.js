@@ -79,13 +79,13 @@ class Chosen {
     const folder = `--out runs/${this.name.replaceAll(".", "-")}`;
     switch (state.view) {
       case "model":
-        return ["heatmap", this.stack && `--select ${this.stack}`, "--figures overview", ...colours, "--out runs/overview"];
+        return ["draw", this.stack && `--select ${this.stack}`, "--figures overview", ...colours, "--out runs/overview"];
       case "metrics":
         return ["heads", this.stack && `--select ${this.stack}`, `--sort ${state.metric}`];
       case "matrix":
-        return ["heatmap", select, "--figures heads", ...colours, folder];
+        return ["draw", select, "--figures heads", ...colours, folder];
       case "picture":
-        return ["heatmap", select, query, "--figures picture", folder];
+        return ["draw", select, query, "--figures picture", folder];
       case "text":
         return ["text", ...(state.over === "head" ? [select] : [`--mean ${state.over}`]), state.from === "query" ? query : this.#key];
       case "token":
