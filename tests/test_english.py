@@ -5,12 +5,18 @@ Names of options and code stand in backticks, hints as `{engine=eager}`, command
 
 import ast
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "scripts"))
+import words  # noqa: E402
+
+MEAN, LONGEST = 25, 83  # words of a sentence, on any page
+GENERATED = ("commands.md", "metrics.md")
 PLAIN = {  # what is not written, as a pattern of whole words, and what to write
     "came": "got, given, occurred",
     "beside": "next to, with, as well as, compared with",
@@ -121,3 +127,34 @@ def heads(asked):
     assert [one.partition(":")[0] for one in found_in(prose(page))] == ["stands", "told"]
     script = 'const said = "told"; // "what he said"\nreturn `a ${said} b beside ${c}`; /* "came of" */'
     assert [one.partition(":")[0] for text in visible(script) for one in found_in(text)] == ["beside"]
+
+
+@pytest.mark.parametrize("path", [path for path in PAGES if path.name not in GENERATED], ids=lambda path: path.name)
+def test_a_page_has_short_sentences(path: Path) -> None:
+    counts = words.sentences(path.read_text("utf-8"))
+    assert words.mean(path.read_text("utf-8")) <= MEAN, "run scripts/words.py"
+    assert max(counts, default=0) <= LONGEST
+
+
+def test_words_are_counted_by_sentence() -> None:
+    page = """# A heading of five words
+
+One two `attnscope heads --out x` four. Five six, e.g. a name: seven [eight nine](ten.md)!
+| a | table |
+- an item
+  of four
+- and one
+
+    attnscope heads "a block of code"
+
+```
+more. of. it.
+```
+![a picture](of.png) Is 1.5 one word? "Yes." It is.
+<!-- x: written by a script -->
+Left out.
+<!-- x end -->
+"""
+    assert words.sentences(page) == [4, 8, 4, 2, 4, 1, 2]
+    assert words.mean(page) == 25 / 7
+    assert words.mean("") == 0
