@@ -1,4 +1,7 @@
-"""Draw docs/images/gallery and write docs/gallery.md: `python scripts/gallery.py`. Chromium takes the screenshots."""
+"""Draw docs/images/gallery and write docs/gallery.md: `python scripts/gallery.py`. Chromium takes the screenshots.
+
+`python scripts/gallery.py page head` draws only pictures whose names begin so: those of the page, and head, heads.
+"""
 
 import contextlib
 import io
@@ -24,7 +27,7 @@ from rich.text import Text  # noqa: E402
 
 from attnscope.cli import run  # noqa: E402
 from helpers.command_line import Screen  # noqa: E402
-from helpers.gallery import IMAGES, PARTS, Entry, document  # noqa: E402
+from helpers.gallery import IMAGES, PARTS, RECORD, Entry, document, page_hash  # noqa: E402
 
 WIDEST = 1400  # pixels of a figure on the page
 SETTLED = 2500  # ms until a view has drawn what it unpacks
@@ -96,9 +99,12 @@ def browser() -> Iterator[Any]:
 if __name__ == "__main__":
     docs = ROOT / "docs"
     (docs / IMAGES).mkdir(parents=True, exist_ok=True)
+    entries = [entry for part in PARTS.values() for entry in part if entry.name.startswith(tuple(sys.argv[1:] or [""]))]
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder), browser() as page:
         (Path(folder) / "examples").symlink_to(ROOT / "examples", target_is_directory=True)
-        for entry in (entry for part in PARTS.values() for entry in part):
+        for entry in entries:
             draw(entry, page, docs / entry.image)
+    if set(PARTS["The page"]) <= set(entries):
+        (docs / IMAGES / RECORD).write_text(page_hash() + "\n", encoding="utf-8")
     (docs / "gallery.md").write_text(document(), encoding="utf-8")
     print(f"wrote {docs / 'gallery.md'}")

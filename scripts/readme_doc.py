@@ -1,6 +1,6 @@
-"""Write what README's first command shows into README: `python scripts/readme_doc.py`.
+"""Write what the commands of README and the tutorial show into these pages: `python scripts/readme_doc.py`.
 
-Its pictures are those of scripts/gallery.py and scripts/python_doc.py.
+Their pictures are those of scripts/gallery.py and scripts/python_doc.py.
 """
 
 import os
@@ -12,9 +12,10 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
-from helpers.readme import document  # noqa: E402
+from helpers.samples import PAGES, document  # noqa: E402
 
-readme = ROOT / "README.md"
-with tempfile.TemporaryDirectory() as folder:
-    readme.write_text(document(readme.read_text(encoding="utf-8"), Path(folder)), encoding="utf-8")
-print(f"wrote {readme}")
+for name in PAGES:
+    page = ROOT / name
+    with tempfile.TemporaryDirectory() as folder:
+        page.write_text(document(page.read_text(encoding="utf-8"), Path(folder)), encoding="utf-8")
+    print(f"wrote {page}")

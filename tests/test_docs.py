@@ -6,18 +6,32 @@ from pathlib import Path
 
 import pytest
 
-from helpers.documented import first_of_each, in_a_shell, quick, runs, runs_here
+from attnscope.cli.app import COMMANDS
+from helpers import samples
+from helpers.documented import DEAR, first_of_each, in_a_shell, makers, quick, runs, runs_here
 from helpers.gallery import IMAGES, PARTS, document
+from helpers.reference_pages import command_section, metrics_page
 
 DOCS = Path(__file__).parents[1] / "docs"
 ROOT = DOCS.parent
-PAGES = ("gallery", "coming-from", "knockout", "patching", "budgets", "why")
-FILES = ("facts.jsonl", "pairs.jsonl", "README.md")  # that a reader has, or that stand elsewhere
+PAGES = [
+    "tutorial",
+    "gallery",
+    "paper-figure",
+    "cookbook",
+    "engines",
+    "trust",
+    "knockout",
+    "patching",
+    "budgets",
+    "why",
+]
+FILES = ("facts.jsonl", "pairs.jsonl", "subjects.jsonl", "rag.jsonl", "sentences.txt", "README.md")  # a reader's own
 LINES = sorted(
     {
         line
         for page in PAGES
-        for line in re.findall(r"^    (attnscope .*)$", (DOCS / f"{page}.md").read_text("utf-8"), re.MULTILINE)
+        for line in samples.commands((DOCS / f"{page}.md").read_text("utf-8"))
         if not any(name in line for name in FILES)
     }
 )
@@ -25,6 +39,19 @@ LINES = sorted(
 
 def test_the_gallery_is_what_its_script_writes():
     assert (DOCS / "gallery.md").read_text("utf-8") == document(), "run scripts/gallery.py"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_reference_has_the_help_of_a_command(name):
+    assert command_section(name) in (DOCS / "commands.md").read_text("utf-8"), "run scripts/reference_doc.py"
+
+
+def test_the_reference_has_no_other_command():
+    assert re.findall(r"^### (\S+)$", (DOCS / "commands.md").read_text("utf-8"), re.MULTILINE) == [*COMMANDS]
+
+
+def test_the_reference_has_every_metric_and_role():
+    assert (DOCS / "metrics.md").read_text("utf-8") == metrics_page(), "run scripts/reference_doc.py"
 
 
 def test_every_picture_of_the_gallery_is_there_and_none_else():
@@ -40,9 +67,24 @@ def test_every_picture_of_the_gallery_is_there_and_none_else():
 def test_what_a_page_links_to_is_there(page):
     """The site's strict build says so too, slowly."""
     text = re.sub(r"```.*?```|`[^`\n]*`", "", (ROOT / page).read_text("utf-8"), flags=re.DOTALL)
-    named = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text)
+    named = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)|src=\"([^\"]+)\"", text)
+    named = [link or picture for link, picture in named]
     local = [name for name in named if not re.match(r"[a-z]+:", name)]
     assert [name for name in local if not ((ROOT / page).parent / name).exists()] == []
+
+
+SAMPLES = [
+    pytest.param(page, command, shown, marks=[pytest.mark.e2e] if DEAR.search(command) else [], id=f"{page} {command}")
+    for page in samples.PAGES
+    for command, shown in samples.samples((ROOT / page).read_text("utf-8"))
+]
+
+
+@pytest.mark.parametrize(("page", "command", "shown"), SAMPLES)
+def test_a_sample_is_what_its_command_shows(page, command, shown, tmp_path):
+    for line in makers(command, samples.commands((ROOT / page).read_text("utf-8"))):
+        samples.shown(line, tmp_path)
+    assert samples.shown(command, tmp_path) == shown, "run scripts/readme_doc.py"
 
 
 @pytest.mark.parametrize("line", first_of_each(quick(LINES)))
@@ -55,11 +97,11 @@ def test_a_command_runs(line, readers_folder):
     runs(line, readers_folder)
 
 
-def test_the_commands_that_are_said_to_run_do():
-    """Each command of a page's tables whose TEXT is left open stands below it in full."""
+def test_the_commands_for_other_tools_calls_are_typed_in_full_elsewhere():
+    """Each command of the tables, whose TEXT is left open, is on another page in full."""
     page = (DOCS / "coming-from.md").read_text("utf-8")
     named = set(re.findall(r"\| `attnscope (\w+)", page))
-    assert named <= {line.split()[1] for line in LINES} | {"batch", "capture"}
+    assert named <= {line.split()[1] for line in LINES}
     assert len(LINES) > 20
 
 
@@ -77,9 +119,9 @@ def folders_of(page: Path) -> Iterator[tuple[str, str]]:
 
 
 def test_no_two_commands_write_into_one_folder():
-    """README, the gallery and the docs run in one folder, in any order."""
+    """README, the gallery and the docs run in one folder, in any order; examples of help texts have tests elsewhere."""
     first: dict[str, str] = {}
-    for page in (ROOT / "README.md", *sorted(DOCS.glob("*.md"))):
+    for page in (ROOT / "README.md", *sorted({*DOCS.glob("*.md")} - {DOCS / "commands.md"})):
         for folder, command in folders_of(page):
             assert first.setdefault(folder, command) == command, f"{page.name}: {folder}"
     assert len(first) > 20

@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 from collections.abc import Iterable
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,13 @@ def in_a_shell(lines: Iterable[str], slow: tuple[str, ...] = ()) -> list[object]
     """All lines as parameters that the default selection leaves out; slow: how those begin that take minutes."""
     marks = pytest.mark
     return [pytest.param(line, marks=marks.slow if slow and line.startswith(slow) else marks.e2e) for line in lines]
+
+
+def makers(line: str, lines: Iterable[str]) -> list[str]:
+    """The lines before this one that write the folders which it reads, in their order."""
+    earlier = list(takewhile(lambda other: other != line, lines))
+    folders = set(re.findall(r"(?<!--out )\bruns/[\w-]+", line))
+    return [other for other in earlier if any(f"--out {folder}" in other.split(" && ")[0] for folder in folders)]
 
 
 def runs_here(line: str, folder: Path) -> None:

@@ -1,6 +1,8 @@
 """docs/gallery.md: what every kind of picture shows, and the command that draws it."""
 
+import hashlib
 from dataclasses import dataclass
+from pathlib import Path
 
 IMAGES = "images/gallery"
 BANK = '"the financial bank is located on river bank"'
@@ -10,6 +12,14 @@ HEAD = """# Gallery
 Every picture here is of `demo`, the model inside the package, and is made by the command above it: no network, no GPU.
 `python scripts/gallery.py` makes this page; a test runs its commands.
 """
+VIEWER = Path(__file__).parents[2] / "attnscope" / "viewer"
+RECORD = "page.sha256"  # with the pictures: of which program of the page those of the page are
+
+
+def page_hash() -> str:
+    """The hash of what draws the page: its bundled script and style."""
+    parts = ((VIEWER / name).read_bytes() for name in ("bundle.js", "bundle.css"))
+    return hashlib.sha256(b"\n".join(parts)).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -58,6 +68,13 @@ FILES = (
         "Tokens on both axes; numbers in the cells where there is room.",
         f"attnscope heatmap {BANK} --select L1H4 --out runs/head",
         "runs/head/heads/L01H04.png",
+    ),
+    Entry(
+        "paper",
+        "One head for a paper",
+        "At the width of a column, with a font size and colours of your own ([how](paper-figure.md)).",
+        f'attnscope heatmap {BANK} --select L1H4 --width column --font-size 7 --cmap "white,navy" --out runs/paper.png',
+        "runs/paper.png",
     ),
     Entry(
         "sink",
