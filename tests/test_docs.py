@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from attnscope.cli.app import COMMANDS
-from helpers import samples
+from helpers import gallery, samples
 from helpers.documented import DEAR, first_of_each, in_a_shell, makers, quick, runs, runs_here
-from helpers.gallery import IMAGES, PARTS, document
+from helpers.gallery import IMAGES, PARTS, RECORD, document, page_hash
 from helpers.reference_pages import command_section, metrics_page
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -56,9 +56,18 @@ def test_the_reference_has_every_metric_and_role():
 
 def test_every_picture_of_the_gallery_is_there_and_none_else():
     named = {Path(one.image).name for part in PARTS.values() for one in part}
-    there = {path.name: path.read_bytes() for path in (DOCS / IMAGES).iterdir()}
+    there = {path.name: path.read_bytes() for path in (DOCS / IMAGES).iterdir() if path.name != RECORD}
     assert there.keys() == named
     assert all(data.startswith(b"\x89PNG") and len(data) < 1_000_000 for data in there.values())
+
+
+@pytest.mark.parametrize("name", ["bundle.js", "bundle.css"])
+def test_another_script_or_style_of_the_page_has_another_hash(name, tmp_path):
+    for file in (gallery.VIEWER / "bundle.js", gallery.VIEWER / "bundle.css"):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    assert page_hash(tmp_path) == page_hash()
+    (tmp_path / name).write_bytes((tmp_path / name).read_bytes() + b" ")
+    assert page_hash(tmp_path) != page_hash()
 
 
 @pytest.mark.parametrize(

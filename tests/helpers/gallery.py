@@ -16,9 +16,9 @@ VIEWER = Path(__file__).parents[2] / "attnscope" / "viewer"
 RECORD = "page.sha256"  # with the pictures: of which program of the page those of the page are
 
 
-def page_hash() -> str:
+def page_hash(folder: Path = VIEWER) -> str:
     """The hash of what draws the page: its bundled script and style."""
-    parts = ((VIEWER / name).read_bytes() for name in ("bundle.js", "bundle.css"))
+    parts = ((folder / name).read_bytes() for name in ("bundle.js", "bundle.css"))
     return hashlib.sha256(b"\n".join(parts)).hexdigest()
 
 
