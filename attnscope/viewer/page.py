@@ -286,6 +286,7 @@ def page_of(
         "format": FORMAT,
         "version": __version__,
         "title": title,
+        "aligned": WORDS[by] if by else None,
         "sides": packed,
         "units": shared,
         "divergences": apart,

@@ -197,10 +197,13 @@ class Side:
     def _maps(self, blobs: Blobs, wanted: Wanted) -> Iterator[dict[str, Any]]:
         for key, at in self.at.items():
             windowed = self.sight[at][0] is not None
+            # Beside the steps, which have all digits, three decimals of a weight have to be the same: 16 bits hold them.
+            exact = self.seen.operands[key].heads if key in self.seen.operands else ()
             for kept in self._kept(key):
                 for part in kept.shrunk(wanted, key.layer):
                     record = {"at": at, "bin": part.size, "windowed": windowed}
-                    entries = packed_maps(blobs, part.values_HRC, wanted.bits)
+                    bits: Bits = 16 if part.size == 1 and set(part.heads) <= set(exact) else wanted.bits
+                    entries = packed_maps(blobs, part.values_HRC, bits)
                     yield from (
                         {**record, "head": head, **entry} for head, entry in zip(part.heads, entries, strict=True)
                     )

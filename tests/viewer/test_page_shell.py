@@ -138,8 +138,8 @@ def test_filters_open_on_a_phone_and_the_header_holds_no_token_that_cannot_be_se
     path = tmp_path / "page.html"
     call("view", "--text", "abc \u202egnp.exe\u200b", "-o", str(path)).ok()
     with visiting(browser, path, size=PHONE) as visit:
-        assert "⟨202E⟩gnp.exe⟨200B⟩" in visit.page.locator("h1").inner_text()
-        box = visit.page.get_by_label("words")
+        assert "⟨202E⟩gnp.exe⟨200B⟩" in visit.page.locator(".quote").inner_text()
+        box = visit.page.get_by_label("whole words")
         assert not box.is_visible()
         visit.page.get_by_role("button", name="Filters").click()
         box.check()

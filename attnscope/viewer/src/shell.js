@@ -44,7 +44,8 @@ export class Shell {
   }
 
   #header() {
-    const { title, left_out: missing } = this.page.data;
+    const { left_out: missing, aligned } = this.page.data;
+    const names = [...new Set(this.page.sides.map(({ data }) => data.name))].join(" | ");
     const theme = make(
       "button",
       { type: "button", class: "plain", title: "Light or dark (t)", onclick: () => this.#theme() },
@@ -64,18 +65,24 @@ export class Shell {
     return make(
       "header",
       { class: "top" },
-      make("div", { class: "titled" }, make("h1", {}, isolated(title)), ...this.#facts()),
+      make("div", { class: "titled" }, make("h1", {}, isolated(names)), ...this.#facts(aligned)),
       make("div", { class: "tools" }, share, theme, help),
-      ...this.page.sides
-        .map((side) => excerpt(side, QUOTED))
-        .filter((text) => !text.split(" → ").every((part) => title.includes(part)))
-        .map((text) => make("p", { class: "quote", dir: "auto" }, text)),
+      ...this.#texts(),
       missing.length > 0 && leftOut(missing),
     );
   }
 
-  /** What the sides are: what both are, then by its letter what each is alone. */
-  #facts() {
+  /** The text, or by its letter that of each side. */
+  #texts() {
+    const texts = this.page.sides.map((side) => excerpt(side, QUOTED));
+    const same = new Set(texts).size < 2;
+    return (same ? texts.slice(0, 1) : texts).filter(Boolean).map((text, side) =>
+      make("p", { class: "quote" }, !same && make("b", {}, `${this.page.letter(side)} `), make("span", { dir: "auto" }, text)),
+    );
+  }
+
+  /** What the sides are: what both are, then by its letter what each is alone. @param {string|null} [aligned] */
+  #facts(aligned) {
     const sides = this.page.sides.map(facts);
     const common = sides[0].filter((part) => sides.every((parts) => parts.includes(part)));
     const spans = (/** @type {string[]} */ parts) => parts.map((part) => make("span", {}, part));
@@ -83,7 +90,7 @@ export class Shell {
       const alone = spans(parts.filter((part) => !common.includes(part)));
       return alone.length ? [make("b", {}, this.page.letter(side)), ...alone] : [];
     });
-    return [spans(common), own].filter(({ length }) => length).map((line) => make("div", { class: "facts" }, ...line));
+    return [spans([...common, ...(aligned ? [aligned] : [])]), own].filter(({ length }) => length).map((line) => make("div", { class: "facts" }, ...line));
   }
 
   /** @param {Tab} tab @param {number} place */

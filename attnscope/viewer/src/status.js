@@ -50,9 +50,16 @@ export class Status {
     this.query.textContent = namedRanges(side, [[query, query + 1]]);
     const keys = this.page.places(state);
     if (keys) this.key.textContent = namedRanges(side, keys);
-    this.suggested[0].hidden = state.query !== null;
-    this.suggested[1].hidden = state.key !== null;
+    this.#suggested(state.query === null, state.key === null);
     this.stepper.render(state);
+  }
+
+  /** @param {...boolean} suggested whether the query, and the key, were chosen by nobody */
+  #suggested(...suggested) {
+    [this.query, this.key].forEach((button, axis) => {
+      button.classList.toggle("suggested", suggested[axis]);
+      this.suggested[axis].hidden = !suggested[axis];
+    });
   }
 
   /** @param {State} state */
@@ -69,7 +76,7 @@ export class Status {
     const raw = keys ? await mass(page, shown, state, query, keys) : null;
     if (!mine()) return;
     this.key.textContent = keys ? namedRanges(page.side(state), keys) : "choose a key";
-    this.suggested[1].hidden = state.key !== null || !keys;
+    this.#suggested(state.query === null, state.key === null && !!keys);
     this.weight.textContent = raw?.text ?? "the page holds no weights in tokens of this head";
     this.weight.title = raw?.exact ?? "";
     this.note.textContent = [

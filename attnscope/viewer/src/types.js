@@ -180,6 +180,7 @@
  * @property {string} format
  * @property {string} version
  * @property {string} title
+ * @property {string|null} [aligned] how the tokens of two sides are paired, in words
  * @property {string|null} command
  * @property {{commands: Record<string, string>, python: string[]}|null} [copied] what a copied command begins with
  * @property {SideData[]} sides

@@ -54,7 +54,8 @@ export function stepsOf(head, operands, query, [from, to]) {
   const output = new Float64Array(head.value_dim);
   for (let key = 0; key < tokens; key++) weighted(key).forEach((value, at) => (output[at] += value));
   const numbers = { q, raw, scaled, capped, bias, biased, masked, exp, weights, output };
-  return { query, visible, weights, numbers, vectors: { k, v, weighted } };
+  const products = (/** @type {number} */ key) => k(key).map((value, at) => value * q[at]);
+  return { query, visible, weights, numbers, vectors: { k, v, weighted, products } };
 }
 
 /** @param {number} tokens @param {(key: number) => number} value */

@@ -12,6 +12,7 @@ import { Plot } from "./plot.js";
  * @typedef {{at: number, head: number}} Name
  */
 
+const NARROW = 900; // CSS pixels of a window in which the enlarged head stands above the others: as in style.css
 const GUTTER = { left: 64, top: 64, right: 2, bottom: 2 };
 
 export class Enlarged {
@@ -26,7 +27,8 @@ export class Enlarged {
     this.note = make("p", { class: "note" });
     this.value = make("p", { class: "hint" }, "Point at a head to enlarge it; a click opens it. The arrow keys choose the one that stays.");
     this.plot = new Plot(GUTTER);
-    this.plot.most = () => this.plot.element.clientWidth;
+    const share = () => (innerWidth > NARROW ? 1 : 0.38 * (innerHeight / this.plot.element.clientWidth)); // the heads have room below it
+    this.plot.most = () => Math.min(1, share()) * this.plot.element.clientWidth;
     this.element = make("aside", { class: "enlarged", "data-role": "enlarged", "aria-label": "The head enlarged" });
     this.element.append(this.title, this.note, this.plot.element, this.value);
     this.plot.onclick = ([row, column]) => {

@@ -39,7 +39,7 @@ class ModelView {
     this.filters = "";
     /** @type {Map<string, Promise<Thumb|null>>} */
     this.thumbs = new Map();
-    this.legend = make("div", { class: "legend" });
+    this.legend = make("div", { class: "legend heads-legend" });
     const map = make("div", {});
     this.enlarged = new Enlarged(page, store);
     element.append(this.legend, make("div", { class: "model-split" }, map, this.enlarged.element));

@@ -32,8 +32,8 @@ const FASTEST = 0.6; // powers of 2 that one turn of the wheel zooms by
 const LARGEST = 56; // CSS pixels of a cell that is not zoomed
 const DEEPEST = 64; // of a cell that is
 const LEGIBLE = 11; // a row that has a label
-const ROOMY = 29; // a cell that has its value in it
-const DECIMALS = 2; // of that value
+const ROOMY = 29; // a cell that has its value in it, with two decimals
+const ROOMIER = 44; // one that has three
 const FONT = 11;
 const LABEL = 15; // characters of a label
 const EDGE = 2; // CSS pixels of the line at the edge of a window
@@ -280,7 +280,7 @@ export class Plot {
         const [x, y] = this.at(row + 0.5, column + 0.5);
         const value = grid.at(row, column);
         context.fillStyle = inkOnPixel(paint(value));
-        context.fillText(fixed(value, DECIMALS), x, y, cell - 2);
+        context.fillText(fixed(value, cell < ROOMIER ? 2 : 3), x, y, cell - 2);
       }
   }
 

@@ -15,11 +15,12 @@
  * @property {(key: number) => string} cell
  * @property {string} [sum]
  * @property {boolean} [vector] whether its cells are numbers of a vector, which are below one another
+ * @property {(key: number) => HTMLElement} [strip] what its cells are instead of text
  */
 import { latest, make, spoken } from "../canvas.js";
 import { said } from "../data.js";
 import { length, opened, stepsOf } from "./arithmetic.js";
-import { number, numbers, total } from "./numbers.js";
+import { foremost, number, numbers, strip, total } from "./numbers.js";
 import { named, short } from "./parts.js";
 
 const FIRST = 4; // numbers shown of a vector
@@ -122,12 +123,10 @@ class Explained {
   #body(arrays, bars) {
     const { numbers } = this.steps;
     const perKey = arrays.filter(([, , axes]) => axes.includes("key"));
-    const table = this.#table(
-      perKey.map((array) => this.#column(array)),
-      bars,
-    );
+    const columns = perKey.flatMap((array) => (array[2].endsWith("dim") ? [this.#column(array), ...this.#strips(array)] : [this.#column(array)]));
+    const table = this.#table(columns, bars);
     return arrays.flatMap((array) => {
-      if (array === perKey[0]) return [table];
+      if (array === perKey[0]) return array[0] === "k" ? [table, this.#products()] : [table];
       return perKey.includes(array) ? [] : [this.#vector(array[1], numbers[array[0]], this.steps.query)];
     });
   }
@@ -138,8 +137,9 @@ class Explained {
     const summed = side.data.steps?.summed.includes(name);
     if (!axes.endsWith("dim")) {
       const values = steps.numbers[id];
-      const cell = (/** @type {number} */ key) => (values ? number(values[key]) : steps.visible[key] ? "yes" : "no");
-      return { title: name, cell, sum: summed ? number(total(values)) : "" };
+      const of = id === "weights" ? said : number;
+      const cell = (/** @type {number} */ key) => (values ? of(values[key]) : steps.visible[key] ? "yes" : "no");
+      return { title: name, cell, sum: summed ? of(total(values)) : "" };
     }
     const vector = steps.vectors[id];
     const width = vector(0).length;
@@ -154,19 +154,52 @@ class Explained {
   }
 
   /**
-   * A vector of the query: first numbers, how many more, length.
+   * A vector of each key as a strip of colours; of k also its products with q, of which the score is the sum.
+   *
+   * @param {StepArray} array @returns {Column[]}
+   */
+  #strips([id, name]) {
+    const { vectors, numbers: of } = this.steps;
+    const told = [[id, name], ...(id === "k" ? [["products", "q × k"]] : [])];
+    return told.map(([one, title]) => {
+      const rows = new Map(this.keys.map((key) => [key, vectors[one](key)]));
+      const most = Math.max(...[...rows.values()].flatMap((row) => [...row.map(Math.abs)])) || 1;
+      /** @param {number} key @returns {(at: number) => [string, string][]} */
+      const about = (key) => (at) => [
+        ...(one === "products" ? /** @type {[string, string][]} */ ([["q", number(of.q[at])], ["k", number(vectors.k(key)[at])]]) : []),
+        [title, number(vectors[one](key)[at])],
+      ];
+      const drawn = (/** @type {number} */ key) => strip(`${title} of ${named(this.units, key)}`, rows.get(key) ?? vectors[one](key), most, about(key));
+      return { title: `${title} by dimension`, cell: () => "", strip: drawn };
+    });
+  }
+
+  /** Which dimensions the score of the chosen key, else of the strongest, is made of. */
+  #products() {
+    const { weights, visible, vectors, numbers: of } = this.steps;
+    const best = weights.reduce((most, weight, key) => (visible[key] && weight > weights[most] ? key : most), 0);
+    const key = this.key ?? best;
+    const says = `${named(this.units, key)}: q · k = ${number(of.raw[key])}, most of it from ${foremost(vectors.products(key))}.`;
+    return make("p", { "data-role": "products" }, says);
+  }
+
+  /**
+   * A vector of the query: its strip, first numbers, how many more, length.
    *
    * @param {string} name @param {Float64Array} values @param {number} token
    */
   #vector(name, values, token) {
     const rest = values.length - FIRST;
     const cells = [name, numbers(values, FIRST), rest > 0 ? `… ${rest} more` : "", `length ${number(length(values))}`];
+    const of = `${name} of token ${named(this.units, token)}`;
+    const most = values.reduce((far, value) => Math.max(far, Math.abs(value)), 0) || 1;
     return make(
       "p",
       { class: "vector", "data-vector": name },
-      `${cells[0]} of token ${named(this.units, token)}:  `,
+      `${of}:  `,
       make("b", {}, cells[1]),
-      ` ${cells[2]}   ${cells[3]}`,
+      ` ${cells[2]}   ${cells[3]}  `,
+      strip(of, values, most, (at) => [[name, number(values[at])]]),
     );
   }
 
@@ -190,7 +223,7 @@ class Explained {
         { class: classes, "data-token": key, "data-axis": "key" },
         make("td", {}, String(key)),
         make("td", { class: "words" }, make("span", { class: "token key" }, short(units.label[key], 16))),
-        ...columns.map(({ cell, vector }) => make("td", { class: vector ? "vector" : "" }, cell(key))),
+        ...columns.map(({ cell, vector, strip: drawn }) => make("td", { class: vector ? "vector" : "" }, drawn ? drawn(key) : cell(key))),
         bars && make("td", { class: "share-cell" }, bar),
       );
     });
@@ -236,7 +269,7 @@ class Explained {
     const best = [...weights.keys()].sort((a, b) => weights[b] - weights[a]).slice(0, 3);
     const most = best
       .filter((key) => weights[key] >= 0.01)
-      .map((key) => `${short(label[key])} (${weights[key].toFixed(2)})`);
+      .map((key) => `${short(label[key])} (${said(weights[key])})`);
     const says = `In short: ${short(label[query])} gives most weight to ${most.join(", ")}.`;
     return make("div", { class: "step" }, make("p", {}, says), ...(map?.bin === 1 ? this.#held(map) : []));
   }
