@@ -21,7 +21,7 @@ from attnscope._version import __version__
 if TYPE_CHECKING:
     from attnscope.api.ablate import ablate
     from attnscope.api.batch import batch
-    from attnscope.api.capture import capture, load
+    from attnscope.api.capture import capture, from_weights, load, save_weights
     from attnscope.api.compare import compare
     from attnscope.api.explain import explain
     from attnscope.api.knockout import knockout, patch
@@ -51,11 +51,13 @@ __all__ = [
     "compare",
     "connect",
     "explain",
+    "from_weights",
     "knockout",
     "listen",
     "load",
     "parity",
     "patch",
+    "save_weights",
     "scan",
     "why",
     "wrap",
@@ -74,11 +76,13 @@ _HOMES = {
     "compare": "attnscope.api.compare",
     "connect": "attnscope.serve.session",
     "explain": "attnscope.api.explain",
+    "from_weights": "attnscope.api.capture",
     "knockout": "attnscope.api.knockout",
     "patch": "attnscope.api.knockout",
     "listen": "attnscope.hooks.listen",
     "load": "attnscope.api.capture",
     "parity": "attnscope.api.parity",
+    "save_weights": "attnscope.api.capture",
     "scan": "attnscope.api.scan",
     "why": "attnscope.api.why",
     "wrap": "attnscope.model.loading",

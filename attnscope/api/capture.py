@@ -1,12 +1,14 @@
-"""The library in three lines: load a model, capture a text, read the numbers.
+"""The library in three lines: load a model, capture a text, read the numbers; or those of weights that you have.
 
 Several texts through one model, in padded passes: an observation each, as if each were read alone.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from attnscope.api.captured import Capture
@@ -165,6 +167,81 @@ def capture(
     if is_several(text):
         return [Capture.made_of(one) for one in read_texts(model, [_ask(item, keep, how) for item in text])]
     return Capture.made_of(read(model, CaptureSpec(sound_of(audio) if text is None else text, keep, **how)))
+
+
+@hints_of(CaptureOptions, Request, View)
+def from_weights(
+    weights: Any,
+    tokens: Any = None,
+    *,
+    query_tokens: Any = None,
+    tokenizer: Any = None,
+    model: str | None = None,
+    kv_heads: int | None = None,
+    sink_logits: bool = False,
+    request: Request | None = None,
+    query: str | int | None = None,
+    key: str | int | None = None,
+    define: Mapping[str, str] | None = None,
+    select: str | None = None,
+) -> Capture:
+    """Attention matrices of any model, as what `capture` returns: tables, pictures and page, marked as not verified.
+
+    weights: after the softmax, an array (heads, queries, keys) for each layer, as `output_attentions=True` gives them,
+    or one array (layers, heads, queries, keys), of numpy or torch, in any float dtype; {layer: array} where others have
+    none. Or the path of an npz or safetensors file, which has the tokens too, see `save_weights`. tokens: strings, or
+    ids with their tokenizer. query_tokens: those of the queries in cross-attention. Of an encoder-decoder, weights is
+    {"encoder": ..., "decoder": ..., "cross": ...}, tokens the text, and query_tokens the target.
+
+    model: a name for captions. kv_heads: how many a layer has; null without it. sink_logits: rows may sum to less than
+    1. request, query, key, define, select: as of `capture`. Which keys a query sees is read off the weights.
+
+    Raises InputError for shapes that do not fit, and for a row that does not sum to 1 within what its dtype allows;
+    UsageError for what only the model can tell.
+
+        >>> seen = attnscope.from_weights(model(ids, output_attentions=True).attentions, ["the", "bank"])
+        >>> seen.page().save("bank.html")
+    """
+    from attnscope.inputs.weights import read_weights, weights_of
+    from attnscope.observe.weights import observe_weights
+
+    if isinstance(weights, str | os.PathLike):
+        options = {"tokens": tokens, "query_tokens": query_tokens, "tokenizer": tokenizer, "kv_heads": kv_heads}
+        other = next((name for name, value in options.items() if value is not None), None)
+        if other is not None:
+            raise UsageError("a file of weights has its own tokens", f"leave out {{{other}}}")
+        given = read_weights(Path(weights))
+        given = replace(given, name=model or given.name, sink_logits=sink_logits)
+    elif tokens is None:
+        raise UsageError("expected the tokens of the weights", "give {tokens} as a list of strings")
+    else:
+        given = weights_of(
+            weights, tokens, query_tokens, tokenizer, model=model, kv_heads=kv_heads, sink_logits=sink_logits
+        )
+    keep = kept(None, request, query, key, define, {})
+    return Capture.made_of(observe_weights(given, CaptureSpec("", keep, select=select)))
+
+
+def save_weights(
+    path: str | Path,
+    weights: Any,
+    tokens: Any,
+    *,
+    query_tokens: Any = None,
+    tokenizer: Any = None,
+    model: str | None = None,
+    kv_heads: int | None = None,
+) -> Path:
+    """Write attention matrices and their tokens to an npz or safetensors file, which `heads --weights-file` reads.
+
+    The arguments are those of `from_weights`. npz has `layer.0`, ... and `tokens_utf8`, a JSON list; in safetensors the
+    tokens are metadata. Raises as `from_weights` for shapes, UsageError for another suffix.
+
+        >>> attnscope.save_weights("bank.npz", attentions, tokenizer.convert_ids_to_tokens(ids[0]), model="my-model")
+    """
+    from attnscope.inputs.weights import save_weights, weights_of
+
+    return save_weights(path, weights_of(weights, tokens, query_tokens, tokenizer, model=model, kv_heads=kv_heads))
 
 
 def _ask(text: Any, keep: Request, how: CaptureOptions) -> CaptureSpec:

@@ -71,7 +71,7 @@ def heads_html(seen: Observation) -> str:
     first += [name for name in (*LENGTHS, *LOOKBACKS) if name in scores]
     ordered = dict.fromkeys((*first, *KEPT_FIRST, *METRICS))
     names = [name for name in ordered if name in (*scores, *first, *COLUMNS)]
-    kv = any(head.head is not None and head.head != head.kv_head for head in heads)
+    kv = any(head.head is not None and head.kv_head not in (None, head.head) for head in heads)
     titles = ["head", *["kv"] * kv, *(["roles", "text role"] if seen.atlas else ["role"])]
     titles += [COLUMNS.get(name) or (KNOWN[name].short if name in KNOWN else name) for name in names]
     titles += ["strongest relation", "weight"]

@@ -53,7 +53,10 @@ def heads_table(seen: Observation, shown: Sequence[Head], sort: str, width: int)
     relation, weight = Column(RELATION, align="left", fit="cut"), Column("weight", cells.score)
     # Head, kv head where that is not the head itself, and role; those of an atlas where they have room.
     heads, kv_heads = seen.columns.head, seen.columns.kv_head
-    which = [Column("head", align="left"), *[Column("kv")] * bool(((heads >= 0) & (heads != kv_heads)).any())]
+    which = [
+        Column("head", align="left"),
+        *[Column("kv")] * bool(((heads >= 0) & (kv_heads >= 0) & (heads != kv_heads)).any()),
+    ]
     which += [Column(ROLES if seen.atlas else "role", align="left")] * (width >= NARROW or not seen.atlas)
     if any(head.near_uniform for head in shown):
         which.append(Column("unif"))

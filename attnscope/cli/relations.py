@@ -132,7 +132,7 @@ def relations_sheet(table: pa.Table, top: int | None, wrapped: str = "") -> Shee
         layer, head, kv = (table.column(name).to_pylist() for name in ("layer", "head", "kv_head"))
         numbers = zip(layer, head, kv, strict=True)
         names = [cells.head_name(place, group if one is None else one, one is None) for place, one, group in numbers]
-        shared = any(one is not None and one != group for one, group in zip(head, kv, strict=True))
+        shared = any(one is not None and group not in (None, one) for one, group in zip(head, kv, strict=True))
         table = table.drop_columns(["layer", "head"] + ["kv_head"] * (not shared))
         table = table.rename_columns({"kv_head": "kv"}) if shared else table
         table = table.add_column(0, "head", words(names))

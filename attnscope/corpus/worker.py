@@ -199,7 +199,9 @@ class Worker:
         self.request = job.request
         heads = geometry.heads_of_stacks
         if job.select is not None:
-            self.request = job.request.selecting(select_stacks(job.select, heads, geometry.stack), geometry)
+            self.request = job.request.selecting(
+                select_stacks(job.select, heads, geometry.stack), geometry.stack, len(geometry.shown) > 1
+            )
         self.replicas = Replicas(self.loaded)
         self.limit = batch_limit(self.loaded) if job.batch_tokens is None else job.batch_tokens
         self._heads = sum(sum(of.values()) for of in heads.values())

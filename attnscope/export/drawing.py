@@ -27,7 +27,7 @@ from attnscope.figures.style import Quantity, StyleFields, count, layer_name
 from attnscope.metrics.metrics import KNOWN, MASS, ends, order_of
 from attnscope.metrics.roles import NEEDED_ROWS, NONE, OTHER, ROLE_METRICS, ROLES
 from attnscope.model.selection import GLOBAL, POOLING, is_bidirectional, is_difference, prefix
-from attnscope.observe.request import PerLayer
+from attnscope.observe.request import LayerKey, PerLayer
 from attnscope.utils.display import head_name, model_name, printed, shortened
 from attnscope.utils.files import write_whole
 
@@ -139,7 +139,7 @@ def mass_panels(seen: Observation) -> tuple[tuple[Panel, ...], str]:
     # the heads furthest above uniform attention are framed: in a short text every head gives much
     layers, above = np.unique(seen.columns.layer[order]).tolist(), mass.value - mass.null
     best = [head for head in seen.kept_heads(MASS.id)[:FRAMED] if math.isfinite(head.score[MASS.id])]
-    first = tuple((layers.index(head.layer), head.kv_head if head.head is None else head.head) for head in best)
+    first = tuple((layers.index(head.layer), head.number) for head in best)
     high, uniform = float(np.nanmax(mass.value[order])) or 1.0, np.unique(mass.null[order].round(3))
     uniform = uniform[np.isfinite(uniform)]
     # the whole range only where it is nearly reached: small masses would all have the colour of 0
@@ -516,7 +516,7 @@ def layer_maps(seen: Observation, stack: str = "") -> list[Maps]:
             labels_K=tuple(seen.keys.labels[start] for start in starts_K),
             bin_size=kept.bin_size,
             bin_rule=rule if max(kept.rows.size, kept.columns.size) > 1 else "",
-            kv_heads=() if by_kv else tuple(seen.kv_head(key, head) for head in kept.heads[key]),
+            kv_heads=() if by_kv else _kv_heads(seen, key, kept.heads[key]),
             by_kv=by_kv,
             quantity="difference" if is_difference(key.stack) else QUANTITIES[seen.view.weights],
             starts_Q=starts_Q,
@@ -548,6 +548,11 @@ def _role_score(columns: HeadColumns, place: int) -> float:
     """What a head scores on the text in the metric of its role; NaN without one, as for offset-2."""
     score = columns.scores.get(ROLE_METRICS.get(columns.role[place], ""))
     return math.nan if score is None else float(score.value[place])
+
+
+def _kv_heads(seen: Observation, key: LayerKey, heads: Sequence[int]) -> tuple[int, ...]:
+    """The kv head of each; empty where they are not known."""
+    return tuple(kv_head for head in heads if (kv_head := seen.kv_head(key, head)) is not None)
 
 
 def rows_of(layers: Sequence[Maps], without: Mapping[int, str]) -> list[Maps]:

@@ -233,6 +233,7 @@ def _facts(manifest: Mapping[str, Any]) -> dict[str, Any]:
     model, options = _mapping(manifest.get("model")), _mapping(manifest.get("options"))
     facts = {"model": model.get("name"), "revision": model.get("revision")}
     facts |= {name: manifest.get(name) for name in ("device", "dtype")}
+    facts["weights' sha256"] = _mapping(manifest.get("source")).get("sha256")  # of weights that were given
     return {name: value for name, value in options.items() if name not in AROUND} | facts
 
 

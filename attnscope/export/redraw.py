@@ -41,7 +41,7 @@ from attnscope.model.selection import CROSS, DECODER, ENCODER, OF_TWO_TEXTS, STA
 from attnscope.observe.atlas import columns_of
 from attnscope.observe.observation import Observation
 from attnscope.observe.records import HeadColumns, KeptKeys, LayerMaps, Matrices, Score
-from attnscope.observe.request import LayerKey, PerLayer, View
+from attnscope.observe.request import NOT_KNOWN, LayerKey, PerLayer, View
 from attnscope.studies import ablation as effects
 from attnscope.studies import atlas
 from attnscope.studies.comparison import NAME as COMPARISON
@@ -252,6 +252,10 @@ class RunTables:
             types = table["type"].to_pylist() if "type" in columns else [None] * len(table)
             kept = [stack in OF_TWO_TEXTS and not what for stack, what in zip(stacks, types, strict=True)]
             table = table.filter(pa.array(kept, pa.bool_()))
+            kv_heads = table["kv_head"]
+            if kv_heads.null_count == len(table):  # of weights alone, which do not tell
+                table = table.set_column(columns.index("kv_head"), "kv_head", pa.array([NOT_KNOWN] * len(table)))
+                needed.remove("kv_head")
             if any(table[column].null_count or (table[column].to_numpy() < 0).any() for column in needed):
                 raise self.damaged(name)
         except (pa.ArrowException, OSError, ValueError):

@@ -23,6 +23,8 @@ TOLERANCE = {  # row sums, and P V against the output: what rounding alone does
     "bfloat16": (3e-2, 5e-2),
 }
 
+GIVEN = "given"  # the route of a call that nobody heard: its weights came from elsewhere
+
 
 def tolerance(dtype: torch.dtype | str, otherwise: str = "float32") -> tuple[float, float]:
     """What rounding alone does in a dtype: to row sums, and to P V against the output.
@@ -39,12 +41,12 @@ class CallCheck:
 
     row_sum_error: largest |row sum - 1| (None with sink logits). masked_weight: largest weight on a key that the mask
     hides. value_error: largest |P V - output| over some rows, relative to the largest |output|. route: "interface",
-    "answered" (attnscope computed the output) or "hook". altered: an engine changed the call's output. dtype: of the
-    model's own output or weights, where there are any: not always that of the model. answered_by: which of attnscope's
-    own ways read each kind of question, {"Entropy": "tiles"}. stack: the layer's stack. repeats: whether its weights
-    are those of the call before it: of the same q and k, over other values. ahead: the share of its queries that see
-    the key after their own. back_alone: whether none may, by the model's config and class; None where they do not say
-    it. owed: numbers still on a device, by field; `settle` reads them.
+    "answered" (attnscope computed the output), "hook" or GIVEN. altered: an engine changed the call's output. dtype: of
+    the model's own output or weights, where there are any: not always that of the model. answered_by: which of
+    attnscope's own ways read each kind of question, {"Entropy": "tiles"}. stack: the layer's stack. repeats: whether
+    its weights are those of the call before it: of the same q and k, over other values. ahead: the share of its queries
+    that see the key after their own. back_alone: whether none may, by the model's config and class; None where they do
+    not say it. owed: numbers still on a device, by field; `settle` reads them.
     """
 
     layer: int

@@ -100,10 +100,17 @@ def piece_style(tokenizer: Any) -> Style:
     single = {name for name in vocabulary if len(name) == 1}
     if single in (NUMBERED, BYTES.keys()):
         return "latin1" if single == NUMBERED else "byte"
-    # Else the style whose mark most entries have decides: a few entries of any vocabulary look like another's.
+    return marks_of([byte_name(name) if isinstance(name, bytes) else name for name in vocabulary])
+
+
+def marks_of(names: Iterable[str]) -> Style:
+    """The style whose mark most of some entries have: a few entries of any vocabulary look like another's.
+
+    >>> marks_of(["the", "▁bank"])
+    'metaspace'
+    """
     counts: Counter[Style] = Counter()
-    for name in vocabulary:
-        name = byte_name(name) if isinstance(name, bytes) else name
+    for name in names:
         counts["byte"] += name.startswith("Ġ") and len(name) > 1
         counts["metaspace"] += name.startswith("▁") and len(name) > 1
         counts["wordpiece"] += name.startswith("##") and len(name) > 2

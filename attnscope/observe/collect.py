@@ -57,6 +57,7 @@ from attnscope.observe.request import Layer, LayerKey, PerLayer, Request, TextIn
 from attnscope.observe.value_norms import Directions, Projections
 
 if TYPE_CHECKING:
+    from attnscope.attention.operator import AttentionOperator
     from attnscope.inputs.prompt import Prompt
     from attnscope.model.geometry import LayerGeometry
     from attnscope.model.loaded import LoadedModel
@@ -203,25 +204,31 @@ class StackCollector:
             return
         if call.P.batch != len(self.prompts):  # a tower may be given its picture in other parts
             return
-        key = LayerKey(call.layer, self.stack)
-        known = self.layers.get(key.layer)
-        kv_heads = call.spec.kv_heads if call.spec else known.kv_heads if known else call.P.heads
-        self.kv_of[key] = call.P.heads, kv_heads
-        # The metrics of the stack that the call was heard as.
-        stack = metrics_stack(self.stack, call.visible.once("ahead", lambda: float(call.visible.ahead)))
-        if stack not in self._texts:
-            self._texts[stack] = replace(self.texts, stack=stack, asked={})
-        texts = self._texts[stack].to(call.P.device)
         # What a whole weight on a key writes: where values weigh it may be known only when the heads were projected.
         directions, out = self.forward.directions, self.forward.out
         written = None if directions is None else partial(directions.written, call)
-        layer = Layer(key, call.P, kv_heads, texts, written=written)
+        layer = replace(
+            self.layer(call.layer, call.P, None if call.spec is None else call.spec.kv_heads), written=written
+        )
         if out is None:
-            self._ask(layer)
+            self.ask(layer)
         else:
-            out.when_known(call, lambda norms: self._ask(replace(layer, written=norms)))
+            out.when_known(call, lambda norms: self.ask(replace(layer, written=norms)))
 
-    def _ask(self, layer: Layer) -> None:
+    def layer(self, index: int, P: AttentionOperator, kv_heads: int | None = None) -> Layer:
+        """A layer of the stack as it is asked; kv_heads: without it those of the layer's geometry."""
+        key, known, visible = LayerKey(index, self.stack), self.layers.get(index), P.visible
+        if kv_heads is None:
+            kv_heads = known.kv_heads if known else P.heads
+        self.kv_of[key] = P.heads, kv_heads
+        # The metrics of the stack that its queries look as.
+        stack = metrics_stack(self.stack, visible.once("ahead", lambda: float(visible.ahead)))
+        if stack not in self._texts:
+            self._texts[stack] = replace(self.texts, stack=stack, asked={})
+        return Layer(key, P, kv_heads, self._texts[stack].to(P.device))
+
+    def ask(self, layer: Layer) -> None:
+        """Ask a layer what its collectors want to know of it."""
         self._keep(self._pending.add(layer.P.device, self._batcher.add(layer)))
         self.forward.advance(1)
 

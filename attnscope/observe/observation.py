@@ -19,13 +19,13 @@ import numpy as np
 import pyarrow as pa
 
 from attnscope.errors import InputError, UsageError
-from attnscope.hooks.report import failures
+from attnscope.hooks.report import GIVEN, failures
 from attnscope.inputs.tokens import TokenSelection
 from attnscope.metrics.metrics import MASS
 from attnscope.metrics.roles import NEEDED_ROWS, NONE, SINK_MASS
 from attnscope.model.selection import CROSS, DECODER, ENCODER, STACKS, is_bidirectional
 from attnscope.observe.records import RELATION_COLUMNS, Head, HeadColumns, Relation, numbers_of, with_others
-from attnscope.observe.request import ENTRIES, LayerKey, ModelLayers, PerLayer, codes
+from attnscope.observe.request import ENTRIES, LayerKey, ModelLayers, PerLayer, codes, kv_head_of
 from attnscope.utils.display import shortened
 from attnscope.utils.tables import as_table, numbers, texts_at, words
 
@@ -352,7 +352,7 @@ class Observation:
             {
                 "layer": columns["layer"],
                 "head": numbers(columns["head"], columns["head"] < 0),
-                "kv_head": columns["kv_head"],
+                "kv_head": numbers(columns["kv_head"], columns["kv_head"] < 0),
                 "query": columns["query"],
                 "query_token": tokens("queries", columns["query"]),
                 "key": columns["key"],
@@ -386,10 +386,10 @@ class Observation:
         kept = [keys for obs in self.stacks.values() for keys in (obs.kept_keys or {}).values()]
         return sum(math.prod(keys.weight.shape) for keys in kept)
 
-    def kv_head(self, layer: int | LayerKey, head: Any) -> Any:
-        """The kv head that a query head (or each of an array of them) reads."""
-        heads, kv_heads = self.kv_of[layer]
-        return head * kv_heads // heads
+    def kv_head(self, layer: int | LayerKey, head: int) -> int | None:
+        """The kv head that a query head reads; None where that is not known."""
+        kv_head = kv_head_of(head, *self.kv_of[layer])
+        return None if kv_head < 0 else kv_head
 
     @cached_property
     def failures(self) -> list[str]:
@@ -404,7 +404,7 @@ class Observation:
     @cached_property
     def unmeasured(self) -> list[str]:
         """What this run could not measure, in words."""
-        unread = list(self.facts.get("unread", ()))
+        unread = [*self.facts.get("unverified", ()), *self.facts.get("unread", ())]
         if not self.other_stacks:
             return self._unmeasured() + unread
         return [f"{stack}: {line}" for stack, obs in self.stacks.items() for line in obs._unmeasured()] + unread
@@ -415,7 +415,7 @@ class Observation:
         pooled = [check for check in calls if is_bidirectional(check.stack) and check.queries not in (0, check.keys)]
         others = [check for check in calls if check.keys != self.report.tokens]
         other_keys = sorted({check.layer for check in (*pooled, *others) if check.call == 0})
-        no_output = sorted({check.layer for check in calls if check.value_error is None})
+        no_output = sorted({check.layer for check in calls if check.value_error is None and check.route != GIVEN})
         lines = []
         if again:
             lines.append(f"layers {again} attend more than once; the scores are of each layer's first call")
@@ -452,7 +452,7 @@ class Observation:
         return Head(
             int(columns.layer[place]),
             None if columns.head[place] < 0 else int(columns.head[place]),
-            int(columns.kv_head[place]),
+            None if columns.kv_head[place] < 0 else int(columns.kv_head[place]),
             str(columns.role[place]),
             {name: float(score.value[place]) for name, score in columns.scores.items()},
             None if np.isnan(weight) else relation,
@@ -558,7 +558,7 @@ def _of_layer(obs: Observation, key: LayerKey, stack: str) -> list[HeadTokens]:
             stack + obs.heads[place].name,
             key.layer,
             None if by_kv else head,
-            head if by_kv else int(obs.kv_head(key, head)),
+            head if by_kv else obs.kv_head(key, head),
             np.asarray(kept.weight[row]),
             np.asarray(kept.uniform[row]),
             sinks[row],

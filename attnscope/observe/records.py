@@ -22,7 +22,7 @@ from attnscope.metrics.metrics import COLUMNS, MASS, order_of
 from attnscope.metrics.roles import NONE
 from attnscope.metrics.texts import MAP_SIDE, Cells
 from attnscope.model.selection import STACKS, has_decoder_heads
-from attnscope.observe.request import PerLayer, View, codes
+from attnscope.observe.request import PerLayer, View, codes, kv_head_of
 from attnscope.utils.display import head_name
 from attnscope.utils.tables import as_table, flags, numbers, texts_at, words
 
@@ -201,7 +201,8 @@ class Score:
 class HeadColumns:
     """All heads (with by_kv, the means over the heads of each kv head) of all layers, one entry each, in model order.
 
-    layer, stack, head, kv_head: which head; head is -1 for the mean over a kv head's group. role: what it is called,
+    layer, stack, head, kv_head: which head; head is -1 for the mean over a kv head's group, kv_head where it is not
+    known. role: what it is called,
     one word or `-`: the first role that an atlas names where there is one, else text_role. text_role: the role that it
     has on this text. atlas_roles: all that the atlas names, joined by blanks; None without an atlas. near_uniform:
     True, False, or None where the text cannot tell. scores: {metric id: Score}. top_key, top_key_mass: the key that
@@ -277,7 +278,7 @@ class HeadColumns:
             {
                 "layer": self.layer[order],
                 "head": numbers(head, head < 0),
-                "kv_head": self.kv_head[order],
+                "kv_head": numbers(self.kv_head[order], self.kv_head[order] < 0),
                 "role": words(self.role[order].tolist()),
                 "text_role": words(self.text_role[order].tolist()),
                 "atlas_roles": words(self.atlas_roles[order].tolist()),
@@ -342,14 +343,15 @@ class Head:
     """What one head (with by_kv, the mean of the heads of one kv head) does with a text; scores are NaN for null.
 
     role: what it is called, one word or `-`: the first of atlas_roles where there is an atlas, else text_role.
-    text_role: its role on this text. atlas_roles: all that the atlas names it, none without one. uniform: the `mass`
+    text_role: its role on this text. atlas_roles: all that the atlas names it, none without one. kv_head: None where
+    weights alone were read, which do not tell. uniform: the `mass`
     that uniform attention would have, None where no keys were chosen. stack: its layer's. in_other_stack: whether a
     number alone means a layer of another stack.
     """
 
     layer: int
     head: int | None
-    kv_head: int
+    kv_head: int | None
     role: str
     score: Mapping[str, float]
     strongest: Relation | None
@@ -370,8 +372,14 @@ class Head:
     @property
     def name(self) -> str:
         """`L27H3`, `L27KV1` for the mean over a kv head's group, `cross L3H2` in another stack than the decoder's."""
-        by_kv, number = (True, self.kv_head) if self.head is None else (False, self.head)
-        return f"{self.stack} " * self.in_other_stack + head_name(self.layer, number, by_kv)
+        return f"{self.stack} " * self.in_other_stack + head_name(self.layer, self.number, self.head is None)
+
+    @property
+    def number(self) -> int:
+        """Its place in the layer: of the mean over a kv head's group that of the kv head, which is known then."""
+        number = self.kv_head if self.head is None else self.head
+        assert number is not None
+        return number
 
 
 RELATION_COLUMNS = ("layer", "head", "kv_head", "query", "key", "weight", "stack")
@@ -403,7 +411,7 @@ def numbers_of(
         which = []
         for key, keys in layers:
             heads, kv_heads = kv_of[key]
-            which += [(key.layer, head, head if by_kv else head * kv_heads // heads) for head in keys.heads]
+            which += [(key.layer, head, head if by_kv else kv_head_of(head, heads, kv_heads)) for head in keys.heads]
         kept_HQ = keep @ np.ones(keep.shape[-1], np.int32)
         of_heads = np.array(which, np.int32).reshape(-1, 3).T
         layer, head, kv_head = (np.repeat(number, kept_HQ.sum(-1)) for number in of_heads)

@@ -46,13 +46,15 @@ if TYPE_CHECKING:
     from attnscope.inputs.prompt import Prompt, Side
     from attnscope.inputs.sound import Sound
     from attnscope.metrics.texts import Texts
-    from attnscope.model.geometry import Geometry
     from attnscope.observe.atlas import HeadNames
 
     Text: TypeAlias = str | Prompt | Sequence[int] | Sound
 
 
 T = TypeVar("T", covariant=True)
+
+
+NOT_KNOWN = -1  # the number of a kv head that weights alone do not tell: null in tables
 
 
 class LayerKey(NamedTuple):
@@ -94,11 +96,20 @@ class Layer:
 
     def kv_head(self, head: int) -> int:
         """The kv head that a query head reads."""
-        return head * self.kv_heads // self.P.heads
+        return kv_head_of(head, self.P.heads, self.kv_heads)
 
     def per_kv_head(self, values: Tensor) -> Tensor:
         """(B, H, ...) -> (B, kv heads, ...), the mean over the query heads that share a kv head."""
         return values.view(self.P.batch, self.kv_heads, -1, *values.shape[2:]).mean(2)
+
+
+def kv_head_of(head: int, heads: int, kv_heads: int) -> int:
+    """The kv head that a query head reads, of so many heads; NOT_KNOWN where the layer's kv heads are not known, as 0.
+
+    >>> kv_head_of(3, heads=4, kv_heads=2), kv_head_of(3, heads=4, kv_heads=0)
+    (1, -1)
+    """
+    return head * kv_heads // heads if kv_heads else NOT_KNOWN
 
 
 def codes(stacks: Sequence[str] | np.ndarray) -> np.ndarray:
@@ -300,10 +311,9 @@ class Request:
         if self.view.weights == "logit" and self.maps:
             raise UsageError("effects on a logit have no map", "ask for {relations}")
 
-    def selecting(self, heads: Mapping[str, Mapping[int, Sequence[int]]], geometry: Geometry) -> Request:
-        """The same of these heads alone, by stack."""
-        view = replace(self.view, heads=heads.get(geometry.stack, {}))
-        return replace(self, view=view, stacks=heads if len(geometry.shown) > 1 else None)
+    def selecting(self, heads: Mapping[str, Mapping[int, Sequence[int]]], plain: str, several: bool) -> Request:
+        """The same of these heads alone, by stack; plain: that of the view's heads. several: whether there are more."""
+        return replace(self, view=replace(self.view, heads=heads.get(plain, {})), stacks=heads if several else None)
 
     def view_of(self, asked: bool | Mapping[int, Sequence[int]]) -> View:
         """The view, of the heads that `weights` or `operands` asks for."""

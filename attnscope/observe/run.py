@@ -291,7 +291,7 @@ def _selected(loaded: LoadedModel, ask: CaptureSpec, named_by: HeadNames | Names
     if select is None:
         return ask.keep
     heads = select_stacks(select, geometry.heads_of_stacks, geometry.stack, _roles(named_by))
-    return ask.keep.selecting(heads, geometry)
+    return ask.keep.selecting(heads, geometry.stack, len(geometry.shown) > 1)
 
 
 def _roles(named_by: HeadNames | NamesBeside | None) -> HeadsByRole | None:

@@ -152,7 +152,7 @@ class Side:
 
     def _layer(self, key: LayerKey, heads: int, kv: int) -> dict[str, Any]:
         visible = self.seen.visible[key]
-        return {"layer": key.layer, "stack": key.stack, "heads": heads, "kv_heads": kv, "visible": visible}
+        return {"layer": key.layer, "stack": key.stack, "heads": heads, "kv_heads": kv or None, "visible": visible}
 
     def _heads(self) -> Iterator[dict[str, Any]]:
         columns, scores = self.seen.columns, self.seen.columns.scores.values()
@@ -168,7 +168,7 @@ class Side:
             yield {
                 "at": self.at[layer, stack],  # type: ignore[index]
                 "head": head,
-                "kv_head": int(columns.kv_head[place]),
+                "kv_head": int(columns.kv_head[place]) if columns.kv_head[place] >= 0 else None,
                 "role": columns.role[place],
                 "text_role": columns.text_role[place],
                 "near_uniform": columns.near_uniform[place],

@@ -22,7 +22,7 @@ from attnscope.metrics.roles import NONE, near_uniform, roles_of
 from attnscope.model.selection import DECODER
 from attnscope.observe.collector import Answers, Collected, Collector, OfMasks, on_host
 from attnscope.observe.records import HeadColumns, Score
-from attnscope.observe.request import Layer, LayerKey, PerLayer, Request, TextInputs, View
+from attnscope.observe.request import Layer, LayerKey, PerLayer, Request, TextInputs, View, kv_head_of
 
 RELATION = ("relation_weight", "relation_query", "relation_key")
 
@@ -305,7 +305,7 @@ def _which(layers: Iterable[LayerHeads], view: View) -> dict[str, np.ndarray]:
         chosen = range(heads) if view.heads is None else view.heads.get(key.layer, ())
         wanted = {head * kv_heads // heads for head in chosen} if view.by_kv else set(chosen)
         for number in range(kv_heads if view.by_kv else heads):
-            kv_head = number if view.by_kv else number * kv_heads // heads
+            kv_head = number if view.by_kv else kv_head_of(number, heads, kv_heads)
             parts = key.layer, key.stack, -1 if view.by_kv else number, kv_head, number in wanted
             for name, part in zip(names, parts, strict=True):
                 names[name].append(part)

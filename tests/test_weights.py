@@ -1,0 +1,355 @@
+"""Attention weights without their model: the same numbers as of a pass, checked as data, marked as not verified."""
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+import attnscope
+from attnscope.api.captured import Capture
+from attnscope.errors import InputError, UsageError
+from attnscope.export.drawing import about
+from attnscope.export.export import manifest
+from attnscope.inputs.weights import prompt_of_tokens
+from attnscope.model.loading import wrap
+from attnscope.observe.request import Request, View
+from attnscope.observe.weights import Sight, sight_of
+from helpers.families import tiny_config
+
+TEXT = "the financial bank is located on river bank, the financial bank is"
+LONG = f"{TEXT} {TEXT}"
+ALL = Request(relations=True, top_k=None, maps="all", weights=True, rollout="tokens", per_token=True)
+ALL_OF_TWO = Request(relations=True, top_k=None, maps="all", weights=True, query="0-3", key="first,bank")
+
+
+@pytest.fixture(scope="module")
+def captured(demo):
+    """A capture of the demo, its heads called what the text shows."""
+    return bare(attnscope.capture(demo, TEXT, request=ALL, engine="eager"))
+
+
+@pytest.fixture(scope="module")
+def layers(captured):
+    return [captured.weights[layer] for layer in range(4)]
+
+
+def bare(seen):
+    """The observation with the roles of the text alone: weights bring no atlas."""
+    return Capture.made_of(seen.named(None))
+
+
+def random(demo, model_type, head="CausalLM", **config):
+    """A model of transformers, with parameters large enough for heads to differ."""
+    config = tiny_config(model_type, vocab_size=2000, **config)
+    model = getattr(transformers, f"AutoModelFor{head}").from_config(config, attn_implementation="eager")
+    torch.manual_seed(0)
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            torch.nn.init.normal_(parameter, 0, 0.3)
+    return wrap(model.eval().requires_grad_(False), demo.tokenizer, f"tiny-{model_type}")
+
+
+def same(seen, expected, kv=True):
+    """Every table, map and number of two observations, to 1e-6."""
+    assert list(seen.stacks) == list(expected.stacks)
+    for stack, of in expected.stacks.items():
+        own = seen.of(stack)
+        assert dict(own.visible) == dict(of.visible)
+        assert dict(own.support) == dict(of.support)
+        np.testing.assert_allclose(own.received, of.received, atol=1e-6)
+        for key in of.weights:
+            assert own.uniform(tuple(key)) == pytest.approx(of.uniform(tuple(key)), abs=1e-6, nan_ok=True)
+            torch.testing.assert_close(own.weights[key], of.weights[key], atol=1e-6, rtol=0)
+            if of.maps:
+                np.testing.assert_allclose(own.maps.values[key], of.maps.values[key], atol=1e-6)
+    tables = [[view.table(), view.relations(), view.key_table()] for view in (seen, expected)]
+    for table, view in zip(tables, (seen, expected), strict=True):
+        table += [view.token_table()] if expected.per_token else []
+        table += [view.rollout_table()] if expected.rollout else []
+    for table, other in zip(*tables, strict=True):
+        assert table.schema.equals(other.schema)
+        for name in table.column_names:
+            if name != "kv_head" or kv:
+                same_column(name, table.column(name), other.column(name))
+
+
+def same_column(name, own, expected):
+    if str(own.type) in ("float", "double"):
+        numbers = [np.array(column.to_pylist(), float) for column in (own, expected)]
+        np.testing.assert_allclose(*numbers, atol=1e-6, err_msg=name)
+    else:
+        assert own.to_pylist() == expected.to_pylist(), name
+
+
+# The same numbers
+
+FORMS = {
+    "a list of tensors with a batch axis": lambda layers: tuple(layer[None] for layer in layers),
+    "one array of numpy": lambda layers: np.stack([layer.numpy() for layer in layers]),
+    "one tensor with a batch axis": lambda layers: torch.stack(list(layers))[:, None].double(),
+    "layers by number": lambda layers: dict(enumerate(layer.numpy() for layer in layers)),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_numbers_are_those_of_a_capture_of_the_same_matrices(captured, layers, form):
+    seen = attnscope.from_weights(FORMS[form](layers), captured.prompt, kv_heads=3, request=ALL)
+    same(seen, captured)
+
+
+def test_so_are_those_of_named_tokens_groups_and_spans(demo, layers):
+    asked = Request(
+        relations=True,
+        maps="kept",
+        weights=True,
+        per_token=True,
+        query="5-12",
+        key="money",
+        define={"money": "bank,financial"},
+        spans=("money",),
+        group="words",
+    )
+    expected = bare(attnscope.capture(demo, TEXT, request=asked, engine="eager", select="1.*,3.2"))
+    seen = attnscope.from_weights(layers, expected.prompt, kv_heads=3, request=asked, select="1.*,3.2")
+    same(seen, expected)
+    for key, pairs in expected.spans.items():
+        np.testing.assert_allclose(seen.spans[key].mass, pairs.mass, atol=1e-6)
+    by_kv = Request(view=View(by_kv=True), relations=True, maps="all", weights=True)
+    expected = bare(attnscope.capture(demo, TEXT, request=by_kv, engine="eager"))
+    same(attnscope.from_weights(layers, expected.prompt, kv_heads=3, request=by_kv), expected)
+
+
+def test_the_comparison_sees_one_wrong_weight(captured, layers):
+    wrong = [layer.clone() for layer in layers]
+    wrong[2][3, 7, :2] = wrong[2][3, 7, :2].flip(0)
+    with pytest.raises(AssertionError):
+        same(attnscope.from_weights(wrong, captured.prompt, kv_heads=3, request=ALL), captured)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "config", "masks"),
+    [
+        ("bert", {"is_decoder": False}, "both ways"),
+        ("mistral", {"sliding_window": 8, "num_hidden_layers": 2}, "causal, window 8"),
+        ("gemma2", {"sliding_window": 8}, "causal, window 8 in layers 0,2; causal in layers 1,3"),
+        ("modernbert", {"local_attention": 8}, "both ways in layer"),
+    ],
+)
+def test_the_masks_of_families_are_read_off_their_weights(demo, model_type, config, masks):
+    loaded = random(demo, model_type, "MaskedLM" if model_type in ("bert", "modernbert") else "CausalLM", **config)
+    expected = bare(attnscope.capture(loaded, LONG, request=ALL, engine="eager"))
+    attentions = loaded.model(torch.tensor([expected.prompt.ids]), output_attentions=True).attentions
+    seen = attnscope.from_weights(attentions, expected.prompt, request=ALL)
+    [line] = [line for line in seen.unmeasured if "masks" in line]
+    assert line.startswith(f"masks were read off the weights: {masks}")
+    assert ("4 before and 4 after" in line) == (model_type == "modernbert")
+    same(seen, expected, kv=False)
+
+
+def test_an_encoder_decoder_has_three_stacks_and_its_cross_attention_can_be_given_alone(demo):
+    loaded = random(demo, "bart", "Seq2SeqLM")
+    expected = bare(attnscope.capture(loaded, TEXT, target="Mary saw John", request=ALL_OF_TWO, engine="eager"))
+    ids, target = (torch.tensor([prompt.ids]) for prompt in (expected.prompt, expected.queries))
+    result = loaded.model(ids, decoder_input_ids=target, output_attentions=True)
+    parts = {
+        "encoder": result.encoder_attentions,
+        "cross": result.cross_attentions,
+        "decoder": result.decoder_attentions,
+    }
+    axes = {"tokens": expected.prompt, "query_tokens": expected.queries}
+    seen = attnscope.from_weights(parts, **axes, request=ALL_OF_TWO)
+    same(seen, expected, kv=False)
+    assert len(seen.page().html) > 10_000
+    alone = attnscope.from_weights(parts["cross"], **axes, request=ALL_OF_TWO)
+    same(alone, bare(expected.of("cross")), kv=False)
+    with pytest.raises(InputError, match=r"expected 11 queries and 14 keys.*got 11 and 11"):
+        attnscope.from_weights(parts["decoder"], **axes)
+
+
+def test_a_sink_takes_what_is_left_of_a_row(demo):
+    loaded = random(demo, "gpt_oss", num_hidden_layers=2)
+    expected = bare(attnscope.capture(loaded, TEXT, request=ALL, engine="eager"))
+    layers = [expected.weights[layer] for layer in range(2)]
+    assert min(float(layer.sum(-1).min()) for layer in layers) < 0.9
+    with pytest.raises(InputError, match=r"row \d+ of L0H\d sums to \S+, expected 1"):
+        attnscope.from_weights(layers, expected.prompt)
+    same(attnscope.from_weights(layers, expected.prompt, sink_logits=True, request=ALL), expected, kv=False)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_read_whatever_holds_it_now(captured, layers, dtype):
+    rounded = [layer.to(dtype) for layer in layers]
+    seen = attnscope.from_weights(rounded, captured.prompt, request=ALL)
+    again = attnscope.from_weights([layer.float().numpy() for layer in rounded], captured.prompt, request=ALL)
+    assert seen.facts["dtype"] == again.facts["dtype"] == str(dtype).removeprefix("torch.")
+    same(seen, again)
+    off = [layer * 1.001 for layer in layers]  # as far off, and no rounding
+    with pytest.raises(InputError, match=r"row \d+ of L0H0 sums to 1\.001, expected 1"):
+        attnscope.from_weights(off, captured.prompt)
+
+
+def test_rows_of_padding_are_left_out_and_said(captured, layers):
+    tokens = ["<pad>", "<pad>", *captured.prompt.tokens, "<pad>"]
+    padded = [torch.nn.functional.pad(layer, (2, 1, 2, 1)) for layer in layers]
+    seen = attnscope.from_weights(padded, tokens, kv_heads=3, request=ALL)
+    same(seen, attnscope.from_weights(layers, list(captured.prompt.tokens), kv_heads=3, request=ALL))
+    assert (seen.prompt.removed, seen.facts["notes"]) == (
+        3,
+        ["3 tokens of padding at the ends of the text were left out"],
+    )
+    padded[1][0, 5, 0], padded[1][0, 5, 2] = padded[1][0, 5, 2].clone(), 0.0
+    with pytest.raises(InputError, match="layer 1: tokens of padding receive weight"):
+        attnscope.from_weights(padded, tokens)
+    for layer in layers:
+        assert layer[:, 4].any()
+    holed = [layer.clone() for layer in layers]
+    for layer in holed:
+        layer[:, 4] = 0
+    with pytest.raises(InputError, match="row 4 is all zeros in every head"):
+        attnscope.from_weights(holed, captured.prompt)
+
+
+# Masks, read off the weights
+
+
+def uniform(seen_QK):
+    """Equal weights on the keys that are seen."""
+    seen_QK = np.asarray(seen_QK, float)
+    return torch.tensor(seen_QK / seen_QK.sum(-1, keepdims=True))[None]
+
+
+def distance(tokens):
+    return np.arange(tokens)[:, None] - np.arange(tokens)
+
+
+@pytest.mark.parametrize(
+    ("seen_QK", "sight"),
+    [
+        (distance(6) >= 0, Sight(None, 0)),
+        (distance(6) < 99, Sight(None, None)),
+        ((distance(6) >= 0) & (distance(6) < 3), Sight(2, 0)),
+        (np.abs(distance(6)) <= 2, Sight(2, 2)),
+        ((distance(6) <= 1) & (distance(6) >= -3), Sight(1, 3)),
+        (np.eye(6), Sight(None, 0)),  # rows of a single 1
+        (distance(6) == np.minimum(distance(6)[:, :1], 1), Sight(None, 0)),  # the token before
+        ((distance(6) >= 0) & (distance(6) != 1) | np.eye(6, dtype=bool), Sight(None, 0)),  # a gap
+        (np.ones((1, 1)), Sight(None, 0)),
+    ],
+)
+def test_a_mask_is_an_edge_that_every_query_has(seen_QK, sight):
+    assert sight_of(uniform(seen_QK)) == sight
+    if sight != Sight(None, 0):
+        mask = sight.mask(*np.shape(seen_QK))
+        assert mask.rows(0, len(seen_QK))[0, 0].expand(np.shape(seen_QK)).tolist() == np.array(seen_QK, bool).tolist()
+
+
+def test_one_weight_ahead_makes_a_layer_look_both_ways(layers, captured):
+    ahead = [layer.clone() for layer in layers]
+    ahead[3][5, 2, 3:] = 0.25 / len(ahead[3][5, 2, 3:])
+    ahead[3][5, 2, :3] *= 0.75
+    seen = attnscope.from_weights(ahead, captured.prompt)
+    assert seen.stack == "encoder"
+    assert "causal in layers 0-2; both ways in layers 3" in " ".join(seen.unmeasured)
+
+
+# What cannot be known
+
+
+def test_nothing_of_it_counts_as_verified(captured, layers, tmp_path):
+    seen = attnscope.from_weights(layers, captured.prompt, model="nano")
+    assert seen.table()["kv_head"].to_pylist() == seen.relations()["kv_head"].to_pylist()[:1] * 24 == [None] * 24
+    assert seen.head("L1H4").kv_head is None
+    assert seen.table()["atlas_roles"].null_count == 24
+    written = manifest(seen, {}, {})
+    assert written["source"] == {"weights": "memory", "sha256": seen.facts["source"]["sha256"], "verified": False}
+    assert written["model"]["name"] == "weights not verified: nano"
+    assert written["checks"]["value_error"] is written["checks"]["masked_weight"] is None
+    lines = " ".join(written["checks"]["unmeasured"])
+    assert all(words in lines for words in ("not verified", "masks were read off", "kv heads"))
+    page = seen.page()
+    assert page.title.startswith("weights not verified: nano: “")
+    assert "weights not verified: nano" in about(seen).line
+    assert "not verified" in repr(seen)
+    assert "not verified" in seen._repr_html_()
+    other = attnscope.from_weights([layer.flip(0) for layer in layers], captured.prompt, model="nano")
+    seen.export(tmp_path / "run", figures=())
+    with pytest.raises(UsageError, match=r"holds another run.*weights"):
+        other.export(tmp_path / "run", figures=())
+
+
+@pytest.mark.parametrize(
+    ("request_", "words"),
+    [
+        (Request(view=View(weights="scores")), "logits before the softmax need the model"),
+        (Request(view=View(weights="value")), "norms of what keys write need the model"),
+        (Request(operands=True), "q, k and v need the model"),
+        (Request(view=View(by_kv=True)), "which heads share a kv head"),
+    ],
+)
+def test_what_needs_the_model_is_refused_in_words(captured, layers, request_, words):
+    with pytest.raises(UsageError, match=words):
+        attnscope.from_weights(layers, captured.prompt, request=request_)
+
+
+EYE = np.eye(3)[None].repeat(2, 0)
+WRONG = {
+    "no list": (EYE, "abc", UsageError, "expected a list of tokens, got str"),
+    "no tokens": ([EYE], None, UsageError, "expected the tokens"),
+    "no token": ([EYE], [], InputError, "there is no token"),
+    "other tokens": ([EYE], ["a", "b"], InputError, "expected 2 queries and 2 keys, one for each token, got 3 and 3"),
+    "ids alone": ([EYE], [1, 2, 3], UsageError, "ids need their tokenizer"),
+    "mixed tokens": ([EYE], ["a", 2, "c"], UsageError, "expected strings or ids, got 2"),
+    "a layer without weights": ([EYE, None], list("abc"), UsageError, "layer 1 is None: this model returned"),
+    "two texts": ([np.stack([EYE, EYE])], list("abc"), InputError, r"layer 0 has 2 texts, expected one: \(2"),
+    "one matrix": (EYE[0], list("abc"), InputError, r"expected weights of 4 axes .* got \(3, 3\)"),
+    "no layer": ([], list("abc"), InputError, "there is no layer"),
+    "whole numbers": ([EYE.astype(int)], list("abc"), UsageError, "expected floating-point numbers, got int64"),
+    "objects": ([EYE.astype(object)], list("abc"), UsageError, "expected floating-point numbers, got object"),
+    "ragged": ([[[1.0], [1.0, 2.0]]], list("abc"), UsageError, "layer 0: expected an array, got list"),
+    "NaN": ([EYE * np.nan], list("abc"), InputError, "row 0 of L0H0 has NaN or infinite weights"),
+    "logits": ([EYE - 1.0], list("abc"), InputError, "row 0 of L0H0 has a weight of -1, expected 0 to 1"),
+    "no sum of 1": ([EYE, EYE + 0.1], list("abc"), InputError, r"row 0 of L1H0 sums to 1\.3, expected 1"),
+    "zeros": ([EYE * 0], list("abc"), InputError, "all rows are zeros"),
+    "a stack of none": ({"tower": [EYE]}, list("abc"), UsageError, "decoder, cross, got tower"),
+    "cross without queries": ({"cross": [EYE]}, list("abc"), UsageError, "need the tokens of the queries"),
+    "half a pair": ([EYE], ["a", "\ud800", "c"], InputError, "half of a surrogate pair"),
+    "a long token": ([EYE], ["a", "b", "c" * 2000], InputError, "a token has 2000 letters, expected at most 1000"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_is_no_weights_is_refused_with_what_was_expected(case):
+    weights, tokens, error, words = WRONG[case]
+    with pytest.raises(error, match=words):
+        attnscope.from_weights(weights, tokens)
+
+
+# Tokens
+
+
+@pytest.mark.parametrize(
+    ("names", "text", "labels"),
+    [
+        (["<|endoftext|>", "The", "Ġcat", "Ċ", "Ã©"], "<|endoftext|>The cat\né", "<|endoftext|> The ·cat ↵ é"),
+        (["<s>", "▁the", "▁riv", "er", "<0x0A>"], "<s> the river\n", "<s> ·the ·riv er ↵"),
+        (["[CLS]", "run", "##ning", "fast", "[SEP]"], "[CLS]running fast[SEP]", "[CLS] run ning fast [SEP]"),
+        (["the", "cat", "sat"], "the cat sat", "the cat sat"),
+        (["the", " cat", " sat"], "the cat sat", "the ·cat ·sat"),
+        (list("a b"), "a b", "a · b"),
+    ],
+)
+def test_tokens_are_read_by_the_marks_of_their_vocabulary(names, text, labels):
+    prompt = prompt_of_tokens(names)
+    assert prompt.text == text
+    assert " ".join(prompt.labels) == labels
+    assert [prompt.special[at] for at in (0, -1)] == [names[at][0] in "<[" and names[at] != "<0x0A>" for at in (0, -1)]
+    assert len(set(prompt.ids)) == len(set(names))
+
+
+def test_tokens_of_a_tokenizer_read_as_its_own_text(demo, captured):
+    names = demo.tokenizer.convert_ids_to_tokens(list(captured.prompt.ids))
+    prompt = prompt_of_tokens(names)
+    assert prompt.tokens == captured.prompt.tokens
+    assert prompt.special == captured.prompt.special
+    assert [span.name for span in prompt.words] == [span.name for span in captured.prompt.words]
+    assert prompt_of_tokens(torch.tensor([captured.prompt.ids]), demo.tokenizer).ids == captured.prompt.ids
