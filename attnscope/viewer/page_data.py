@@ -197,7 +197,7 @@ class Side:
     def _maps(self, blobs: Blobs, wanted: Wanted) -> Iterator[dict[str, Any]]:
         for key, at in self.at.items():
             windowed = self.sight[at][0] is not None
-            # Beside the steps, which have all digits, three decimals of a weight have to be the same: 16 bits hold them.
+            # Beside the steps, which have all digits, three decimals of a weight are the same: 16 bits hold them.
             exact = self.seen.operands[key].heads if key in self.seen.operands else ()
             for kept in self._kept(key):
                 for part in kept.shrunk(wanted, key.layer):
