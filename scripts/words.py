@@ -11,7 +11,7 @@ from pathlib import Path
 MADE = re.compile(r"<!-- (\w+): written by .*?<!-- \1 end -->", re.DOTALL)
 CODE = re.compile(r"^```.*?^```|^ {4}\S[^\n]*$|<[^>]*>|!\[[^\]]*\]\([^)]*\)", re.DOTALL | re.MULTILINE)
 LINE = re.compile(r"^(?:\||#|---).*$", re.MULTILINE)  # a row of a table, a heading
-END = re.compile(r"(?<=[.!?])[)\"*_]*\s+(?=[^a-z]|$)|\n\s*\n|\n\s*(?:[-*]|\d+\.)\s")
+END = re.compile(r"(?<!e\.g\.)(?<!i\.e\.)(?<!al\.)(?<!vs\.)(?<=[.!?])[)\"*_]*\s+|\n\s*\n|\n\s*(?:[-*]|\d+\.)\s")
 
 
 def sentences(page: str) -> list[int]:

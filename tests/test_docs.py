@@ -27,14 +27,14 @@ PAGES = [
     "why",
 ]
 FILES = ("facts.jsonl", "pairs.jsonl", "subjects.jsonl", "rag.jsonl", "sentences.txt", "README.md")  # a reader's own
-LINES = sorted(
-    {
+LINES = [  # of each page in its order
+    *dict.fromkeys(
         line
         for page in PAGES
         for line in samples.commands((DOCS / f"{page}.md").read_text("utf-8"))
         if not any(name in line for name in FILES)
-    }
-)
+    )
+]
 
 
 def test_the_gallery_is_what_its_script_writes():
@@ -98,12 +98,13 @@ def test_a_sample_is_what_its_command_shows(page, command, shown, tmp_path):
 
 @pytest.mark.parametrize("line", first_of_each(quick(LINES)))
 def test_a_quick_command_runs_in_this_process(line, readers_folder):
-    runs_here(line, readers_folder)
+    for one in (*makers(line, LINES), line):
+        runs_here(one, readers_folder)
 
 
 @pytest.mark.parametrize("line", in_a_shell(LINES))
 def test_a_command_runs(line, readers_folder):
-    runs(line, readers_folder)
+    runs(" && ".join([*makers(line, LINES), line]), readers_folder)
 
 
 def test_the_commands_for_other_tools_calls_are_typed_in_full_elsewhere():

@@ -14,8 +14,8 @@ Written by `scripts/external.sh` from the results of the last runs. Each judge i
 wrote, at a pinned version and unmodified, in an environment of its own. A *control* is the same check with a planted
 fault: it is right when it fails. A case that differs for a known reason is counted apart from those that pass, and the
 judge checks that it is the case that was expected. [judges.csv](external/judges.csv) says what each judge does and on
-which machine, [checks.csv](external/checks.csv) has its checks and controls with their seconds,
-[notes.csv](external/notes.csv) what was read, what differs and why, what fell short and what could not be had.
+which machine, [checks.csv](external/checks.csv) has its checks and controls with their seconds.
+[notes.csv](external/notes.csv) has what was read, what differs and why, what fell short and what could not be had.
 """
 COLUMNS = (
     "| judge | version | passed | differ as expected | fell short | controls that fail | on |\n"

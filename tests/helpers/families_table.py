@@ -65,10 +65,10 @@ weights, where logits are so large that it is more. A type's level is that of it
 
 *frozen*: what the heads' outputs pass as well as the output projection, and stays as it was in the intact pass.
 *direct* is a column of [`ablate`](ablate.md#what-a-head-writes-itself), *relations --weights
-logit* the same by key, *copying* a probe of [`scan`](atlas.md), *--weights value* the norm of what keys write; where a
-norm is after it, of what that makes with the scale that it had. [*why*](why.md): how far the contributions to a logit
-of the last layer are from it, as a share of the sum of their sizes; the larger of both sides, the key's and the
-query's. Of {studied} types {answered}.
+logit* the same by key, *copying* a probe of [`scan`](atlas.md). *--weights value* is the norm of what keys write. Where
+a norm is after it, it is the norm of what that makes with the scale that it had. [*why*](why.md): how far the
+contributions to a logit of the last layer are from it, as a share of the sum of their sizes. It is the larger of both
+sides, the key's and the query's. Of {studied} types {answered}.
 
 ## Encoders and encoder-decoders
 

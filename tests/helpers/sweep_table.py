@@ -79,11 +79,11 @@ HEAD = (
     + """
 
 From the sweep of `tests/test_sweep.py` over all types that transformers {transformers} has a causal, a base or an
-image-text model of, and one model each (*others*) of the folders that have none of these: {types} types, {models}
-models. Each is built small with every parameter drawn at random, saved as its own class, loaded from its folder and
-read with a text of {tokens} tokens, an encoder-decoder with a target and without, a model of pictures alone with a
-picture. Every map must be equal to the one that transformers returns itself, to 1e-6; no module that calls the
-attention interface may be left out; a map looks ahead where config and class say so. *refused*: in one line, with why.
+image-text model of: {types} types, {models} models. Of the folders that have none of these it takes one model each
+(*others*). Each is built small with every parameter drawn at random, saved as its own class, and loaded from its folder.
+It reads a text of {tokens} tokens, an encoder-decoder with a target and without, a model of pictures alone a picture.
+Every map must be equal to the one that transformers returns itself, to 1e-6. No module that calls the attention
+interface may be left out. A map looks ahead where config and class say so. *refused*: in one line, with why.
 {not_built} types of the three registries ({percent:.1f} %) cannot be built small here. [types.csv](families/types.csv)
 has a row of each with the folder of its code, and of folders that have no model.
 """
