@@ -80,7 +80,7 @@ HEAD = (
 
 From the sweep of `tests/test_sweep.py` over all types that transformers {transformers} has a causal, a base or an
 image-text model of: {types} types, {models} models. Of the folders that have none of these it takes one model each
-(*others*). Each is built small with every parameter drawn at random, saved as its own class, and loaded from its folder.
+(*others*). Each is built small with every parameter drawn at random, saved as its own class, loaded from its folder.
 It reads a text of {tokens} tokens, an encoder-decoder with a target and without, a model of pictures alone a picture.
 Every map must be equal to the one that transformers returns itself, to 1e-6. No module that calls the attention
 interface may be left out. A map looks ahead where config and class say so. *refused*: in one line, with why.
