@@ -1,16 +1,20 @@
 """`--help`: plain text as wide as the terminal, the most used options; `--help all`: all of them in panels."""
 
 import re
+import shlex
 from collections import defaultdict
 
 import pytest
 
 from attnscope.cli import app
-from attnscope.cli.help import MOST, WORDS
-from attnscope.cli.option_groups import parameters
+from attnscope.cli.help import FEW, WORDS
+from attnscope.cli.option_groups import FIRST, parameters
 from attnscope.cli.options import PANELS
 from helpers.command_line import call
-from helpers.commands import COMMANDS
+from helpers.commands import COMMANDS, context
+from helpers.documented import runs
+
+MOST = 15  # options of a plain --help
 
 
 def sections(shown):
@@ -43,8 +47,10 @@ def test_help_stands_in_panels_at_the_width_of_the_terminal(command, columns):
     assert sorted(listed) == sorted([*(f"--{one.spelled}" for one in options), *own])
     below = shown.partition("\nSettings:\n")[2].partition("  Examples:\n")[0]
     assert re.findall(r"(?m)^      (\w+)=", below) == [one.key for one in declared if one.is_setting]
-    assert [name for name in PANELS if name in found] == list(found)
-    assert len(found["Options"]) <= MOST + len(["--help"])
+    assert [name for name in ("Options", *PANELS) if name in found] == list(found)
+    assert len(found) <= 5
+    assert all(len(names) > 1 for panel, names in found.items() if panel not in ("Options", "Settings"))
+    assert len(found["Options"]) <= FEW
     assert "more options" not in shown
     assert all(len(line) <= int(columns) for line in shown.partition("  Examples:\n")[0].splitlines())
     assert "\xa0" not in shown
@@ -58,22 +64,68 @@ def test_help_shows_the_most_used_options_and_where_the_others_are(command, colu
     everything = call(command, "--help", "all", COLUMNS=columns).out.decode()
     head, examples, _ = shown.partition("  Examples:\n")
     found, known = sections(head), sections(everything.partition("  Examples:\n")[0])
+    declared = {f"--{one.spelled}": one for one in parameters(*COMMANDS[command][0].groups).values()}
     assert examples
     assert all(len(line) <= int(columns) for line in head.splitlines())
-    total = sum(map(len, known.values()))
-    if total <= MOST + len(["--help"]):
-        assert shown == everything
-        return
-    assert found == {"Options": known["Options"]}
-    assert 6 <= len(found["Options"]) - len(["--help"]) <= MOST
-    assert f"  {total - len(known['Options'])} more options: attnscope {command} --help all\n" in head
-    assert ("Arguments:" in head) == ("Arguments:" in everything)
+    if "Options" in known:
+        expected = {"Options": known["Options"]}
+    else:
+        first = {
+            panel: [name for name in names if name == "--help" or (name in declared and FIRST in declared[name].extra)]
+            for panel, names in known.items()
+            if panel not in ("Model and engine", "Settings")
+        }
+        expected = {panel: names for panel, names in first.items() if names}
+        assert 5 <= sum(map(len, expected.values())) <= MOST
+    assert found == expected
+    named = [name for name in known["Model and engine"] if FIRST in declared[name].extra]
+    line = ", ".join(f"-m {name}" if name == "--model" else name for name in named)
+    assert (f"\nModel and engine:\n  {line}: attnscope help model\n" in head) == bool(named)
+    left = sum(map(len, known.values())) - sum(map(len, found.values())) - len(named)
+    assert (f"  {left} more options: attnscope {command} --help all\n" in head) == bool(left)
+
+
+def test_a_command_says_what_it_asks_before_its_input_and_its_output():
+    for command in ("heads", "knockout", "budgets", "relations", "scan"):
+        shown = call(command, "--help", COLUMNS="80").out.decode()
+        places = [shown.index(f"\n{panel}:\n") for panel in ("What to ask", "Input", "Output", "Model and engine")]
+        assert places == sorted(places)
+    assert sections(call("budgets", "--help").out.decode())["What to ask"][0] == "--keep"
+
+
+def test_the_help_of_model_and_engine_has_every_option_of_it():
+    shown = call("help", "model", COLUMNS="80").ok().out.decode()
+    found = sections(shown)
+    for command in ("heads", "serve", "scan", "parity"):
+        of_command = sections(call(command, "--help", "all", COLUMNS="80").out.decode().partition("  Examples:\n")[0])
+        assert set(of_command["Model and engine"]) <= set(found["Model and engine"])
+    assert re.search(r"(?m)^      memory=SIZE ", shown)
+    assert all(len(line) <= 80 for line in shown.splitlines())
+    assert call("help", "model", "all").ok().out == call("help", "model").out
+
+
+def test_the_questions_of_the_first_help_are_whole_commands(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shown = call("--help", COLUMNS="80").out.decode()
+    assert len(app.QUESTIONS) == 5
+    for question, line in app.QUESTIONS.items():
+        assert re.search(rf"(?m)^  {re.escape(question)} +{re.escape(line)}$", shown)
+        command, *arguments = shlex.split(line)[1:]
+        assert context(command, *arguments).params["given"]
+    assert call(*shlex.split(app.QUESTIONS["Which heads see Mary?"])[1:]).ok().rows
+    assert call().ok() == call("--help")
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("line", app.QUESTIONS.values())
+def test_a_question_of_the_first_help_is_answered(line, tmp_path):
+    runs(line, tmp_path)
 
 
 def test_what_people_type_of_heads_is_in_its_help():
-    found = sections(call("heads", "--help", COLUMNS="80").out.decode())["Options"]
-    expected = "model text file query key select out format top sort engine device"
-    assert {f"--{name}" for name in expected.split()} <= set(found)
+    found = sections(call("heads", "--help", COLUMNS="80").out.decode())
+    expected = "text file query key select out format top sort"
+    assert {f"--{name}" for name in expected.split()} <= {name for names in found.values() for name in names}
 
 
 def test_all_is_a_text_too():
@@ -91,7 +143,7 @@ def test_the_list_of_commands_is_whole_in_80_columns():
     for columns in ("80", "120"):
         shown = call("--help", COLUMNS=columns).out.decode()
         assert "..." not in shown.replace("[ARGS]...", "")
-        assert all(f"  {summary}\n" in shown for _, summary, *_ in app.COMMANDS.values())
+        assert all(f"  {row.summary}\n" in shown for row in app.COMMANDS.values())
 
 
 @pytest.mark.parametrize("command", COMMANDS)

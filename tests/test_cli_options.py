@@ -124,7 +124,7 @@ def test_model_names_the_model_of_every_command_and_an_argument_is_short_for_it(
 def test_words_that_help_does_not_list_are_taken():
     assert parameters(EngineName)["engine"].metavar == "auto|eager|fused"
     for command in ("heads", "batch", "compare"):
-        assert "auto|eager|fused" in call(command, "--help").out.decode().split()
+        assert "auto|eager|fused" in call(command, "--help", "all").out.decode().split()
     for name in ("auto", "eager", "fused", "tiles", "numba", "triton"):
         assert context("heads", "--engine", name).params["engine"] == name
     refused = call("heads", "--text", "a", "--engine", "fusd")

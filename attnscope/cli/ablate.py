@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 class Taken(Heads):
     """Which heads are taken away, and what replaces them."""
 
-    panel = "Attention"
+    panel = "What to ask"
     sets: Annotated[Path | None, 'Sets, as {"set": "name", "heads": ["L3H0", "L3H1"]} per line.', FIRST] = None
     atlas: Annotated[Path | None, "What `scan` wrote: sets are its roles, or what @ROLE selects.", "DIR"] = None
     by: Annotated[Literal["kv"] | None, "Take away whole groups, all heads of a kv head."] = None
@@ -72,7 +72,7 @@ class Taken(Heads):
 class On(Sequences, Seed, Top):
     """What is to be predicted meanwhile."""
 
-    panel = "Corpus"
+    panel = "What to ask"
     on: Annotated[
         str | None,
         'copy: repeated tokens; texts: of --texts; or {"text": "...", "targets": [[12, 16]]} per line.',
@@ -114,7 +114,7 @@ Measured = writing_to(StudyTable, "Write table and facts here; a stopped run res
 class VariantOptions:
     """Another question than what sets cost."""
 
-    panel = "Question"
+    panel = "What to ask"
 
     pairs: Annotated[bool, "Instead: what any two of the heads cost beyond what both cost alone."] = False
     prune: Annotated[bool, "Instead: remove heads one by one, the least costly first."] = False

@@ -63,6 +63,13 @@ COMMANDS: dict[str, Row] = {
 }
 VIEW = "  "  # before a command in the list that is a view of the one above it
 OTHER_NAMES = {other: name for name, row in COMMANDS.items() for other in row.others}
+QUESTIONS = {  # with a command that answers each, by the embedded model
+    "What does each head do?": 'attnscope heads "the cat sat on the mat"',
+    "Which heads see Mary?": 'attnscope heads "John gave Mary a book" --key Mary',
+    "What does one head see?": 'attnscope draw "a cat" --select L1H4 --out a.png',
+    "What do all heads see?": 'attnscope view "the cat sat" --out a.html',
+    "Does it matter?": 'attnscope knockout "a cat is a cat" --key "cat#1"',
+}
 PLAIN: dict[str, Any] = {"rich_markup_mode": None, "pretty_exceptions_enable": False}
 # Of each command too, not inherited alone: a command keeps the --help of the first context that it is called in.
 HELP: dict[str, Any] = {"help_option_names": ["--help", "-h"], "max_content_width": sys.maxsize}
@@ -88,9 +95,22 @@ class CommandList(TyperGroup):
         return as_typed(super().get_params(ctx), ctx)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args[:2] == ["help", "model"] and not ctx.resilient_parsing:
+            from attnscope.cli.help import model_help
+
+            typer.echo(model_help(ctx))
+            ctx.exit()
         if args[:1] == ["help"] or not (args or ctx.resilient_parsing):
             args = [*args[1:2], "--help", *args[2:]]
         return super().parse_args(ctx, args)
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        with formatter.section("Common questions"):
+            formatter.write_dl(QUESTIONS.items())
+        self.format_commands(ctx, formatter)
+        names = (", ".join(sorted(option.opts, key=len)) for option in self.get_params(ctx))
+        with formatter.section("Options"):
+            formatter.write_text("; ".join(names))
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         names = {name: VIEW * bool(row.view_of) + name for name, row in COMMANDS.items()}
@@ -135,7 +155,8 @@ app = typer.Typer(
     name="attnscope",
     cls=CommandList,
     context_settings=HELP,
-    epilog="\b\nStart with:\n  attnscope heads 'the financial bank is located on river bank' --out runs/bank",
+    epilog="\b\nHelp of a command: attnscope help heads, all of it: attnscope help heads all\n"
+    "Help of model and engine: attnscope help model",
     **PLAIN,
 )
 

@@ -93,7 +93,7 @@ TABLES = ("heads", "relations")
 class Sources(GlobalTokens, Tokens):
     """Which texts, and how they are read."""
 
-    panel = "Corpus"
+    panel = "Input"
     sources: Annotated[list[str], "Files, folders, globs; - reads stdin.", "SOURCE", Argument(), HELD]
     text_field: Annotated[str | None, "Field of the text (default: text).", "NAME", FIRST, HELD] = None
     pair_field: Annotated[str | None, "Field of a second text, read with the first as a pair.", "NAME", HELD] = None
@@ -184,7 +184,7 @@ class Questions(Question):
 class Dataset(Drawing, MeasuredEntries, Relations, Spreadsheet, Printing):
     """What is written of every text."""
 
-    panel = "Dataset"
+    panel = "Output"
     of_folders = CORPORA
     tables: Annotated[str, "heads, relations; joined by commas.", "TABLES", FIRST, HELD] = "heads,relations"
     atlas: Annotated[Path | None, SETTING] = None
@@ -237,7 +237,7 @@ class Dataset(Drawing, MeasuredEntries, Relations, Spreadsheet, Printing):
 class Work(Rehearsal):
     """How a corpus is worked through."""
 
-    panel = "Dataset"
+    panel = "Output"
     batch_tokens: Annotated[
         int | None, "Tokens per batch (default: by memory).", Option(min=1, max=MOST_TOKENS), SETTING
     ] = None
@@ -248,7 +248,7 @@ class Work(Rehearsal):
 class Ray:
     """On how many machines."""
 
-    panel = "Ray"
+    panel = "Model and engine"
     ray: Annotated[
         str | None, "Run on Ray: auto, local, HOST:PORT, ray://HOST:PORT; without a value, what Ray finds.", "[ADDRESS]"
     ] = None

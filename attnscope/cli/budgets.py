@@ -37,9 +37,9 @@ OUT = "Write table, facts and figures here; a stopped run resumes. Or one of the
 Table = writing_to(StudyTable, OUT, *PICTURES, *TABLES)
 
 
-@with_options(Prompts, Portions, CacheBudgets, Texts, Table, Look, file=GROUPS)
+@with_options(CacheBudgets, Prompts, Portions, Texts, Table, Look, file=GROUPS)
 def budgets(
-    prompts: Prompts, portions: Portions, budgets: CacheBudgets, counted: Texts, table: StudyTable, look: Look
+    budgets: CacheBudgets, prompts: Prompts, portions: Portions, counted: Texts, table: StudyTable, look: Look
 ) -> int:
     """What a text loses where heads keep a part of the KV cache.
 

@@ -43,7 +43,7 @@ class StepsText(MayAsk, PairedText):
 class Steps(OneHead, Query, Seed):
     """What is explained."""
 
-    panel = "Question"
+    panel = "What to ask"
     query: Annotated[str, "The token to follow: 5, last, bank#2 (`attnscope tokens -h`)."] = "last"
     toy: Annotated[bool, '"I saw a saw" with tiny numbers, without a model.', FIRST] = False
     scaling: Annotated[bool, "std(q·k) against d_k on random data, without a model.", FIRST] = False

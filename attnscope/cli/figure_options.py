@@ -25,7 +25,7 @@ DEPTH = "depth"  # of a text, and of a dataset
 class Look:
     """What kind of file a figure is, and how every figure looks."""
 
-    panel = "Figures"
+    panel = "Output"
     image: Annotated[Literal["png", "svg", "pdf"], "File format of figures.", HELD, DRAWN] = "png"
     title: Annotated[str | None, "Placed before each figure's own title.", "TITLE", DRAWN, SETTING] = None
     caption: Annotated[
@@ -80,7 +80,7 @@ class Look:
 class Scale:
     """How weights become colours."""
 
-    panel = "Figures"
+    panel = "Output"
     scale: Annotated[
         Literal["auto", "linear", "sqrt", "log"],
         "Colour scale; auto: linear, but sqrt for an overview of 64 tokens or more, and for binned maps.",
@@ -122,7 +122,7 @@ def names(text: str | None, known: tuple[str, ...], option: str) -> tuple[str, .
 class Drawing(Map):
     """Which figures are drawn, and how many heatmaps."""
 
-    panel = "Figures"
+    panel = "Output"
     figures: Annotated[
         str | None,
         "overview, layers, heads, metrics, mass (on named keys), top (a sheet of the first heads), depth "
@@ -186,7 +186,7 @@ MOST_SETS = 100_000  # that are drawn to compare with
 class ManyTexts:
     """A file of texts, for statistics over them."""
 
-    panel = "Corpus"
+    panel = "Input"
     texts: Annotated[str | None, "Texts, one per line or record.", "FILE", FIRST] = None
 
 
@@ -194,7 +194,7 @@ class ManyTexts:
 class Sampled:
     """How many sequences a number is of."""
 
-    panel = "Corpus"
+    panel = "What to ask"
     sequences: Annotated[int, "Sequences per probe; intervals need 32.", Option(min=2, max=MOST_SEQUENCES), FIRST] = 64
 
 
@@ -202,6 +202,7 @@ class Sampled:
 class Rehearsal:
     """Whether anything is done."""
 
+    panel = "Output"
     dry_run: Annotated[bool, "Print what would be done, and its cost.", FIRST] = False
 
 

@@ -15,7 +15,7 @@ from attnscope.cli.completion import metrics as metric_names
 from attnscope.cli.config import with_options
 from attnscope.cli.figure_options import Drawing, kinds_of_file
 from attnscope.cli.one_text import FEW, Show, draw_in_terminal, export_text, observe_text, report_checks, stream
-from attnscope.cli.option_groups import HIDDEN, SETTING, build, command_line, of_run, option_group
+from attnscope.cli.option_groups import FIRST, HIDDEN, SETTING, build, command_line, of_run, option_group
 from attnscope.cli.options import Entries, Question, Relations, TextRun
 from attnscope.cli.output import Results, Top
 from attnscope.errors import UsageError
@@ -83,11 +83,13 @@ class MeasuredEntries(Entries):
 class Ranking(Top):
     """The order of the heads, and how many are printed."""
 
+    panel = "What to ask"
     sort: Annotated[
         str | None,
         "Rank by a metric of `attnscope metrics`, or layer; -METRIC: smallest first (default: focus; with --key mass).",
         "METRIC",
         Option(autocompletion=metric_names),
+        FIRST,
     ] = None
     ascending: Annotated[bool, "Another name of --sort=-METRIC.", SETTING, HIDDEN] = False
     FEW = 20

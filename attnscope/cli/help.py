@@ -1,4 +1,7 @@
-"""`--help` in plain text, in columns at the terminal's width: the most used options, or all of them in panels."""
+"""`--help` in plain text, in columns at the terminal's width: what a command asks, its input, its output, the model.
+
+A plain --help has the most used options, and those of model and engine by name, `--help all` all of them.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +9,20 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from attnscope.cli.config import ALL, SettingsCommand
-from attnscope.cli.option_groups import records
-from attnscope.cli.options import PANELS
+import typer
+
+from attnscope.cli.config import ALL, SettingsCommand, with_options
+from attnscope.cli.option_groups import FIRST, option_group, parameters, records
+from attnscope.cli.options import PANELS, EngineChoice, Loading, MayAsk
 
 NARROW, WIDE = 29, 60  # columns of the names, at most: where a help text is to stand beside them
 SHORT = "    "  # the room of `-t, `
 EXAMPLE_INDENT = 2
 WORDS = re.compile(r"""(?:--?[\w-]+ (?=[^-\s&|]))?(?:"[^"]*"|'[^']*'|\S)+""")  # an option with its value is one
 UNBROKEN = "\xa0"  # a space where no line ends; printed as a plain one
-ARGUMENTS, MOST_USED, SETTINGS = "Arguments", PANELS[0], PANELS[-1]
-MOST = 14  # options of a plain --help; it shows all of a command that has no more
+ASK, INPUT, OUTPUT, MODEL, SETTINGS = PANELS
+TOGETHER = "Options"  # the one panel of a command with few options
+FEW = 8  # options besides those of the model that stand in one panel, all of them in a plain --help
 
 
 class PanelCommand(SettingsCommand):
@@ -36,20 +42,52 @@ class PanelCommand(SettingsCommand):
                 formatter.write_text("\n".join(lines))
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        options = listed_options(ctx)
-        listed = options if ctx.meta.get(ALL) else most_used(options)
-        shown = [(panel_of(option), record) for option in listed if (record := record_of(option, ctx))]
-        if len(listed) == len(options):
+        options, whole = listed_options(ctx), bool(ctx.meta.get(ALL))
+        listed, named = (options, []) if whole else most_used(options, self.groups)
+        shown = [(panel_of(option, options), record) for option in listed if (record := record_of(option, ctx))]
+        if whole:
             shown += [(SETTINGS, (SHORT + names, unbroken(text))) for names, text in records(self.groups, ctx)]
         most = WIDE if formatter.width > 120 else NARROW
         width = max((len(names) for _, (names, _) in shown if len(names) <= most), default=0)
         for panel, rows in by_panel(shown):
             with formatter.section(panel):
                 formatter.write_dl([(names.ljust(width), text) for names, text in rows], col_max=width)
-        if len(listed) < len(options):
+        if named:
+            with formatter.section(MODEL):
+                formatter.write_text(f"{', '.join(map(names_of, named))}: attnscope help model")
+        if left := len(options) - len(listed) - len(named):
             formatter.write_paragraph()
             with formatter.indentation():
-                formatter.write_text(f"{len(options) - len(listed)} more options: {ctx.command_path} --help all")
+                formatter.write_text(f"{left} more options: {ctx.command_path} --help all")
+
+
+@option_group
+class ModelOptions(EngineChoice, MayAsk, Loading):
+    """The options of model and engine."""
+
+
+def model_help(ctx: Any) -> str:
+    """The help of model and engine, which most commands share."""
+
+    @with_options(ModelOptions)
+    def model(options: ModelOptions) -> int:
+        """Which model reads the text, and which engine computes its attention.
+
+        A model is named by `demo`, which is in the package, by a folder that save_pretrained wrote, by a GGUF file, by
+        the folder of an adapter, or by its id on the Hugging Face hub, OWNER/NAME.
+
+        Most commands have these options. `attnscope help COMMAND all` lists those that a command has.
+        """
+        raise NotImplementedError
+
+    alone = typer.Typer(add_completion=False, rich_markup_mode=None)
+    alone.command(cls=PanelCommand, add_help_option=False)(model)
+    command: Any = typer.main.get_command(alone)
+    command.groups = (ModelOptions,)
+    context = command.context_class(command, info_name="attnscope COMMAND", max_content_width=ctx.max_content_width)
+    context.meta[ALL] = True
+    shown: str = command.get_help(context)
+    return shown
 
 
 def continued(line: str, room: int) -> str:
@@ -69,28 +107,49 @@ def continued(line: str, room: int) -> str:
 
 
 def listed_options(context: Any) -> list[Any]:
-    """The arguments and options that --help may list."""
-    return [option for option in context.command.get_params(context) if not getattr(option, "hidden", False)]
+    """The arguments and options that --help may list, the arguments first."""
+    listed = [option for option in context.command.get_params(context) if not getattr(option, "hidden", False)]
+    return sorted(listed, key=lambda option: option.param_type_name != "argument")
 
 
-def most_used(options: Sequence[Any]) -> list[Any]:
-    """The arguments and options that a plain --help shows."""
-    listed = [option for option in options if panel_of(option) != ARGUMENTS and "--help" not in option.opts]
-    shown = (ARGUMENTS, MOST_USED, *(PANELS if len(listed) <= MOST else ()))
-    return [option for option in options if panel_of(option) in shown]
+def most_used(options: Sequence[Any], groups: Sequence[type]) -> tuple[list[Any], list[Any]]:
+    """What a plain --help lists, and what it names on the line of model and engine."""
+    declared = parameters(*groups)
+    few = is_few(options)
+    first = [
+        option
+        for option in options
+        if few
+        or option.name not in declared
+        or declared[option.name].is_argument
+        or FIRST in declared[option.name].extra
+    ]
+    named = [option for option in first if panel_of(option) == MODEL and FIRST in declared[option.name].extra]
+    return [option for option in first if panel_of(option) not in (MODEL, SETTINGS)], named
+
+
+def is_few(options: Sequence[Any]) -> bool:
+    """Whether a command has so few options besides those of the model that they stand in one panel."""
+    return sum(panel_of(option) not in (MODEL, SETTINGS) for option in options) <= FEW
 
 
 def whole_help(context: Any) -> str:
-    """What to type for all options of a command: `attnscope heads --help all`, `attnscope info --help`."""
+    """What to type for all options of a command: `attnscope heads --help all`, `attnscope metrics --help`."""
     options = listed_options(context)
-    return f"{context.command_path} --help" + " all" * (len(most_used(options)) < len(options))
+    listed, named = most_used(options, getattr(context.command, "groups", ()))
+    return f"{context.command_path} --help" + " all" * (len(listed) + len(named) < len(options))
 
 
-def panel_of(parameter: Any) -> str:
-    """The heading over an option or argument."""
-    if parameter.param_type_name == "argument":
-        return ARGUMENTS
-    return parameter.rich_help_panel or MOST_USED
+def panel_of(parameter: Any, options: Sequence[Any] = ()) -> str:
+    """The heading over an option or argument; options: all that the command lists."""
+    # --help itself has no panel, and is listed last.
+    panel = INPUT if parameter.param_type_name == "argument" else parameter.rich_help_panel or OUTPUT
+    return TOGETHER if options and panel not in (MODEL, SETTINGS) and is_few(options) else panel
+
+
+def names_of(parameter: Any) -> str:
+    """Both names of an option: `-m --model`."""
+    return " ".join(sorted(parameter.opts, key=len))
 
 
 def record_of(parameter: Any, ctx: Any) -> tuple[str, str] | None:
@@ -113,6 +172,6 @@ def unbroken(text: str) -> str:
 
 def by_panel(shown: list[tuple[str, tuple[str, str]]]) -> Iterator[tuple[str, list[tuple[str, str]]]]:
     """The records of each panel, the panels in their order."""
-    for panel in (ARGUMENTS, *PANELS):
+    for panel in (TOGETHER, *PANELS):
         if rows := [record for name, record in shown if name == panel]:
             yield panel, rows

@@ -15,7 +15,7 @@ from typer import Argument
 from attnscope.cli import output
 from attnscope.cli.completion import models
 from attnscope.cli.config import with_options
-from attnscope.cli.option_groups import check_one_given, option_group
+from attnscope.cli.option_groups import FIRST, check_one_given, option_group
 from attnscope.cli.options import Checkpoint
 from attnscope.cli.output import Facts, Noise
 from attnscope.errors import UsageError, brief
@@ -56,7 +56,8 @@ class Named(Checkpoint):
 class Costs(Facts):
     """What is printed, and how."""
 
-    tokens: Annotated[str, "What these text lengths would cost.", "N,N,..."] = "128,2048,32768"
+    panel = "What to ask"
+    tokens: Annotated[str, "What these text lengths would cost.", "N,N,...", FIRST] = "128,2048,32768"
 
     @property
     def lengths(self) -> list[int]:

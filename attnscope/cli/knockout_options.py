@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from typer import Option
 
 from attnscope.cli.figure_options import MOST_SEQUENCES, MOST_SETS, ManyTexts, Rehearsal, Sampled, StudyTable
-from attnscope.cli.option_groups import FIRST, check_one_given, option_group
+from attnscope.cli.option_groups import FIRST, REST, check_one_given, option_group
 from attnscope.cli.options import Generated, MayAsk, ModelText, Named, Question, Seed, Selected
 from attnscope.cli.output import Top, check_file
 from attnscope.errors import UsageError
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 class Answered(MayAsk, ModelText, ManyTexts):
     """One text or many, and what follows each."""
 
-    panel = "Text"
+    panel = "What to ask"
     answer: Annotated[str | None, "What is to follow the text (default: the model's own next token).", FIRST] = None
     foil: Annotated[str | None, "What is not to follow: the effect is the fall of logit(answer) - logit(foil)."] = None
     texts: Annotated[
         str | None, "A corpus instead; its fields query, key, answer, foil win over the options.", "FILE"
     ] = None
-    chat: Annotated[bool, Option(rich_help_panel=panel)] = False
+    chat: Annotated[bool, REST] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -54,7 +54,7 @@ class Answered(MayAsk, ModelText, ManyTexts):
 class Portions(Selected, Named):
     """Which heads, and how many of them at a time."""
 
-    panel = "Question"
+    panel = "What to ask"
     over: Annotated[str, "Heads at a time: none (all at once), heads, layers, kv (groups).", "WHAT", FIRST] = "none"
 
 
@@ -62,7 +62,7 @@ class Portions(Selected, Named):
 class Edges(Portions, Question):
     """Which edges are cut, and in what portions."""
 
-    panel = "Question"
+    panel = "What to ask"
     over: Annotated[
         str, "What is cut at a time: none (all at once), heads, layers, window:N (layers), keys, kv (groups)."
     ] = "none"
@@ -83,7 +83,7 @@ class Edges(Portions, Question):
 class CacheBudgets(Generated):
     """Which keys a cache keeps."""
 
-    panel = "Budget"
+    panel = "What to ask"
     keep: Annotated[
         str | None,
         "Budgets of a KV cache, by commas: stream:4+64, top:64, h2o:64, received:64, snap:64@16.",
@@ -138,22 +138,19 @@ class OtherName(CacheBudgets):
 class Texts(Rehearsal, Sampled, Top):
     """How many texts a number is of."""
 
-    panel = "Corpus"
-    dry_run: Annotated[bool, Option(rich_help_panel=panel)] = False
-    sequences: Annotated[
-        int, "Texts at most; intervals need 32.", Option(min=1, max=MOST_SEQUENCES, rich_help_panel=panel)
-    ] = 64
+    dry_run: Annotated[bool, REST] = False
+    sequences: Annotated[int, "Texts at most; intervals need 32.", Option(min=1, max=MOST_SEQUENCES), REST] = 64
 
 
 @option_group
 class Compared(Texts, Seed):
     """What is compared with it."""
 
-    panel = "Corpus"
+    panel = "What to ask"
     random: Annotated[
         int, "Draws to compare with: the same weights on other keys, and other heads.", Option(min=0, max=MOST_SETS)
     ] = DRAWS
-    seed: Annotated[int, "Seed of the draws.", Option(rich_help_panel=panel)] = 0
+    seed: Annotated[int, "Seed of the draws."] = 0
 
 
 @option_group

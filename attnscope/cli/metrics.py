@@ -25,7 +25,9 @@ EXAMPLES = ("attnscope metrics", "attnscope metrics induction")
 class ChosenMetrics:
     """Which metrics are shown."""
 
-    id: Annotated[str | None, "A metric's id; all of them when left out.", Argument(autocompletion=metric_names)] = None
+    id: Annotated[
+        str | None, "A metric's id; all of them when left out.", "METRIC", Argument(autocompletion=metric_names)
+    ] = None
 
 
 @with_options(ChosenMetrics, Format)

@@ -200,7 +200,7 @@ FEW = 4  # heads that are drawn where none are named
 class Show:
     """Whether heads are drawn in the terminal."""
 
-    panel = "Figures"
+    panel = "Output"
     show: Annotated[bool, f"Draw the heads of --select, else the first {FEW}, in the terminal.", Mark.UNRECORDED] = (
         False
     )

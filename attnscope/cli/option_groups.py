@@ -6,7 +6,7 @@ is to know is in a `typer.Option`. A subclass that declares a field again inheri
 
     @option_group
     class Top:
-        panel = "Table"
+        panel = "Output"
         top: Annotated[str, "Rows in the printed table.", "N|all", typer.Option("-n")] = "20"
 
     @option_group
@@ -48,7 +48,8 @@ METAVARS = {int: "N", float: "N", str: "TEXT", Path: "FILE"}  # placeholders of 
 class Mark(Enum):
     """What a field's annotation may say of its option besides typer's description."""
 
-    FIRST = "one of the most used: in the first panel, the only one of a plain --help, whatever the panel of its group"
+    FIRST = "one of the most used, which a plain --help shows"
+    REST = "shown by --help all alone, in a group that varies one where it is FIRST"
     HELD = "a run that resumes an output folder of batch must give the same value"
     DRAWN = "it is about pictures in files: without any it has no part"
     UNRECORDED = "left out of manifests: it changes no number, or it is the text, which manifests only hash"
@@ -56,7 +57,7 @@ class Mark(Enum):
     SETTING = "few people change it: --help lists it with what --set NAME=VALUE or a key in --config gives"
 
 
-FIRST, HELD, DRAWN, UNRECORDED = Mark.FIRST, Mark.HELD, Mark.DRAWN, Mark.UNRECORDED
+FIRST, REST, HELD, DRAWN, UNRECORDED = Mark.FIRST, Mark.REST, Mark.HELD, Mark.DRAWN, Mark.UNRECORDED
 HIDDEN, SETTING = Mark.HIDDEN, Mark.SETTING
 
 
@@ -270,9 +271,9 @@ def _parameter(name: str, hint: Any, panel: str | None, inherited: Parameter | N
             setattr(info, key, value)
     for key, text in zip(("help", "metavar"), texts, strict=False):
         setattr(info, key, text)
-    extra = tuple(note for note in notes if isinstance(note, Mark)) or (inherited.extra if inherited else ())
-    if Mark.FIRST in notes and not (own and own[0].rich_help_panel):
-        info.rich_help_panel = None
+    extra = tuple(note for note in notes if isinstance(note, Mark))
+    if inherited and extra in ((), (REST,)):
+        extra = tuple(mark for mark in inherited.extra if not (extra and mark == FIRST))
     return Parameter(name, plain, info, extra)
 
 

@@ -1,10 +1,9 @@
 """The options that commands share, each declared once, in the groups that commands take.
 
 Here are the model and its engine, the text, and what is asked about it; `output.py` has where tables go,
-`figure_options.py` pictures, many texts and sequences. A group's panel is the section of `--help
-all` that lists its options. Those that most people type are marked FIRST: the first section lists them, with the
-options of groups that have no panel, and a plain `--help` shows that section alone. Those that few people change are
-marked SETTING: `--set NAME=VALUE` gives them.
+`figure_options.py` pictures, many texts and sequences. A group's panel is the section of --help that lists its
+options. Those that most people type are marked FIRST: a plain --help shows them alone, `--help all` the others too.
+Those that few people change are marked SETTING: `--set NAME=VALUE` gives them.
 """
 
 from __future__ import annotations
@@ -27,11 +26,8 @@ if TYPE_CHECKING:
     from attnscope.model.options import LoadOptions
     from attnscope.observe.request import CaptureSpec, Request, Text, TokenFields, View
 
-# The sections of --help in their order; a group without a panel is of the first.
-PANELS = (
-    *("Options", "Corpus", "Text", "Question", "Budget", "Page", "Attention", "Relations", "Dataset", "Files"),
-    *("Figures", "Engine", "Model", "Ray", "Messages", "Settings"),
-)
+# The sections of --help in their order.
+PANELS = ("What to ask", "Input", "Output", "Model and engine", "Settings")
 OF_RECORDS = (".jsonl", ".csv", ".tsv", ".parquet")  # suffixes of corpora
 ENDS = r"txt|md|json|jsonl|csv|tsv|html?|ya?ml|log|pdf"
 FILE_NAME = re.compile(rf"[^\s\"'<>]*/[^\s\"'<>]*|[^\s\"'<>]+\.({ENDS})")  # one word: what else has a slash is a text
@@ -41,7 +37,7 @@ FILE_NAME = re.compile(rf"[^\s\"'<>]*/[^\s\"'<>]*|[^\s\"'<>]+\.({ENDS})")  # one
 class Checkpoint:
     """Which model, and how it is read."""
 
-    panel = "Model"
+    panel = "Model and engine"
     model: Annotated[
         str, "demo, a folder, a GGUF file, or a hub id.", "NAME", Option("-m", autocompletion=models), FIRST, HELD
     ] = "demo"
@@ -118,7 +114,7 @@ def engine_word(text: str) -> str:
 class EngineName:
     """Who computes the attention."""
 
-    panel = "Engine"
+    panel = "Model and engine"
     engine: Annotated[
         str,
         "eager: the model's own matrices, bit for bit; fused: no matrix is stored; auto: the faster one that "
@@ -134,7 +130,7 @@ class EngineName:
 class Memory(EngineName):
     """Who computes the attention, and in how much memory."""
 
-    panel = "Engine"
+    panel = "Model and engine"
     memory: Annotated[
         str | None, "What a layer's matrices may take, e.g. 4GB (default: half of what is free).", "SIZE", SETTING
     ] = None
@@ -158,7 +154,7 @@ class EngineChoice(Memory):
 class Tokens:
     """How a text becomes tokens."""
 
-    panel = "Text"
+    panel = "Input"
     chat: Annotated[bool, "Apply the chat template: a user turn, or JSON messages.", FIRST, HELD] = False
     truncate: Annotated[Literal["left", "right"] | None, "Cut a text that is too long.", HELD] = None
 
@@ -203,7 +199,7 @@ class OneText(Tokens):
 class Pair:
     """The second text of a pair."""
 
-    panel = "Text"
+    panel = "Input"
     pair: Annotated[str | None, "A second text, read with the first as a pair of sentences.", UNRECORDED] = None
 
 
@@ -229,7 +225,7 @@ class ModelText(OneText, Loading):
 class GlobalTokens:
     """Which tokens have global attention."""
 
-    panel = "Text"
+    panel = "Input"
     global_tokens: Annotated[
         str | None,
         "Tokens with global attention, of Longformer and LED; none (default: as the model's class chooses).",
@@ -243,14 +239,14 @@ class GlobalTokens:
 class PairedText(Pair, GlobalTokens, ModelText):
     """One text or a pair of them, and the model that reads it."""
 
-    panel = "Text"
+    panel = "Input"
 
 
 @option_group
 class ModelTexts(PairedText):
     """One text and the model that reads it, and what an encoder-decoder's decoder reads."""
 
-    panel = "Text"
+    panel = "Input"
     target: Annotated[
         str | None, "What an encoder-decoder's decoder reads (default: what the model makes of the text).", HELD
     ] = None
@@ -282,7 +278,7 @@ class ModelTexts(PairedText):
 class Generated:
     """What the model puts after the text."""
 
-    panel = "Text"
+    panel = "Input"
     generate: Annotated[
         int | None,
         "Let the model continue for up to N tokens, greedily, and read them too.",
@@ -294,7 +290,7 @@ class Generated:
 class Answer(Generated):
     """What follows the text."""
 
-    panel = "Text"
+    panel = "Input"
     answer: Annotated[
         str | None, "Read this after the text, as its answer; begin it with a space where one belongs.", UNRECORDED
     ] = None
@@ -304,7 +300,7 @@ class Answer(Generated):
 class TextRun(EngineChoice, Answer, MayAsk, ModelTexts):
     """One text through one model, or a run that was written down."""
 
-    panel = "Text"
+    panel = "Input"
     given: Annotated[str | None, "The text, in quotes, or a run's folder; - reads stdin.", Argument()] = None
     from_: Annotated[
         Path | None,
@@ -339,7 +335,7 @@ class TextRun(EngineChoice, Answer, MayAsk, ModelTexts):
 class Selected:
     """Which heads."""
 
-    panel = "Attention"
+    panel = "What to ask"
     select: Annotated[
         str | None,
         "Layers and heads: 27, 27.3, L27H3, 0-3.*, last (layer), *.0, @ROLE; by commas.",
@@ -359,7 +355,7 @@ class Selected:
 class OneHead:
     """Which head, where it is one."""
 
-    panel = "Attention"
+    panel = "What to ask"
     head: Annotated[str | None, "The head: L2H3 or 2.3.", "HEAD", FIRST] = None
 
     @property
@@ -374,7 +370,7 @@ class OneHead:
 class Named:
     """Names for tokens."""
 
-    panel = "Question"
+    panel = "What to ask"
     define: Annotated[list[str] | None, "A name for tokens, as subject=Mary; may be repeated.", "NAME=TOKENS", HELD] = (
         None
     )
@@ -389,7 +385,7 @@ class Named:
 class Query:
     """Which tokens look."""
 
-    panel = "Question"
+    panel = "What to ask"
     query: Annotated[
         str | None, "Queries: 8, 3-7, last (token), bank, bank#2; all: `attnscope tokens -h`.", "TOKENS", FIRST, HELD
     ] = None
@@ -399,7 +395,7 @@ class Query:
 class Queries(Named, Query):
     """Which tokens look, of those that have names too."""
 
-    panel = "Question"
+    panel = "What to ask"
 
     def asks(self) -> TokenFields:
         """The fields of `Request` that say which tokens are meant. Raises UsageError for what no text makes right."""
@@ -416,7 +412,7 @@ class Queries(Named, Query):
 class Question(Queries):
     """Which tokens are asked about."""
 
-    panel = "Question"
+    panel = "What to ask"
     key: Annotated[str | None, "Keys, in the same words.", "TOKENS", FIRST, HELD] = None
 
 
@@ -457,6 +453,7 @@ class Entries(Heads):
 class Seed:
     """What random numbers are drawn from."""
 
+    panel = "What to ask"
     seed: Annotated[int, "Seed of random numbers.", Option(min=0, max=2**63 - 1)] = 0
 
 
@@ -464,8 +461,11 @@ class Seed:
 class OtherSide:
     """What a text or a model is compared with."""
 
-    compare_text: Annotated[str | None, "Another text to compare with."] = None
-    compare_model: Annotated[str | None, "Another model to compare with.", "NAME", Option(autocompletion=models)] = None
+    panel = "What to ask"
+    compare_text: Annotated[str | None, "Another text to compare with.", FIRST] = None
+    compare_model: Annotated[
+        str | None, "Another model to compare with.", "NAME", Option(autocompletion=models), FIRST
+    ] = None
     align: Annotated[
         Literal["position", "text"] | None,
         "Pair tokens one to one, or by what the texts share (default: position where different texts have as "
@@ -488,7 +488,7 @@ class OtherSide:
 class Relations:
     """Which keys of a query are listed."""
 
-    panel = "Relations"
+    panel = "What to ask"
     top_k: Annotated[str, "Keys that are kept of every query, strongest first: a number, or all.", "N|all", HELD] = "5"
     min_weight: Annotated[float | None, "Leave out smaller entries.", "WEIGHT", Option(min=-1e6, max=1e6), HELD] = None
     group: Annotated[

@@ -368,14 +368,15 @@ def count_of(text: str) -> int | None:
 class Top:
     """How much of a table is printed."""
 
+    panel = "Output"
     FEW = 40  # rows of a terminal's table by default
-
     top: Annotated[
         str | None,
         "Rows printed, the first ones: a number, or all (default: 40 on a terminal, all in a pipe). Files in "
         "--out have all.",
         "N|all",
         Option(parser=count_or_all),
+        FIRST,
     ] = None
 
     @property
@@ -482,7 +483,7 @@ def settle_figures(groups: tuple[type, ...], given: Mapping[str, Any], typed: Co
 class Quiet:
     """Whether messages are printed."""
 
-    panel = "Messages"
+    panel = "Output"
     quiet: Annotated[bool, "Print no messages on stderr.", Option("-q"), UNRECORDED] = False
 
 
@@ -497,6 +498,7 @@ class Noise(Quiet):
 class Writing(Noise):
     """Where files go, and which messages stderr gets."""
 
+    panel = "Output"
     files = tuple[str, ...]()  # the suffixes of files that --out may name in a folder's place
     of_folders = tuple[str, ...]()  # those that a folder's name may have, too
     out: Annotated[Path | None, "Write tables and figures here.", "DIR", Option("-o"), FIRST] = None
@@ -542,7 +544,7 @@ def writing_to(group: type[W], help: str, *files: str) -> type[W]:
 class Exporting(Writing):
     """A folder that holds one run."""
 
-    panel = "Files"
+    panel = "Output"
     force: Annotated[bool, "Write over another run in --out.", UNRECORDED] = False
 
 
@@ -550,9 +552,11 @@ class Exporting(Writing):
 class Format:
     """How a table is printed."""
 
+    panel = "Output"
     format: Annotated[
         Literal["table", "csv", "tsv", "jsonl", "parquet", "arrow"] | None,
         "Default: table on a terminal, csv in a pipe.",
+        FIRST,
         UNRECORDED,
     ] = None
 
@@ -568,7 +572,7 @@ class Facts(Format):
 class Config:
     """Where options come from that no flag gives."""
 
-    panel = "Files"
+    panel = "Input"
     config: Annotated[Path | None, "A YAML file of options and settings; flags win over it.", UNRECORDED] = None
 
 
@@ -581,7 +585,7 @@ class Printing(Config, Format, Writing):
 class Spreadsheet:
     """Who reads the tables."""
 
-    panel = "Files"
+    panel = "Output"
     spreadsheet: Annotated[
         bool, "Escape cells of csv and tsv that a spreadsheet would run as formulas.", HELD, SETTING
     ] = False

@@ -14,7 +14,7 @@ from attnscope.cli import output
 from attnscope.cli.config import with_options
 from attnscope.cli.heads import GROUPS
 from attnscope.cli.one_text import load_model, read_given
-from attnscope.cli.option_groups import option_group
+from attnscope.cli.option_groups import FIRST, option_group
 from attnscope.cli.options import ModelTexts, Selected
 from attnscope.cli.output import Printing, check_file
 from attnscope.model.selection import DECODER, prefix
@@ -37,13 +37,19 @@ EXAMPLES = (
 class Tolerance:
     """What the model is held to."""
 
+    panel = "What to ask"
     atol: Annotated[
-        float, "What weights, and outputs relative to their norm, may differ by.", "SIZE", Option(min=0, max=1000)
+        float,
+        "What weights, and outputs relative to their norm, may differ by.",
+        "SIZE",
+        Option(min=0, max=1000),
+        FIRST,
     ] = 1e-5
     whole: Annotated[
         bool,
         "Compare hidden states and output, too, with a second instance that transformers alone loads from the "
         "files. Takes the memory of two models.",
+        FIRST,
     ] = False
 
 

@@ -42,7 +42,7 @@ class Paired(Answered):
 class Patches(Named, Selected):
     """What is patched, and in what portions."""
 
-    panel = "Question"
+    panel = "What to ask"
     what: Annotated[PatchTarget, "A head's output, the pattern of its rows, or its group's keys or values.", FIRST] = (
         "output"
     )
@@ -69,7 +69,6 @@ class Patches(Named, Selected):
 class BesideOthers(Compared):
     """What is compared with it, and how many pairs are read."""
 
-    panel = "Corpus"
     random: Annotated[int, "Sets of as many other heads to compare with, of --over none."] = 100
     seed: Annotated[int, "Seed of the sets."] = 0
     sequences: Annotated[int, "Pairs at most; intervals need 32."] = 64

@@ -41,7 +41,7 @@ UNITS = {"s": 1, "m": 60, "h": 3600}
 class Served(Loading):
     """Which models, and how they are loaded."""
 
-    panel = "Model"
+    panel = "Model and engine"
     model: Annotated[list[str] | None, "A model to hold; may be repeated (default: demo).", FIRST] = None  # type: ignore[assignment]
 
 
@@ -49,6 +49,7 @@ class Served(Loading):
 class Session:
     """How long a server runs, and what to do with one that runs already."""
 
+    panel = "What to ask"
     request: Annotated[
         Literal["status", "stop"] | None,
         "status: what the server that runs holds; stop: end it.",

@@ -35,7 +35,7 @@ ColouredText = writing_to(Results, "Write text.csv and manifest.json here, or th
 class Mean:
     """Whether heads are averaged."""
 
-    panel = "Attention"
+    panel = "What to ask"
     mean: Annotated[
         Literal["none", "layer", "all"] | None,
         "Average the heads per layer, or all (default: all; none with --select).",

@@ -38,7 +38,7 @@ STDOUT = Path("-")
 class Pages(Config, OtherSide, Writing):
     """One page, and how much it may hold."""
 
-    panel = "Page"
+    panel = "Output"
     out: Annotated[Path | None, "Write the page here; - is stdout.", "FILE|-", FIRST] = None
     from_tables: Annotated[bool, "Of a run: a page of what it kept, without the model."] = False
     why: Annotated[str | None, "Take the logits of these heads apart, for the queries of --query or all.", "HEADS"] = (

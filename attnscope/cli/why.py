@@ -8,13 +8,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from typer import Option
-
 from attnscope.cli import output
 from attnscope.cli.config import with_options
 from attnscope.cli.figure_options import Look, StudyTable
 from attnscope.cli.heads import GROUPS
-from attnscope.cli.option_groups import FIRST, command_line, fill, option_group
+from attnscope.cli.option_groups import FIRST, REST, command_line, fill, option_group
 from attnscope.cli.options import Generated, MayAsk, ModelTexts, OneHead, Question
 from attnscope.cli.output import Top, writing_to
 from attnscope.cli.study import Printed, print_study
@@ -30,15 +28,14 @@ if TYPE_CHECKING:
 class LogitText(Generated, MayAsk, ModelTexts):
     """The text of one query and one key."""
 
-    panel = "Text"
-    chat: Annotated[bool, Option(rich_help_panel=panel)] = False
+    chat: Annotated[bool, REST] = False
 
 
 @option_group
 class Logit(OneHead, Question):
     """Which logit is taken apart, and how."""
 
-    panel = "Question"
+    panel = "What to ask"
     query: Annotated[str, "The token that looks: 5, last, bank#2 (`attnscope tokens -h`)."] = "last"
     key: Annotated[str | None, "The token that it looks at (default: the one that gets most weight)."] = None
     against: Annotated[
