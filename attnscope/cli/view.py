@@ -13,7 +13,7 @@ from attnscope.cli import output
 from attnscope.cli.config import with_options
 from attnscope.cli.heads import GROUPS
 from attnscope.cli.one_text import answer, load_model, read_run, report_checks
-from attnscope.cli.option_groups import FIRST, command_line, option_group
+from attnscope.cli.option_groups import FIRST, SETTING, command_line, option_group
 from attnscope.cli.options import OtherSide, Question, Selected, TextRun
 from attnscope.cli.output import Config, Writing, check_file
 from attnscope.cli.reproduce import reproduce
@@ -48,6 +48,7 @@ class Pages(Config, OtherSide, Writing):
     max_mb: Annotated[
         float, "Bin long maps over so many MB; heads of --select stay whole.", "MB", Option(min=0.1, max=1e6)
     ] = 20.0
+    steps: Annotated[bool, "Keep q, k and v of a short text, for its steps.", SETTING] = True
 
     def __post_init__(self) -> None:
         if self.out is None:
@@ -81,7 +82,9 @@ def view(asked: TextRun, selected: Selected, question: Question, pages: Pages) -
     from attnscope.viewer.page_data import Side, StackedSide, stacked
     from attnscope.viewer.study_pages import WhySide
 
-    purpose = ShowPage(pages.max_mb, pages.precision, selected.select, pages.why, pages.compare_text, pages.align)
+    purpose = ShowPage(
+        pages.max_mb, pages.precision, selected.select, pages.why, pages.compare_text, pages.align, pages.steps
+    )
     ask, shown = shown_sides(asked, selected, question, pages, purpose)
     seen, why, whole = [side.seen for side in shown], shown[0].why, shown[0].whole
     sides = [StackedSide(side) if stacked(side) else Side(side) for side in seen]
@@ -156,5 +159,6 @@ def write_page(page: Page, pages: Pages) -> None:
     else:
         with unwinding():
             page.save(pages.out)
-        output.log(f"wrote {pages.out}, {len(page.html) / 1e6:.1f} MB", pages.quiet)
+        less = "; --set steps=false leaves the steps out" if page.arrays.get("steps", 0) > len(page.html) / 4 else ""
+        output.log(f"wrote {pages.out} ({page.size}){less}", pages.quiet)
     output.log_lines(page.left_out, pages.quiet)

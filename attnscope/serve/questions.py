@@ -257,7 +257,8 @@ class ShowPage(Purpose):
 
     whole: heads whose maps stay whole, as "27.3,last". why: of which heads logits are taken apart, for the ask's
     queries or all. compare_text: another text of the same model, next to it; each side has half of the room. align: how
-    the tokens of two sides are paired, as `inputs.spans.alignment` says without it.
+    the tokens of two sides are paired, as `inputs.spans.alignment` says without it. steps: whether q, k and v of
+    a short text are kept.
     """
 
     max_mb: float = 20.0
@@ -266,6 +267,7 @@ class ShowPage(Purpose):
     why: str | None = None
     compare_text: str | None = None
     align: Align | None = None
+    steps: bool = True
 
     name = "page"
     record = "PageSide"
@@ -307,7 +309,7 @@ class ShowPage(Purpose):
         whole = {}
         if self.whole is not None and not has_stacks(run):
             whole = select(self.whole, run.loaded.geometry.heads_by_layer, run.named)
-        plan = Plan(self.max_mb, 16 if self.bits == 16 else 8, whole)
+        plan = Plan(self.max_mb, 16 if self.bits == 16 else 8, whole, steps=self.steps)
         # The logits come first: they are refused where they have no room, which costs no pass.
         why = self.key_parts(run, plan)
         each, sides = replace(plan, max_mb=plan.max_mb / len(runs)), []

@@ -17,7 +17,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -70,6 +70,15 @@ class SideMatrices:
         every = len(places) == len(self.heads)
         values_HRC = self.values_HRC if every else self.values_HRC[places]
         return SideMatrices([self.heads[place] for place in places], values_HRC, self.size)
+
+    def by_bits(self, wanted: Wanted, exact: Sequence[int]) -> Iterator[tuple[SideMatrices, Bits]]:
+        """Those of the heads whose steps are in the page, and the others.
+
+        Steps have all digits: beside them, three decimals of a weight have to be the same, which 16 bits hold.
+        """
+        for bits, among in ((16, True), (wanted.bits, False)):
+            if heads := [head for head in self.heads if (head in exact and self.size == 1) == among]:
+                yield self.of(heads), bits  # type: ignore[misc]
 
     def shrunk(self, wanted: Wanted, layer: int) -> list[SideMatrices]:
         """As they are wanted: whole, or binned but for the heads that stay whole."""
@@ -197,12 +206,11 @@ class Side:
     def _maps(self, blobs: Blobs, wanted: Wanted) -> Iterator[dict[str, Any]]:
         for key, at in self.at.items():
             windowed = self.sight[at][0] is not None
-            # Beside the steps, which have all digits, three decimals of a weight are the same: 16 bits hold them.
             exact = self.seen.operands[key].heads if key in self.seen.operands else ()
             for kept in self._kept(key):
-                for part in kept.shrunk(wanted, key.layer):
+                shrunk = kept.shrunk(wanted, key.layer)
+                for part, bits in chain.from_iterable(one.by_bits(wanted, exact) for one in shrunk):
                     record = {"at": at, "bin": part.size, "windowed": windowed}
-                    bits: Bits = 16 if part.size == 1 and set(part.heads) <= set(exact) else wanted.bits
                     entries = packed_maps(blobs, part.values_HRC, bits)
                     yield from (
                         {**record, "head": head, **entry} for head, entry in zip(part.heads, entries, strict=True)

@@ -130,6 +130,23 @@ test("without filters a look is the row; what filters take out is counted", asyn
   assert.ok(sink.weights[4] > 0);
 });
 
+test("the lines of a long text leave out the key that a head rests on, where nobody chose", () => {
+  const side = pageOf().sides[0];
+  const lines = { ...DEFAULTS, view: "head" };
+  assert.equal(side.withoutSink(0, 1, lines), false); // few lines hide nothing
+  side.count = 21;
+  for (const [head, state, expected] of [
+    [1, lines, true],
+    [0, lines, false], // rests on none
+    [1, { ...lines, key: 4 }, false],
+    [1, { ...lines, key: 3 }, true],
+    [1, { ...lines, sink: true }, false],
+    [1, DEFAULTS, false],
+    [0, { ...DEFAULTS, sink: false }, true],
+  ])
+    assert.equal(side.withoutSink(0, head, state), expected);
+});
+
 test("the least weight goes by what is drawn", async () => {
   const least = 0.2;
   const look = await pageOf().filtered(0, 0, 0, 4, { ...DEFAULTS, least });
@@ -413,7 +430,7 @@ test("what runs from right to left keeps its place in a line, as in a picture", 
 
 test("the numbers of a vector are as wide as one another, with a blank between", () => {
   const rows = [[-2.289, 1.3007, -12.5], [0.3945, -1.2475, 3]].map((row) => numbers(Float64Array.from(row), 3));
-  assert.deepEqual(rows, ["−2.2890\u2007\u20071.3007\u2007−12.5000", "\u20070.3945\u2007−1.2475\u2007\u2007\u2007\u2007\u2007\u2007\u20073"]);
+  assert.deepEqual(rows, ["\u2007−2.289\u2007\u2007\u20071.301\u2007−12.500", "\u2007\u20070.395\u2007\u2007−1.248\u2007\u2007\u20073.000"]);
 });
 
 test("tokens are named with their positions, many by their number", () => {

@@ -303,6 +303,45 @@ def test_the_steps_are_explains_words_and_numbers(browser, subject):
         assert visit.page.locator("[data-role=check]").inner_text().startswith("✓ equal to the map's weights")
 
 
+def test_steps_and_maps_have_the_same_three_decimals(browser, subject):
+    at, head, query = 1, 2, 8
+    held = read(subject.path).maps()[at, head][query]
+    with visiting(browser, subject.path, f"view=steps&at={at}&head={head}&query={query}&key=3") as visit:
+        rows = visit.page.locator("[data-step=softmax] tr[data-token]")
+        rows.first.wait_for()
+        keys = [int(rows.nth(row).get_attribute("data-token")) for row in range(rows.count())]
+        shown = [rows.nth(row).locator("td").nth(-2).inner_text() for row in range(len(keys))]
+        assert shown == [f"{held[key]:.3f}" if held[key] >= 5e-4 else "<0.001" for key in keys]
+        assert visit.page.locator("[data-role=weight]").inner_text() == f"weight {held[3]:.3f}"
+
+
+def test_steps_show_which_dimensions_make_a_score(browser, subject):
+    layer, head, query, key = 1, 2, 8, 3
+    loaded = attnscope.load(subject.folder)
+    [scores] = [
+        step for step in explain_head(loaded, subject.seen.prompt, layer, head, query).steps if step.name == "scores"
+    ]
+    q, k = (array.values.reshape(-1, array.values.shape[-1]) for array in scores.numbers[:2])
+    q_D, k_D = q[query if len(q) > 1 else 0], k[key]
+    largest = sorted(range(len(k_D)), key=lambda at: -abs(q_D[at] * k_D[at]))
+    with visiting(browser, subject.path, f"view=steps&at={layer}&head={head}&query={query}&key={key}") as visit:
+        strips = visit.page.locator(f"[data-step=scores] tr[data-token='{key}'] canvas")
+        strips.first.wait_for()
+        said = strips.nth(1).get_attribute("aria-label")
+        assert said.startswith(f"q × k of {key} ")
+        assert re.findall(r"dimension (\d+)", said) == [str(at) for at in largest[:3]]
+        line = visit.page.locator("[data-role=products]").inner_text()
+        assert line.endswith(said.partition(": ")[2] + ".")
+        score = re.search(r"q · k = (\S+),", line).group(1).replace("−", "-")
+        assert float(score) == pytest.approx(q_D @ k_D, abs=1e-3)
+        box = strips.nth(1).bounding_box()
+        visit.page.mouse.move(box["x"] + (largest[0] + 0.5) * box["width"] / len(k_D), box["y"] + box["height"] / 2)
+        told = [value.replace("−", "-") for value in visit.tip(f"dimension {largest[0]}").split()[2:]]
+        expected = (q_D[largest[0]], k_D[largest[0]], q_D[largest[0]] * k_D[largest[0]])
+        found = [float(one) for one in told if re.fullmatch(r"-?[\d.]+", one)]
+        np.testing.assert_allclose(found, expected, atol=6e-4)
+
+
 @pytest.mark.e2e
 def test_a_head_is_chosen_in_the_overviews(browser, subject):
     with visiting(browser, subject.path, "view=model") as visit:
@@ -337,7 +376,7 @@ def test_what_a_filter_takes_out_is_said(browser, subject):
     state = f"view=head&at={row['layer']}&head={row['head']}&query={row['query']}&pin=1"
     with visiting(browser, subject.path, f"{state}&least=0.2") as visit:
         removed = numbers(visit.view("head").get_by_text("taken out").inner_text())[0]
-        slack = len(weights) * step_of(subject, row["layer"], row["head"])
+        slack = len(weights) * step_of(subject, row["layer"], row["head"]) + ROUNDED
         assert abs(removed - weights[weights < 0.2].sum()) <= slack
         weak = int(weights[: row["query"] + 1].argmin())
         visit.token("head", weak, "key").hover()

@@ -21,7 +21,7 @@ from helpers.atlases import made_atlas
 from helpers.command_line import HANGS, SENTENCE, call, tree
 from helpers.folders import saved
 from helpers.forks import shim
-from helpers.pages import Read, read
+from helpers.pages import BLOB, Read, read
 from helpers.rows import csv_rows
 
 ROOT = Path(attnscope.__file__).parents[1]
@@ -63,6 +63,24 @@ def test_a_page_of_a_text(tmp_path):
     assert "&query=8&key=8" in page.said["open"]
     assert "wrote " in talk
     assert (page.said["units"], page.said["left_out"]) == (None, [])
+
+
+def test_its_size_is_said_by_part_and_steps_can_be_left_out(tmp_path):
+    page, talk = viewed(tmp_path, SENTENCE)
+    side, lengths = page.said["sides"][0], [len(found) for _, found in BLOB.findall(page.html)]
+    of = {"maps": side["maps"], "steps": side["steps"]["heads"]}
+    sizes = {name: sum(lengths[blob] for blob in {one["blob"] for one in places}) for name, places in of.items()}
+    sizes["page"] = len(page.html) - sum(sizes.values())
+    [listed] = re.findall(r"\((.*?) MB: (.*?)\)", talk)
+    told = dict(part.split() for part in listed[1].split(", "))
+    assert listed[0] == f"{len(page.html) / 1e6:.2f}"
+    assert told == {name: f"{size / 1e6:.2f}" for name, size in sizes.items() if size >= 5_000}
+    assert next(iter(told)) == "steps"
+    bare, said = viewed(tmp_path, SENTENCE, "--set", "steps=false")
+    assert (bare.said["sides"][0]["steps"], "steps" in said) == (None, False)
+    assert len(page.html) - len(bare.html) > sizes["steps"]
+    assert {entry["bits"] for entry in side["maps"]} == {16}  # beside steps, as many digits as they have
+    assert {entry["bits"] for entry in bare.said["sides"][0]["maps"]} == {8}
 
 
 def test_where_it_opens(tmp_path):
