@@ -54,7 +54,8 @@ class BatchOptions:
     metrics: ids by commas, besides those that are always there. query, key, define, and query_field, key_field of
     records: the tokens that are asked about. spans: `NAME=TOKENS`, whose mass on each other is a table. tables: of
     heads and relations. top_k: keys of a query (None: all). text_field and the other fields: of records; answer: after
-    every text. max_tokens: texts are cut to so many. matrices: whole matrices too. format, shard_size (MiB),
+    every text. max_tokens: texts are cut to so many. matrices: whole matrices too.
+    keep_text: the text itself in the table of texts. format, shard_size (MiB),
     spreadsheet: of the files. summary: write the means over the texts. batch_tokens: of a padded batch, by memory
     without it. strict: the first item that fails ends it.
     """
@@ -87,6 +88,7 @@ class BatchOptions:
     truncate: Side | None = None
     max_tokens: int | None = None
     matrices: bool = False
+    keep_text: bool = True
     format: DatasetFormat = "parquet"
     spreadsheet: bool = False
     summary: bool = False
@@ -123,6 +125,7 @@ class BatchOptions:
             format=self.format,
             min_weight=self.min_weight,
             weights=self.matrices,
+            keep_text=self.keep_text,
             spreadsheet=self.spreadsheet,
             pictures=pictures,
             about=about,

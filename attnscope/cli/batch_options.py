@@ -195,6 +195,7 @@ class Dataset(Drawing, MeasuredEntries, Relations, Spreadsheet, Printing):
     format: Annotated[Literal["parquet", "csv", "jsonl"], "Format of the tables.", HELD] = "parquet"
     to_stdout: Annotated[Literal["jsonl"] | None, "Print one JSON object per text instead.", FIRST] = None
     matrices: Annotated[bool, "Whole matrices too, float16 safetensors.", HELD] = False
+    keep_text: Annotated[bool, "The text itself in the table of texts.", HELD, SETTING] = True
     summary: Annotated[bool, "The corpus's own table too: means over the texts, with intervals."] = False
     shard_size: Annotated[int, "MiB per shard, about.", "MIB", Option(min=1, max=2**20), HELD, SETTING] = 64
 

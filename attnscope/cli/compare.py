@@ -132,7 +132,9 @@ def texts_of(asked: Sides, printing: Results) -> list[SidesOfText]:
     from attnscope.corpus.items import texts_in
 
     output.complain_through_talk(printing.quiet)
-    return [SidesOfText(item.id, item.text, item.text) for item in texts_in(asked.texts, chat=asked.chat, strict=True)]
+    return [
+        SidesOfText(str(item.id), item.text, item.text) for item in texts_in(asked.texts, chat=asked.chat, strict=True)
+    ]
 
 
 def report(comparison: Comparison, quiet: bool) -> int:

@@ -16,7 +16,7 @@ from attnscope.cli.option_groups import FIRST, command_line, fill, option_group
 from attnscope.cli.options import Loading, Seed
 from attnscope.cli.output import Top, writing_to
 from attnscope.cli.study import show_cost
-from attnscope.cli.study_tables import contrasts, effects_at, left_out, scanned_sheet
+from attnscope.cli.study_tables import contrasts, effects_at, left_out, probe_answers, scanned_sheet
 from attnscope.errors import UsageError
 from attnscope.utils import display as cells
 from attnscope.utils.signals import unwinding
@@ -134,6 +134,8 @@ def scan(scanned: Scanned, probing: Probing, kept: StudyTable, look: Look) -> in
     output.emit(table, format, lambda: scanned_sheet(atlas, probing.probe, probing.shown, result.texts, output.width()))
     # Under the table what it leaves out, and by which rule each role that it names was given.
     lines = [f"not measured: {what}: {why}" for what, why in atlas.facts["not_measured"].items()]
+    if probing.probe is not None:
+        output.log_lines(probe_answers(atlas, probing.probe), kept.quiet)
     lines += [f"{rule.role}: {rule.condition}{f' ({rule.source})' * bool(rule.source)}" for rule in atlas.rules()]
     output.log_lines(lines, kept.quiet)
     if format == "table":

@@ -78,13 +78,13 @@ def questions(
             if not isinstance(value, str | int) or isinstance(value, bool):
                 example = "bank#2" if name in ("query", "key", "at") else "some words"
                 wrong = f"field {name!r}: expected text, got {brief(value)}"
-                raise InputError(f"{item.id}: {wrong}", f'write "{name}": "{example}"')
+                raise InputError(f"{item.name}: {wrong}", f'write "{name}": "{example}"')
             own[name] = str(value)
         try:
             [question] = make([{"text": item.text, **own}])
         except UsageError as error:
-            raise UsageError(f"{item.id}: {error.message}", error.hint) from error
-        asked_each.append(replace(question, where=item.id))  # type: ignore[type-var]
+            raise UsageError(f"{item.name}: {error.message}", error.hint) from error
+        asked_each.append(replace(question, where=str(item.id)))  # type: ignore[type-var]
     return asked_each
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from attnscope.cli.output import rounding_notes
+from attnscope.errors import listed
 from attnscope.interventions.spec import SHARED
 from attnscope.metrics.metrics import METRICS
 from attnscope.model.selection import written_heads
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
     from attnscope.studies.head_distances import OnTexts
     from attnscope.studies.knockout_records import KnockoutResult, NullKind
     from attnscope.studies.patching import PatchedPairs
+
+MOST_NAMED = 20  # heads that a line names
 
 
 @dataclass(frozen=True)
@@ -557,6 +560,28 @@ def left_out(atlas: Atlas, probe: str | None, top: Top, width: int) -> list[str]
     lines += [f"not shown on a narrow terminal: {', '.join(missing)}"] * (narrow and bool(missing))
     few = top.rest(len(atlas.heads[: top.shown]), heads, "heads shown")
     return [*lines, *few, probes, "--probe NAME shows another"]
+
+
+def probe_answers(atlas: Atlas, probe: str) -> list[str]:
+    """A line for each role that a probe names: its heads, or that there is none, with the largest effect."""
+    from attnscope.studies.atlas import NAMED_BY, RULES
+
+    named = {probe, probe.partition(" p")[0]}  # of several periods without the period
+    lines = []
+    for rule in RULES:
+        by, against = NAMED_BY[rule.role]
+        heads = [cells.head_name(*head) for head in atlas.heads if rule.role in atlas.roles[head]]
+        if by not in named or (rule.role == "prefix-matching" and not heads):  # it is induction but for the copying
+            continue
+        shown = next(finding for finding in contrasts(atlas, probe) if finding.against == against).effects
+        # No head: how far the best one is from the role.
+        best = largest_first(shown.effect)[0]
+        effect = Effect("", cells.signed).cell({name: values[best] for name, values in vars(shown).items()})
+        largest = (
+            f"no head: largest effect {cells.head_name(*atlas.heads[best])} {effect}; the rule is {rule.condition}"
+        )
+        lines.append(f"{rule.role}: {listed(heads, MOST_NAMED) or largest}")
+    return lines or [f"{probe} names no role: see its effects"]
 
 
 def contrasts(atlas: Atlas, asked: str | None) -> list[Finding]:

@@ -57,7 +57,7 @@ class Failure:
     item: int
     file: str
     line: int | None
-    id: str
+    id: str | int
     reason: str
 
     @classmethod
@@ -101,7 +101,7 @@ def digest(items: Iterable[Item]) -> str:
     """A hash of what was read; a corpus that changed between two runs shows in it."""
     hashed = hashlib.sha256()
     for item in items:
-        parts = (item.id, item.text, item.problem or "", json.dumps(item.fields, default=str, sort_keys=True))
+        parts = (str(item.id), item.text, item.problem or "", json.dumps(item.fields, default=str, sort_keys=True))
         for part in parts:
             hashed.update(part.encode(errors="surrogatepass") + b"\0")
     return hashed.hexdigest()
@@ -193,18 +193,27 @@ def _record(values: Mapping[str, Any]) -> Record | None:
 
 OPTIONS = "run.json"
 ANOTHER = "name another folder with {out}"
-SCHEMA = 6  # of the folder; goes up when a file or a column is renamed, or means something else
-BEFORE = 5  # whose heads have the text's role alone, as `role`; its numbers are read, and it is not resumed
+SCHEMA = 7  # of the folder; goes up when a file or a column is renamed, or means something else
+# Before, texts had no column `text` and every id was text: such a folder is resumed as it was begun. In the first of
+# these heads had the text's role alone, as `role`: its numbers are read, and it is not resumed.
+ALL_TEXT = 6
+TEXT_ROLES = 5
+RESUMED = (SCHEMA, ALL_TEXT)
+ABOUT = "written by attnscope batch; docs/schemas.md says what is here"
+SINCE = {"keep-text": SCHEMA}  # options that folders of an older layout do not name
 
 
 @contextmanager
-def opened(folder: Path, options: Mapping[str, Any]) -> Iterator[Journal]:
-    """The folder's journal, with the folder locked, its options checked, and what is not committed removed."""
+def opened(folder: Path, options: Mapping[str, Any], about: Mapping[str, Any] | None = None) -> Iterator[Journal]:
+    """The folder's journal, with the folder locked, its options checked, and what is not committed removed.
+
+    about: what else a new folder says of itself.
+    """
     with writable(folder, "free disk space or name another folder; the same command resumes the run"):
         folder.mkdir(parents=True, exist_ok=True)
         check_ours(folder)
         with locked(folder):
-            check_options(folder, options, {"about": "written by attnscope batch; docs/schemas.md says what is here"})
+            check_options(folder, options, {"about": ABOUT, **(about or {})})
             journal = Journal(folder)
             journal.sweep()
             (folder / PARTIAL).mkdir(exist_ok=True)
@@ -219,13 +228,25 @@ def check_options(folder: Path, options: Mapping[str, Any], about: Mapping[str, 
 
     about: what else run.json says, which is not compared. Raises UsageError that names every option that differs.
     """
-    plain = json.loads(json.dumps(options, default=str))
-    before = _options(folder / OPTIONS)
+    before, layout = _options(folder / OPTIONS), layout_of(folder)
+    plain = json.loads(json.dumps({k: v for k, v in options.items() if SINCE.get(k, 0) <= layout}, default=str))
     if before is None:
         save_json({"schema": SCHEMA, "options": plain, **about}, folder / OPTIONS)
     elif changed := changes(before, plain):
         message = f"{folder} was started with other options: {'; '.join(changed)}"
         raise UsageError(message, f"give the same options to resume, or {ANOTHER}")
+
+
+def layout_of(folder: Path) -> int:
+    """The version of a folder's layout: that which it was begun with, or for a new one the newest."""
+    path = folder / OPTIONS
+    return SCHEMA if _options(path) is None else int(read_json(path)["schema"])
+
+
+def begun_ids(folder: Path) -> str | None:
+    """What the ids of a folder were begun as: `integer` or `text`; None for a new folder."""
+    path = folder / OPTIONS
+    return None if _options(path) is None else str(read_json(path).get("ids", TEXT_IDS))
 
 
 def begun_sources(folder: Path, sources: Sequence[str]) -> tuple[str, ...]:
@@ -280,14 +301,16 @@ def is_dataset(folder: Path) -> bool:
 def kept_options(folder: Path) -> dict[str, Any]:
     """The options that a dataset was made with. Raises UsageError for a folder that is none."""
     hint = "name the folder of a dataset that attnscope batch wrote"
-    options = _options(folder / OPTIONS, hint, "read it with the version of attnscope that wrote it", (SCHEMA, BEFORE))
+    options = _options(
+        folder / OPTIONS, hint, "read it with the version of attnscope that wrote it", (*RESUMED, TEXT_ROLES)
+    )
     if options is None:
         raise UsageError(f"{folder} has no {OPTIONS}, which each dataset has", hint)
     return options
 
 
 def _options(
-    path: Path, hint: str = ANOTHER, old: str = "", versions: Sequence[int] = (SCHEMA,)
+    path: Path, hint: str = ANOTHER, old: str = "", versions: Sequence[int] = RESUMED
 ) -> dict[str, Any] | None:
     """The options in a run.json; None without one.
 
@@ -379,6 +402,7 @@ def item_cost(job: Job, geometry: Geometry) -> Callable[[Item], float]:
 
 
 TABLES = ("heads", "relations")
+INTEGER_IDS, TEXT_IDS = "integer", "text"
 DatasetFormat = Literal["parquet", "csv", "jsonl"]
 
 
@@ -392,6 +416,8 @@ class DatasetOutput:
     of `query` and `key` name tokens of each text. spans: the names of spans whose mass on each other is a table.
     targets: whether each text has one, which an encoder-decoder's decoder reads. answers: whether each text has one
     after it. metrics: those that heads have besides METRICS. entries: what relations list, as in `View.weights`.
+    keep_text: whether `texts` has the texts themselves. ids: what every id is, INTEGER_IDS or TEXT_IDS. layout: the
+    version of the folder.
     """
 
     tables: tuple[str, ...] = TABLES
@@ -407,6 +433,9 @@ class DatasetOutput:
     answers: bool = False
     metrics: tuple[str, ...] = ()
     entries: Literal["softmax", "scores", "value"] = "softmax"
+    keep_text: bool = True
+    ids: str = TEXT_IDS
+    layout: int = SCHEMA
 
     @property
     def names(self) -> tuple[str, ...]:

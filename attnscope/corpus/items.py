@@ -10,12 +10,13 @@ from __future__ import annotations
 import csv
 import io
 import json
+import logging
 import re
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -38,6 +39,7 @@ from attnscope.inputs.prompt import Prompt
 from attnscope.inputs.tokens import TokenMatch
 from attnscope.utils.files import decode_utf8
 
+logger = logging.getLogger(__name__)
 ITEM_BYTES = 64 * 2**20
 EMPTY, EMPTY_LINE = "empty", "empty line"  # problems of an item
 NO_OBJECT = "expected a JSON object, got "
@@ -49,19 +51,25 @@ QUOTED = re.compile(r'"(?:[^"]|"")*"')
 class Item:
     """One text of a corpus, or why there is none: `problem` is set then, and `text` is empty.
 
-    number: its place in the corpus, from 0. line: of the file (of a Parquet file, the row), from 1; None for whole
-    files. text: the text; under chat, the messages as JSON; empty where a sound is read instead. fields: what else its
-    record held. read: bytes of the corpus that had been read when it was.
+    number: its place in the corpus, from 0. id: as its record has it, a whole number or a text. line: of the file (of a
+    Parquet file, the row), from 1; None for whole files. text: the text; under chat, the messages as JSON; empty where
+    a sound is read instead. fields: what else its record held. read: bytes of the corpus that had been read when it
+    was.
     """
 
     number: int
     file: str
     line: int | None
-    id: str
+    id: str | int
     text: str = ""
     fields: Mapping[str, Any] = field(default_factory=dict)
     problem: str | None = None
     read: int = 0
+
+    @property
+    def name(self) -> str:
+        """What messages call it: its id, of a number `id 7`."""
+        return self.id if isinstance(self.id, str) else f"id {self.id}"
 
     def says(self, field: str) -> Any:
         """What a field of the record says, or a field in a field, `doc.question`. Raises InputError where none does."""
@@ -101,6 +109,30 @@ def read_items(corpus: Corpus, files: Sequence[CorpusFile]) -> Iterator[Item]:
             number += 1
 
 
+def have_integer_ids(items: Iterable[Item]) -> bool:
+    """Whether the id of every item with a text is a whole number; a warning where some are, and some are not."""
+    integers = 0
+    for item in items:
+        if item.problem is None:
+            if not isinstance(item.id, int):
+                if integers:
+                    logger.warning("ids are whole numbers and text (first: %s): all are written as text", item.id)
+                return False
+            integers += 1
+    return bool(integers)
+
+
+def with_ids(items: Iterable[Item], integers: bool) -> Iterator[Item]:
+    """The items with ids of one kind, those that have a text: a number becomes text, and a text no number."""
+    for item in items:
+        if not integers:
+            yield replace(item, id=str(item.id))
+        elif isinstance(item.id, int) or item.problem is not None:
+            yield item
+        else:
+            yield replace(item, text="", problem="its id is text, and those of the dataset are whole numbers")
+
+
 def texts_in(
     source: str, most: int | None = None, *, chat: bool = False, strict: bool = False, stdin: str | None = None
 ) -> list[Item]:
@@ -116,7 +148,7 @@ def texts_in(
         if item.problem is None:
             items.append(item)
         elif strict and item.problem not in (EMPTY, EMPTY_LINE):
-            raise InputError(f"{item.id}: {item.problem}", "correct the file, or name another with {texts}")
+            raise InputError(f"{item.name}: {item.problem}", "correct the file, or name another with {texts}")
         else:
             why = why or f": {item.problem}"
         if len(items) == most:
@@ -133,16 +165,17 @@ def printable(text: str) -> str:
 
 def _item(raw: Raw, file: CorpusFile, corpus: Corpus, number: int, read: int) -> Item:
     """The item of what was read at one place; of a record the text in its field."""
-    id = file.name if raw.line is None else f"{file.name}:{raw.line}"
+    id: str | int = file.name if raw.line is None else f"{file.name}:{raw.line}"
     text, problem = raw.value, raw.problem
     fields: Mapping[str, Any] = {}
     if isinstance(text, Mapping):
         record = TextRecord.of(text, corpus)
-        id, fields, problem = record.id or id, record.fields, record.problem
+        id, fields, problem = id if record.id in (None, "") else record.id, record.fields, record.problem
         text = "" if problem else record.text
     if problem is None and not text.strip() and corpus.audio_field is None:
         problem = EMPTY
-    return Item(number, printable(file.name), raw.line, printable(id), "" if problem else text, fields, problem, read)
+    id = printable(id) if isinstance(id, str) else id
+    return Item(number, printable(file.name), raw.line, id, "" if problem else text, fields, problem, read)
 
 
 def _read(file: CorpusFile, corpus: Corpus, read: BytesRead) -> Iterator[Raw]:

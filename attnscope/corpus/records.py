@@ -260,7 +260,7 @@ class TextRecord:
     it: its text, or the name of its sound.
     """
 
-    id: str | None
+    id: str | int | None
     fields: Mapping[str, Any]
     value: Any
     problem: str | None
@@ -272,7 +272,8 @@ class TextRecord:
         chats = [name for name in CHATS if corpus.chat and name in record]
         name, id_name = corpus.text_field or next(iter(chats), "text"), corpus.id_field or "id"
         id = value_at(record, id_name)
-        id = None if id is ABSENT else id if isinstance(id, str | None) else json.dumps(id, default=str)
+        whole = type(id) is int and -(2**63) <= id < 2**63  # True is none
+        id = None if id is ABSENT else id if whole or isinstance(id, str | None) else json.dumps(id, default=str)
         problem = f"no field {id_name!r}" if corpus.id_field and id is None else None
         if corpus.audio_field is not None:
             fields = {key: value for key, value in record.items() if key != id_name}

@@ -25,9 +25,9 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from attnscope.corpus.folder import PARTIAL, DatasetOutput, Failure, Record, Shard, digest
+from attnscope.corpus.folder import INTEGER_IDS, PARTIAL, DatasetOutput, Failure, Record, Shard, digest
 from attnscope.corpus.items import Item, printable
-from attnscope.corpus.tables import SCHEMA_VERSIONS, TableFile, schema_of
+from attnscope.corpus.tables import TableFile, schema_of, version_of
 from attnscope.errors import AttnscopeError
 from attnscope.hooks.generation import DEFAULT, POSITIONS
 from attnscope.hooks.report import joined_ways
@@ -134,7 +134,8 @@ def _texts(pairs: Sequence[tuple[Item, Observation]], output: DatasetOutput) -> 
     rows: list[dict[str, Any]] = [
         {
             "item": item.number,
-            "id": item.id,
+            "id": item.id if output.ids == INTEGER_IDS else str(item.id),
+            "text": printable(item.text) if item.text else None,
             "file": item.file,
             "line": item.line,
             "tokens": len(obs.prompt),
@@ -187,7 +188,7 @@ def _heads(pairs: Sequence[tuple[Item, Observation]], output: DatasetOutput) -> 
     top_keys = [obs.place("keys", stack, obs.every.top_key) for (_, obs), stack in zip(pairs, stacks, strict=True)]
     [tokens] = _words([obs.names() for _, obs in pairs], top_keys)
     rows = whole.table(np.flatnonzero(whole.kept), tokens.dictionary.to_pylist(), tokens.indices.to_numpy())
-    about = _about(pairs, [int(np.count_nonzero(heads.kept)) for heads in every])
+    about = _about(pairs, output, [int(np.count_nonzero(heads.kept)) for heads in every])
     return _table(about | dict(zip(rows.column_names, rows.columns, strict=True)), schema_of("heads", output))
 
 
@@ -199,7 +200,7 @@ def _relations(pairs: Sequence[tuple[Item, Observation]], output: DatasetOutput)
     keys = [obs.place("keys", part["stack"], part["key"], obs.group) for obs, part in both]
     query_token, key_token = _words([obs.names(obs.group) for _, obs in pairs], queries, keys)
     columns = {
-        **_about(pairs, [len(part["query"]) for part in parts]),
+        **_about(pairs, output, [len(part["query"]) for part in parts]),
         **columns_read,
         "head": numbers(head, head < 0),
         "query_token": query_token,
@@ -230,7 +231,7 @@ def _spans(pairs: Sequence[tuple[Item, Observation]], output: DatasetOutput) -> 
     # Each head of each text has a row for every pair, in the order of `code`.
     head = of_pairs(whole.head)
     columns = {
-        **_about(pairs, [int(np.count_nonzero(obs.every.kept)) * count**2 for _, obs in pairs]),
+        **_about(pairs, output, [int(np.count_nonzero(obs.every.kept)) * count**2 for _, obs in pairs]),
         "layer": of_pairs(whole.layer),
         "head": numbers(head, head < 0),
         "kv_head": of_pairs(whole.kv_head),
@@ -252,11 +253,13 @@ def _words(units: Sequence[Sequence[str]], *columns: Sequence[np.ndarray]) -> li
     return [pa.DictionaryArray.from_arrays(numbers(index), dictionary) for index in joined]
 
 
-def _about(pairs: Sequence[tuple[Item, Observation]], counts: Sequence[int]) -> dict[str, Any]:
+def _about(pairs: Sequence[tuple[Item, Observation]], output: DatasetOutput, counts: Sequence[int]) -> dict[str, Any]:
     """Which item each row speaks of."""
-    ids = words([item.id for item, _ in pairs])
     index = np.repeat(np.arange(len(pairs), dtype=np.int32), counts)
     item = np.repeat(np.array([item.number for item, _ in pairs], np.int64), counts)
+    if output.ids == INTEGER_IDS:
+        return {"item": item, "id": np.array([item.id for item, _ in pairs], np.int64)[index]}
+    ids = words([str(item.id) for item, _ in pairs])
     return {"item": item, "id": pa.DictionaryArray.from_arrays(numbers(index), ids)}
 
 
@@ -396,7 +399,7 @@ class ShardWriter:
 
         path, index = self.partial / "weights", self.partial / "weights_index"
         try:
-            save_file(self._weights, path, {"attnscope.schema": f"weights/{SCHEMA_VERSIONS['weights']}"})
+            save_file(self._weights, path, {"attnscope.schema": version_of("weights", self.output)})
         except SafetensorError as error:  # a full disk, in its own words
             match = re.search(r"os error (\d+)", str(error))
             number = int(match[1]) if match else errno.EIO
@@ -421,7 +424,7 @@ class StreamWriter:
         """Write some more texts."""
         tables = arrow_tables(measured, self.output)
         objects = [name for name in ("fields", "positions") if name in tables["texts"].column_names]
-        texts = json_rows(tables["texts"].drop_columns(objects)).to_pylist()
+        texts = json_rows(tables["texts"].drop_columns([*objects, "item", "id"])).to_pylist()
         cells = [[f',"{name}":{cell}' for cell in tables["texts"][name].to_pylist()] for name in objects]
         # The rows of each item as JSON, without the columns that say which item.
         rows: dict[str, dict[int, list[str]]] = {name: {} for name in self.output.names if name != "texts"}
@@ -431,7 +434,9 @@ class StreamWriter:
                 by_item.setdefault(number, []).append(line)
         for (item, _), text, *row in zip(measured.seen, texts, *cells, strict=True):
             lists = (f',"{name}":[{",".join(rows[name].get(item.number, []))}]' for name in rows)
-            self.stream.write(f"{text[:-1]}{''.join([*row, *lists])}}}\n".encode())
+            item_id = json.dumps(item.id, ensure_ascii=False)  # of whichever type its record has
+            about = f'{{"item":{item.number},"id":{item_id},'
+            self.stream.write(f"{about}{text[1:-1]}{''.join([*row, *lists])}}}\n".encode())
         self.stream.flush()
         self._record = _with(self._record, measured)
 

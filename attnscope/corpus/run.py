@@ -16,7 +16,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,20 +24,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from attnscope.corpus.folder import (
+    ALL_TEXT,
+    INTEGER_IDS,
+    SCHEMA,
+    TEXT_IDS,
+    DatasetOutput,
     Job,
     Journal,
     Record,
     Shard,
+    begun_ids,
     begun_sources,
     item_cost,
+    layout_of,
     opened,
     say_who_answered,
     shards,
     unfinished,
 )
-from attnscope.corpus.items import read_items
+from attnscope.corpus.items import have_integer_ids, read_items, with_ids
 from attnscope.corpus.pipeline import Run, Tally, run_shards
-from attnscope.corpus.records import STDIN, Corpus, find_files
+from attnscope.corpus.records import STDIN, Corpus, CorpusFile, find_files
 from attnscope.corpus.rows import ShardWriter
 from attnscope.corpus.worker import Window, Worker
 from attnscope.errors import AttnscopeError, UsageError
@@ -77,13 +84,16 @@ def run_folder(
         corpus = replace(corpus, sources=begun_sources(folder, corpus.sources))
         options = {**options, "sources": list(corpus.sources)}
     files = find_files(corpus)
-    with opened(folder, options) as journal:
+    output = begun_output(folder, job.output, corpus, files)
+    job = replace(job, output=output)
+    with opened(folder, options, {"ids": output.ids}) as journal:
         if cluster is not None:
             tally = run_on_ray(Run(job, corpus, files, folder, journal, stop, note), cluster)
         else:
             worker = Worker(job, loaded)
             cost = item_cost(job, worker.loaded.geometry)
-            pending = unfinished(read_items(corpus, files), cost, job.shard_bytes, journal.records)
+            items = with_ids(read_items(corpus, files), output.ids == INTEGER_IDS)
+            pending = unfinished(items, cost, job.shard_bytes, journal.records)
             with drawing_pool(workers) as pool:
                 write = partial(ShardWriter, folder, output=worker.output, pool=pool)
                 tally = run_shards(worker, pending, write, journal.append, stop, note)
@@ -91,6 +101,20 @@ def run_folder(
         journal.rewrite_failures()
         say_who_answered(folder, journal.records.values())
         return journal, tally
+
+
+def begun_output(folder: Path, output: DatasetOutput, corpus: Corpus, files: Sequence[CorpusFile]) -> DatasetOutput:
+    """The output in the layout of a folder that is resumed. Of a new one the corpus is read for its ids alone.
+
+    That ends at the first that is no number. Standard input can be read once: its ids are text.
+    """
+    layout, ids = (layout_of(folder), begun_ids(folder)) if folder.is_dir() else (SCHEMA, None)
+    if layout == ALL_TEXT:
+        return replace(output, layout=layout, keep_text=False, ids=TEXT_IDS)
+    if ids is None:
+        once = any(file.path == STDIN for file in files)
+        ids = INTEGER_IDS if not once and have_integer_ids(read_items(corpus, files)) else TEXT_IDS
+    return replace(output, ids=ids)
 
 
 SAMPLE_TEXTS = 8
@@ -338,7 +362,8 @@ def _dataset(ray: Any, run: Run, cluster: Cluster) -> Any:
 
     def blocks() -> Iterator[pa.Table]:
         try:
-            for shard in unfinished(read_items(corpus, files), cost, job.shard_bytes, records):
+            items = with_ids(read_items(corpus, files), job.output.ids == INTEGER_IDS)
+            for shard in unfinished(items, cost, job.shard_bytes, records):
                 yield pa.table({"shard": [pickle.dumps(Reply(shard))]})
         except AttnscopeError as error:  # Ray would wrap it in its own
             yield pa.table({"shard": [pickle.dumps(Reply(error=error))]})

@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from attnscope._version import __version__
-from attnscope.corpus.folder import SUMMARY, DatasetOutput, Journal, Record
+from attnscope.corpus.folder import ALL_TEXT, INTEGER_IDS, SUMMARY, DatasetOutput, Journal, Record
 from attnscope.errors import InputError
 from attnscope.metrics.metrics import KNOWN, MASS, METRICS
 from attnscope.model.selection import STACKS
@@ -34,7 +34,8 @@ from attnscope.utils.files import FOREIGN, write_whole
 from attnscope.utils.folders import locked
 from attnscope.utils.tables import FORMATS, Pieces, escape_formulas, numbers, texts_at
 
-SCHEMA_VERSIONS = {"texts": 2, "heads": 5, "relations": 2, "spans": 2, "summary": 2, "weights": 1}
+SCHEMA_VERSIONS = {"texts": 3, "heads": 6, "relations": 3, "spans": 3, "summary": 2, "weights": 2}
+BEFORE = SCHEMA_VERSIONS | {"texts": 2, "heads": 5, "relations": 2, "spans": 2, "weights": 1}  # of layout 6
 TOKEN = pa.dictionary(pa.int32(), pa.string())
 TYPES = {  # by the words of the table below; a token is a text that many rows have
     "int": pa.int32(),
@@ -47,7 +48,7 @@ TYPES = {  # by the words of the table below; a token is a text that many rows h
 HEAD = "layer:int head:int kv_head:int"
 ABOUT = f"item:long id:token {HEAD}"
 COLUMNS = {  # of each table, in their order
-    "texts": "item:long id:text file:text line:long tokens:int removed_tokens:int sha256:text fields:text",
+    "texts": "item:long id:text text:text file:text line:long tokens:int removed_tokens:int sha256:text fields:text",
     "heads": f"{ABOUT} role:token text_role:token atlas_roles:token near_uniform:truth top_key:int top_key_token:token "
     f"top_key_mass:float {' '.join(f'{name}:float' for name in METRICS)}",
     "relations": f"{ABOUT} query:int query_token:token key:int key_token:token weight:float",
@@ -74,11 +75,19 @@ def schema_of(name: str, output: DatasetOutput) -> pa.Schema:
             metrics = (*output.metrics, *(("mass", "uniform") if "key" in output.chosen else ()))
             more = [(metric, pa.float32()) for metric in metrics]
         more.append(("stack", TOKEN))  # of the layer, last in each row
-    schema = pa.schema([*SCHEMAS[name], *(pa.field(*column) for column in more)])
+    fixed = [field for field in SCHEMAS[name] if output.keep_text or field.name != "text"]
+    if output.ids == INTEGER_IDS:
+        fixed = [field.with_type(pa.int64()) if field.name == "id" else field for field in fixed]
+    schema = pa.schema([*fixed, *(pa.field(*column) for column in more)])
     if name != "relations":
         return schema
     place = schema.get_field_index("weight")
     return schema.set(place, schema.field(place).with_name(ENTRIES[output.entries]))
+
+
+def version_of(name: str, output: DatasetOutput) -> str:
+    """The schema of a table, as a file of the output says it: `heads/6`."""
+    return f"{name}/{(BEFORE if output.layout == ALL_TEXT else SCHEMA_VERSIONS)[name]}"
 
 
 class _Droppable(io.RawIOBase):
@@ -108,7 +117,7 @@ class TableFile:
         table = escape_formulas(table) if self.output.spreadsheet else table
         if self._pieces is None:
             about = {  # what a Parquet file says of itself
-                "attnscope.schema": f"{self.name}/{SCHEMA_VERSIONS[self.name]}",
+                "attnscope.schema": version_of(self.name, self.output),
                 "attnscope.version": __version__,
                 "attnscope.run": json.dumps(self.output.about, sort_keys=True, default=str),
             }

@@ -20,7 +20,7 @@ from attnscope.cli.batch_options import BatchRun, with_value
 from attnscope.cli.config import keys_of, read_config
 from attnscope.cli.option_groups import parameters
 from attnscope.corpus import run as on_ray
-from attnscope.corpus.folder import Record
+from attnscope.corpus.folder import ALL_TEXT, Record
 from attnscope.corpus.pipeline import Run, Tally
 from attnscope.corpus.run import Cluster
 from attnscope.errors import UsageError
@@ -320,15 +320,15 @@ def test_a_finished_folder_says_what_is_there_already(
     assert said[2].endswith(" measured in out; 2 texts were there already")
 
 
-def test_a_folder_of_the_version_before_is_refused(
+def test_a_folder_of_a_version_that_is_not_resumed_is_refused(
     place: Path, tiny_folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     command = ["batch", "corpus.jsonl", "--model", str(tiny_folder), "--out", "out", "--tables", "heads", "-q"]
     assert run(command) == 0
     said = json.loads((place / "out" / "run.json").read_text())
-    (place / "out" / "run.json").write_text(json.dumps(said | {"schema": said["schema"] - 1}))
+    (place / "out" / "run.json").write_text(json.dumps(said | {"schema": ALL_TEXT - 1}))
     assert run(command) == 2
-    assert f"has schema {said['schema'] - 1}, expected {said['schema']}; resume it with" in capfd.readouterr().err
+    assert f"has schema {ALL_TEXT - 1}, expected {said['schema']}; resume it with" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("changed", ["weights", "config", pytest.param("tokenizer", marks=pytest.mark.e2e)])

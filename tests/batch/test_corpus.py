@@ -146,7 +146,7 @@ def test_the_messages_of_one_record_are_no_records(tmp_path: Path) -> None:
     messages = [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "ho"}]
     (tmp_path / "c.json").write_text(json.dumps({"id": 7, "conversations": messages}))
     [item] = read(tmp_path / "c.json", chat=True)
-    assert (item.id, json.loads(item.text)) == ("7", messages)
+    assert (item.id, json.loads(item.text)) == (7, messages)
 
 
 @pytest.mark.parametrize(

@@ -148,7 +148,7 @@ def odd(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Path:
 def test_a_part_says_of_which_run_it_is_and_is_packed(odd: Path, tiny_folder: Path) -> None:
     [part] = (odd / "relations").iterdir()
     metadata = pq.read_schema(part).metadata
-    assert metadata[b"attnscope.schema"] == b"relations/2"
+    assert metadata[b"attnscope.schema"] == b"relations/3"
     assert json.loads(metadata[b"attnscope.run"])["model"] == str(tiny_folder)
     assert pq.ParquetFile(part).metadata.row_group(0).column(6).compression == "ZSTD"
     assert "RLE_DICTIONARY" in pq.ParquetFile(part).metadata.row_group(0).column(6).encodings

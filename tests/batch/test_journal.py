@@ -139,15 +139,15 @@ OPTIONS = {"model": "a", "top-k": 5}
 
 def test_a_folder_says_the_version_of_its_layout(tmp_path: Path) -> None:
     check_options(tmp_path, OPTIONS, {"about": "x"})
-    assert json.loads((tmp_path / "run.json").read_text()) == {"schema": 6, "options": OPTIONS, "about": "x"}
+    assert json.loads((tmp_path / "run.json").read_text()) == {"schema": 7, "options": OPTIONS, "about": "x"}
 
 
-@pytest.mark.parametrize("schema", [1, 2, 3, 4, 5, 7])
+@pytest.mark.parametrize("schema", [1, 2, 3, 4, 5, 8])
 def test_a_folder_of_another_version_is_refused_in_one_line(tmp_path: Path, schema: int) -> None:
     (tmp_path / "run.json").write_text(json.dumps({"schema": schema, "options": OPTIONS}))
     for check in (check_ours, lambda folder: check_options(folder, OPTIONS, {})):
         with pytest.raises(
-            UsageError, match=rf"has schema {schema}, expected 6; .* or name another .*with out"
+            UsageError, match=rf"has schema {schema}, expected 7; .* or name another .*with out"
         ) as refusal:
             check(tmp_path)
         assert "\n" not in str(refusal.value)

@@ -122,7 +122,7 @@ def test_without_a_question_nothing_is_more(tmp_path: Path, tiny_folder: Path, c
     [texts] = (tmp_path / "out" / "texts").iterdir()
     assert not {"mass", "uniform"} & set(pq.read_table(heads).column_names)
     assert not {"query", "key", "note"} & set(pq.read_table(texts).column_names)
-    assert pq.read_schema(heads).metadata[b"attnscope.schema"] == b"heads/5"
+    assert pq.read_schema(heads).metadata[b"attnscope.schema"] == b"heads/6"
 
 
 @pytest.mark.parametrize("format", ["csv", "parquet", pytest.param("jsonl", marks=pytest.mark.e2e)])

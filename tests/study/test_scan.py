@@ -14,7 +14,7 @@ import pytest
 import attnscope
 from attnscope.cli import output
 from attnscope.cli.output import Top
-from attnscope.cli.study_tables import contrasts, left_out, named_sheet, probe_sheet
+from attnscope.cli.study_tables import contrasts, left_out, named_sheet, probe_answers, probe_sheet
 from attnscope.errors import InputError, ModelError, UsageError
 from attnscope.export.study_figures import probe_panel, probes_note, save_probes
 from attnscope.model.loading import DEMO_FOLDER, wrap
@@ -332,6 +332,35 @@ def test_every_head_on_one_probe_on_request(kept, columns, monkeypatch, capsys):
     assert len([line for line in lines if re.match(r" L\dH\d ", line)]) == 24
     missing = [line for line in left_out(kept[0], "induction p50", Top(), columns) if "narrow" in line]
     assert missing == ["not shown on a narrow terminal: shuffled, copying, JS"] * (columns == 80)
+
+
+@pytest.mark.parametrize(
+    ("probe", "expected"),
+    [
+        ("induction p50", ["induction: L3H0, L3H1"]),
+        ("sink", ["sink: L1H2, L1H3, L3H0, L3H1"]),
+        ("offset 2", ["offset-2: L1H4"]),
+        ("offset 5", ["offset 5 names no role: see its effects"]),
+    ],
+)
+def test_a_probe_has_an_answer_the_heads_that_it_names(kept, probe, expected):
+    assert probe_answers(kept[0], probe) == expected
+
+
+def test_a_probe_that_names_no_head_says_how_far_the_best_one_is(kept):
+    [probe] = [name for name in kept[0].probes() if name.startswith("duplicate-token")][:1]
+    [line] = probe_answers(kept[0], probe)
+    rows = [row for row in kept[0].table(probe=probe).to_pylist() if row["against"] == "other"]
+    best = max(rows, key=lambda row: row["effect"])
+    interval = f"[{best['low_all']:z.2f}, {best['high_all']:z.2f}]"
+    effect = f"L{best['layer']}H{best['head']} {best['effect']:+z.2f} {interval}"
+    assert line.startswith(f"duplicate-token: no head: largest effect {effect}; the rule is lower bound >= 0.3")
+
+
+def test_the_answer_of_a_probe_is_said_in_a_pipe_too(two, monkeypatch):
+    monkeypatch.setattr("attnscope.api.scan.save_probes", lambda *given: None)  # `two` has drawn them
+    said = call("scan", "demo", "--sequences", "2", "--out", str(two[1]), "--probe", "induction p25").ok().err
+    assert "induction: no head: largest effect L" in said
 
 
 @pytest.mark.parametrize(
