@@ -44,7 +44,7 @@ def table(folder: Path, name: str) -> pa.Table:
         ((7, 0, -(2**63)), [7, 0, -(2**63)], False),
         (("7", "8", "9"), ["7", "8", "9"], False),
         ((7, "a", 9), ["7", "a", "9"], True),
-        ((7, ABSENT, 9), ["7", "corpus.jsonl:2", "9"], True),
+        pytest.param((7, ABSENT, 9), ["7", "corpus.jsonl:2", "9"], True, id="absent"),
         ((True, False, None), ["true", "false", "corpus.jsonl:3"], False),
         ((2**63, 1, 2), [str(2**63), "1", "2"], False),
     ],
