@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from itertools import groupby
 
 from attnscope.cli.app import COMMANDS
+from attnscope.metrics.metrics import ROWS
 from attnscope.metrics.roles import ROLES
 from helpers.command_line import call
 
@@ -61,7 +62,9 @@ def metrics_page() -> str:
         }
         lines = "".join(f"| {name} | {cell(text)} |\n" for name, text in facts.items())
         parts.append(f"## {row['id']}\n\n| column | `{row['short']}` |\n|---|---|\n{lines}")
-    roles = "".join(f"| {role.name} | {cell(role.condition)} | {role.needed} ({cell(role.rows)}) |\n" for role in ROLES)
+    roles = "".join(
+        f"| {role.name} | {cell(role.condition)} | {role.needed} {cell(ROWS[role.rows][0])} |\n" for role in ROLES
+    )
     return "\n".join([*parts, ROLES_HEAD]).rstrip("\n") + "\n" + roles
 
 
