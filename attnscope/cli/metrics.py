@@ -54,10 +54,10 @@ def _everything(columns: dict[str, list[str]]) -> Group:
     from rich.console import Group
     from rich.text import Text
 
-    from attnscope.metrics.roles import NEAR_UNIFORM, OTHER, ROLES
+    from attnscope.metrics.roles import NEAR_UNIFORM, NEEDED_TOKENS, OTHER, ROLES
 
     shown = ("id", "short", "range", "reading")
-    roles = [(role.name, f"{role.condition}; {role.needed} rows ({role.rows})") for role in ROLES]
+    roles = [(role.name, f"{role.condition}; {role.needed} {NEEDED_TOKENS[role.rows]}") for role in ROLES]
     roles.append((OTHER, "none of these, where the text has the rows for all of them; else -"))
     mark = f"a mark, no role: entropy_normalised at least {NEAR_UNIFORM}, as random weights give"
     roles.append(("near_uniform", mark))

@@ -112,17 +112,19 @@ def near_uniform(score: Mapping[str, np.ndarray], support: Mapping[str, np.ndarr
     return marks
 
 
+NEEDED_TOKENS = {  # which tokens each kind of rows is of
+    "two_keys": "tokens that see at least two",
+    "repeats": "repeated tokens",
+    "repeats_apart": "tokens that occurred at least 3 tokens earlier",
+    "all": "tokens",
+    "beyond_32": "tokens that see more than 32",
+}
+
+
 def unsupported(support: Mapping[str, int], who_has: str = "this text has", stack: str = DECODER) -> list[str]:
     """One sentence per role that these rows cannot show, for the person who wonders."""
-    kinds = {
-        "two_keys": "tokens that see at least two",
-        "repeats": "repeated tokens",
-        "repeats_apart": "tokens that occurred at least 3 tokens earlier",
-        "all": "tokens",
-        "beyond_32": "tokens that see more than 32",
-    }
     return [
-        f"{', '.join(names)}: expected at least {needed} {kinds[rows]}, {who_has} {support[rows]}"
+        f"{', '.join(names)}: expected at least {needed} {NEEDED_TOKENS[rows]}, {who_has} {support[rows]}"
         for (rows, needed), names in not_shown(support, stack).items()
     ]
 

@@ -4,8 +4,7 @@ from collections.abc import Iterator
 from itertools import groupby
 
 from attnscope.cli.app import COMMANDS
-from attnscope.metrics.metrics import ROWS
-from attnscope.metrics.roles import ROLES
+from attnscope.metrics.roles import NEEDED_TOKENS, ROLES
 from helpers.command_line import call
 
 WIDE = "100"  # columns of a help text
@@ -29,7 +28,7 @@ ROLES_HEAD = """## Roles
 A head gets the first role of this list that its numbers show. Where the model has an [atlas](atlas.md), roles are those
 of its scan.
 
-| role | condition | rows needed |
+| role | condition | at least |
 |---|---|---|
 """
 
@@ -63,7 +62,7 @@ def metrics_page() -> str:
         lines = "".join(f"| {name} | {cell(text)} |\n" for name, text in facts.items())
         parts.append(f"## {row['id']}\n\n| column | `{row['short']}` |\n|---|---|\n{lines}")
     roles = "".join(
-        f"| {role.name} | {cell(role.condition)} | {role.needed} {cell(ROWS[role.rows][0])} |\n" for role in ROLES
+        f"| {role.name} | {cell(role.condition)} | {role.needed} {cell(NEEDED_TOKENS[role.rows])} |\n" for role in ROLES
     )
     return "\n".join([*parts, ROLES_HEAD]).rstrip("\n") + "\n" + roles
 
