@@ -61,6 +61,10 @@ def test_every_picture_of_the_gallery_is_there_and_none_else():
     assert all(data.startswith(b"\x89PNG") and len(data) < 1_000_000 for data in there.values())
 
 
+def test_pictures_of_the_page_are_of_the_page_as_it_is():
+    assert (DOCS / IMAGES / RECORD).read_text("utf-8") == page_hash() + "\n", "run scripts/gallery.py page"
+
+
 @pytest.mark.parametrize("name", ["bundle.js", "bundle.css"])
 def test_another_script_or_style_of_the_page_has_another_hash(name, tmp_path):
     for file in (gallery.VIEWER / "bundle.js", gallery.VIEWER / "bundle.css"):
