@@ -4,14 +4,19 @@ import csv
 import io
 import json
 import os
+import shlex
 import subprocess
+from collections import defaultdict
 
 import pytest
+import typer
 
-from attnscope.cli.app import command_named
+from attnscope.cli.app import COMMANDS, app, command_named
+from attnscope.cli.config import typed_settings
 from helpers.command_line import HANGS, SENTENCE
 from helpers.corpora import jsonl, rows
 from helpers.forks import shim
+from helpers.snapshots import SNAPSHOTS
 
 HEADS = 24  # of the demo model, in 4 layers
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -40,6 +45,62 @@ def table(text):
 def test_the_names_of_the_commands():
     names = "heads relations keys text heatmap view rollout explain tokens batch scan compare ablate parity info"
     assert all(command_named(name) for name in [*names.split(), "metrics", "doctor"])
+
+
+def typed_before():
+    """What README, docs and help of commit 6797ef80 had one type, by the command that it means now."""
+    lines = defaultdict(list)
+    for line in (SNAPSHOTS / "typed.txt").read_text(encoding="utf-8").splitlines():
+        words = shlex.split(line)
+        lines[command_named(words[0])].append(words)
+    return lines
+
+
+TYPED = typed_before()
+
+
+@pytest.mark.parametrize("command", TYPED)
+def test_what_was_typed_before_is_read_as_then(command):
+    """Each line is parsed as its command's, settings and hidden names among them."""
+    for words in TYPED[command]:
+        group = typer.main.get_command(app)
+        outer = group.make_context("attnscope", [*words])
+        name, named, rest = group.resolve_command(outer, [*outer._protected_args, *outer.args])
+        assert name == words[0]
+        with named.make_context(name, rest, parent=outer) as inner:
+            assert inner.info_name == command
+            typed_settings(inner, inner.command.groups, inner.params.get("set"))
+
+
+def test_the_lines_that_were_typed_are_of_nearly_all_commands():
+    assert sum(map(len, TYPED.values())) > 290
+    assert set(COMMANDS) - set(TYPED) == {"run", "budgets"}  # which had other names
+    for words in ("heatmap", "serve --run", "serve --stop", "knockout --keep", "heads --from", "--ascending"):
+        parts = words.split()
+        assert any(set(parts) <= {*line} for lines in TYPED.values() for line in lines), words
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [
+        (
+            "heatmap 'the river bank' --select L1H4 --figures heads --out c",
+            "draw 'the river bank' --select L1H4 --figures heads --out b",
+        ),
+        (
+            "knockout 'the bank of the river' --keep top:2 --over layers",
+            "budgets 'the bank of the river' --keep top:2 --over layers",
+        ),
+        ("heads 'the river bank' --sort entropy --ascending", "heads 'the river bank' --sort=-entropy"),
+        ("heads --from a/manifest.json", "heads a"),
+        ("serve --run lines", "run lines"),
+    ],
+)
+def test_what_was_typed_before_gives_the_same_now(shell, before, now):
+    shell("attnscope heads 'a river bank' --figures overview --out a -q && echo 'keys a' > lines")
+    first, second = (shell(f"attnscope {line}") for line in (before, now))
+    assert first.replace("c/", "b/") == second != ""
 
 
 @pytest.mark.e2e

@@ -314,6 +314,8 @@ def repeated(context: typer.Context, groups: tuple[type, ...], settings: Mapping
         for name, option in parameters(*groups).items()
         if name in recorded and name not in AROUND and Mark.UNRECORDED not in option.extra
     }
+    if context.params.get("out") is None:
+        repeatable.pop(FIGURES, None)  # which figures a folder had: now none is written
     values = {
         name: None if recorded[name] is None else convert(context, groups, f"{path}: {name}", name, recorded[name])
         for name in repeatable
