@@ -4,12 +4,16 @@ Names of options and code stand in backticks, hints as `{engine=eager}`, command
 """
 
 import ast
+import inspect
 import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from attnscope.cli.option_groups import parameters
+from helpers.commands import COMMANDS
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -73,7 +77,39 @@ def has_docstring(node: ast.AST) -> bool:
 
 def is_command(node: ast.AST) -> bool:
     decorators = node.decorator_list if isinstance(node, ast.FunctionDef) else []
-    return any(ast.unparse(one).startswith("takes(") for one in decorators)
+    return any(ast.unparse(one).startswith("with_options(") for one in decorators)
+
+
+LONGEST = 25  # words of a sentence in help
+SENTENCE = re.compile(r"(?<!e\.g)[.:;](?:\s|$)")
+IN_PLACE_OF_A_NOUN = re.compile(
+    r"\b(of (which|what|whom)|whose|what (it|they|is|are|was|no|every|each|any|an?|the)|where (it|the|they))\b",
+    re.IGNORECASE,
+)
+
+
+def help_texts(command: str) -> Iterator[str]:
+    """The paragraphs of a command's help, and the help of each of its options."""
+    function = COMMANDS[command][0]
+    yield from (" ".join(part.split()) for part in inspect.cleandoc(function.__doc__).split("\n\n"))
+    yield from (one.info.help or "" for one in parameters(*function.groups).values() if not one.is_hidden)
+
+
+def not_short(text: str) -> list[str]:
+    """The sentences with over LONGEST words, or with a relative clause for a noun."""
+    sentences = SENTENCE.split(text)
+    return [one for one in sentences if len(one.split()) > LONGEST or IN_PLACE_OF_A_NOUN.search(one)]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_has_nouns_and_short_sentences(command: str) -> None:
+    assert {text: bad for text in help_texts(command) if (bad := not_short(text))} == {}
+
+
+def test_what_is_no_noun_or_too_long_is_noticed() -> None:
+    assert not_short("Draw of each head what it sees.") == ["Draw of each head what it sees"]
+    assert not_short("A word. " + "word " * 26) == ["word " * 26]
+    assert not_short("Keys of each query: a number, or all. " + "word " * 25) == []
 
 
 def prose(page: str) -> str:
@@ -115,7 +151,7 @@ def check(self):
     """Not shown: said."""
     raise UsageError(f"expected a number, {self.top} came", "use {adapter=beside}")
 
-@takes(Text)
+@with_options(Text)
 def heads(asked):
     """Help: a run goes
     on."""

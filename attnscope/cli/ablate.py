@@ -43,18 +43,18 @@ class Taken(Heads):
     """Which heads are taken away, and what replaces them."""
 
     panel = "What to ask"
-    sets: Annotated[Path | None, 'Sets, as {"set": "name", "heads": ["L3H0", "L3H1"]} per line.', FIRST] = None
-    atlas: Annotated[Path | None, "What `scan` wrote: sets are its roles, or what @ROLE selects.", "DIR"] = None
-    by: Annotated[Literal["kv"] | None, "Take away whole groups, all heads of a kv head."] = None
-    each: Annotated[bool, "Every head of the model alone, too."] = False
+    sets: Annotated[Path | None, 'File of sets, per line {"set": "name", "heads": ["L3H0", "L3H1"]}.', FIRST] = None
+    atlas: Annotated[Path | None, "Folder of `scan`: sets are its roles, or the heads of @ROLE.", "DIR"] = None
+    by: Annotated[Literal["kv"] | None, "Remove whole groups: all heads of a kv head."] = None
+    each: Annotated[bool, "Remove every head of the model alone, too."] = False
     replace: Annotated[
         Literal["mean", "zero", "resample"],
-        "What replaces a head: its mean over other sequences; zero; another sequence's, which misinforms.",
+        "Replacement of a head: mean over other sequences, zero, or resample (the output in another sequence).",
         FIRST,
     ] = "mean"
-    random: Annotated[int, "Random sets of as many heads to hold each against.", Option(min=0, max=MOST_SETS)] = 100
+    random: Annotated[int, "Number of random sets of equal size to compare with.", Option(min=0, max=MOST_SETS)] = 100
     controls: Annotated[
-        Literal["unnamed", "all"], "Draw random sets from the heads that no set names, or from all heads."
+        Literal["unnamed", "all"], "Draw random sets from heads outside all sets, or from all heads."
     ] = "unnamed"
 
     def __post_init__(self) -> None:
@@ -75,16 +75,17 @@ class On(Sequences, Seed, Top):
     panel = "What to ask"
     on: Annotated[
         str | None,
-        'copy: repeated tokens; texts: of --texts; or {"text": "...", "targets": [[12, 16]]} per line.',
+        'Task: copy (repeated tokens), texts (of --texts), or a file with {"text": "...", "targets": '
+        "[[12, 16]]} per line.",
         "copy|texts|FILE",
         FIRST,
     ] = None
-    texts: Annotated[str | None, "A corpus: the loss of every next token.", "FILE"] = None
+    texts: Annotated[str | None, "Corpus, for the loss of every next token.", "FILE"] = None
     sequences: Annotated[int, "Sequences or texts at most; intervals need 32.", Option(min=2, max=MOST_SEQUENCES)] = 64
     top: Annotated[
         str | None,
-        "Sets printed, with the rows of each, or pairs, steps, heads: a number, or all (default: 40 on a "
-        "terminal, all in a pipe). Files in --out have all.",
+        "Sets, pairs, steps or heads printed: a number, or all (default: 40 on a terminal, all in a "
+        "pipe). Files have all.",
     ] = None
 
     def __post_init__(self) -> None:
@@ -107,7 +108,7 @@ class On(Sequences, Seed, Top):
         return [item.text for item in texts_in(self.texts, self.sequences)]
 
 
-Measured = writing_to(StudyTable, "Write table and facts here; a stopped run resumes.")
+Measured = writing_to(StudyTable, "Folder for table and facts; a stopped run resumes.")
 
 
 @option_group
@@ -116,11 +117,13 @@ class VariantOptions:
 
     panel = "What to ask"
 
-    pairs: Annotated[bool, "Instead: what any two of the heads cost beyond what both cost alone."] = False
-    prune: Annotated[bool, "Instead: remove heads one by one, the least costly first."] = False
+    pairs: Annotated[bool, "Measure pairwise synergy instead: the loss of two heads beyond the sum of both alone."] = (
+        False
+    )
+    prune: Annotated[bool, "Remove heads one by one instead, the least costly first."] = False
     method: Annotated[
         Literal["replace", "gradient"],
-        "gradient: screen all heads to first order, and print how well that orders them.",
+        "gradient: estimate all heads to first order, and print the quality of their order.",
     ] = "replace"
 
     def __post_init__(self) -> None:
@@ -180,12 +183,12 @@ EXAMPLES = (
 
 @with_options(Studied, Taken, On, VariantOptions, Measured, Look, file=GROUPS)
 def ablate(studied: Studied, taken: Taken, on: On, otherwise: VariantOptions, measured: StudyTable, look: Look) -> int:
-    """What is lost without some heads, alone and together.
+    """Remove heads and measure the loss.
 
-    A head's output is replaced before the output projection while the model predicts, and the loss compared with that
-    of the same pass's intact rows, in nats per token. Heads back each other up: alone each may cost nothing, and all
-    together everything. Sets are the roles of an atlas, those of a file, or a selection and each of its heads; without
-    any, probes are run first to find the roles.
+    A head's output is replaced before the output projection. The loss is that of the prediction, against the intact
+    rows of the same pass, in nats per token. Heads can back each other up: the loss of all together can exceed the
+    sum of each alone. Sets are the roles of an atlas, the sets of a file, or a selection and each of its heads.
+    Without any, probes find the roles first.
     """
     output.wanted_format(measured.format)  # what it refuses is refused before the work
     otherwise.check(taken)

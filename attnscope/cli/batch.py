@@ -36,10 +36,10 @@ COMMAND = BatchCommand
 
 @with_options(BatchRun, file=GROUPS)
 def batch(asked: BatchRun) -> int:
-    """Heads and relations of every text of a corpus, as a dataset.
+    """Measure heads and relations of every text of a corpus.
 
-    The same command resumes a run where it ended, however it ended. What cannot be read or measured goes to
-    failures.jsonl, and the exit code is 1.
+    The result is a dataset in --out. The same command resumes an unfinished run. Texts without a result are listed
+    in failures.jsonl, and the exit code is then 1.
     """
     from attnscope.model.libraries import silence_libraries
 

@@ -96,23 +96,28 @@ class Sources(GlobalTokens, Tokens):
     panel = "Input"
     sources: Annotated[list[str], "Files, folders, globs; - reads stdin.", "SOURCE", Argument(), HELD]
     text_field: Annotated[str | None, "Field of the text (default: text).", "NAME", FIRST, HELD] = None
-    pair_field: Annotated[str | None, "Field of a second text, read with the first as a pair.", "NAME", HELD] = None
+    pair_field: Annotated[str | None, "Field of the second text of a pair.", "NAME", HELD] = None
     target_field: Annotated[
-        str | None, "Field of an encoder-decoder's target (default: what it makes of the text).", "NAME", HELD
+        str | None, "Field of the decoder text (default: the model's own output).", "NAME", HELD
     ] = None
-    answer_field: Annotated[str | None, "Field of the answer, read after its text.", "NAME", HELD] = None
-    answer: Annotated[str | None, "The answer after every text.", HELD, SETTING] = None
+    answer_field: Annotated[str | None, "Field of the answer to its text.", "NAME", HELD] = None
+    answer: Annotated[str | None, "Answer to append to every text.", HELD, SETTING] = None
     audio_field: Annotated[
-        str | None, "Field that names a sound's file, read instead of a text; from the corpus's folder.", "NAME", HELD
+        str | None,
+        "Field with the path of a sound file, from the folder of the corpus; replaces the text.",
+        "NAME",
+        HELD,
     ] = None
     picture_field: Annotated[
-        str | None, "Field that names a picture's file, or a list of them, read with the text.", "NAME", HELD
+        str | None, "Field with the path of a picture for the text, or a list of paths.", "NAME", HELD
     ] = None
     id_field: Annotated[str | None, "Field of the id (default: id).", "NAME", HELD, SETTING] = None
     input_format: Annotated[
-        Literal["txt", "json", "jsonl", "csv", "tsv", "parquet"] | None, "What stdin, or an odd suffix, is.", HELD
+        Literal["txt", "json", "jsonl", "csv", "tsv", "parquet"] | None,
+        "Format of stdin, or of files with another suffix.",
+        HELD,
     ] = None
-    whole: Annotated[bool, "A .txt file is one text, not one text per line.", HELD, SETTING] = False
+    whole: Annotated[bool, "Read a .txt file as one text, not as one text per line.", HELD, SETTING] = False
     max_tokens: Annotated[
         int | None, "Cut texts to N tokens, on the right by default.", Option(min=1, max=MOST_TOKENS), HELD
     ] = None
@@ -154,11 +159,11 @@ class Sources(GlobalTokens, Tokens):
 class Questions(Question):
     """Which tokens of every text are asked about."""
 
-    query_field: Annotated[str | None, "Field of each record that names its queries.", "NAME", HELD] = None
-    key_field: Annotated[str | None, "Field that names its keys.", "NAME", HELD] = None
+    query_field: Annotated[str | None, "Field with the queries of each record.", "NAME", HELD] = None
+    key_field: Annotated[str | None, "Field with the keys of each record.", "NAME", HELD] = None
     spans: Annotated[
         list[str] | None,
-        "The mass of spans on each other: subject=Mary; alone, subject is of --define, or of each record.",
+        "Spans to measure the weight on each other: subject=Mary, or a name of --define or of the record.",
         "NAME[=TOKENS]",
         HELD,
     ] = None
@@ -186,18 +191,20 @@ class Dataset(Drawing, MeasuredEntries, Relations, Spreadsheet, Printing):
 
     panel = "Output"
     of_folders = CORPORA
-    tables: Annotated[str, "heads, relations; joined by commas.", "TABLES", FIRST, HELD] = "heads,relations"
+    tables: Annotated[str, "Tables, by commas: heads, relations.", "TABLES", FIRST, HELD] = "heads,relations"
     atlas: Annotated[Path | None, SETTING] = None
     image: Annotated[Literal["png", "svg", "pdf"], HELD, SETTING] = "png"
     weights: Annotated[Literal["softmax", "scores", "value"], HELD] = "softmax"
     metrics: Annotated[str | None, HELD] = None
-    figures: Annotated[str | None, "overview, layers, heads, metrics; joined by commas.", "KINDS", FIRST, HELD] = None
+    figures: Annotated[str | None, "Figures, by commas: overview, layers, heads, metrics.", "KINDS", FIRST, HELD] = None
     format: Annotated[Literal["parquet", "csv", "jsonl"], "Format of the tables.", HELD] = "parquet"
-    to_stdout: Annotated[Literal["jsonl"] | None, "Print one JSON object per text instead.", FIRST] = None
-    matrices: Annotated[bool, "Whole matrices too, float16 safetensors.", HELD] = False
-    keep_text: Annotated[bool, "The text itself in the table of texts.", HELD, SETTING] = True
-    summary: Annotated[bool, "The corpus's own table too: means over the texts, with intervals."] = False
-    shard_size: Annotated[int, "MiB per shard, about.", "MIB", Option(min=1, max=2**20), HELD, SETTING] = 64
+    to_stdout: Annotated[Literal["jsonl"] | None, "Print one JSON object per text, and write no folder.", FIRST] = None
+    matrices: Annotated[bool, "Write whole matrices too, as float16 safetensors.", HELD] = False
+    keep_text: Annotated[bool, "Keep the text itself in the table of texts.", HELD, SETTING] = True
+    summary: Annotated[bool, "Write a table of means over the texts too, with intervals."] = False
+    shard_size: Annotated[
+        int, "Approximate size of a shard in MiB.", "MIB", Option(min=1, max=2**20), HELD, SETTING
+    ] = 64
 
     def __post_init__(self) -> None:
         Relations.__post_init__(self)
@@ -251,10 +258,12 @@ class Ray:
 
     panel = "Model and engine"
     ray: Annotated[
-        str | None, "Run on Ray: auto, local, HOST:PORT, ray://HOST:PORT; without a value, what Ray finds.", "[ADDRESS]"
+        str | None,
+        "Run on Ray: auto, local, HOST:PORT, ray://HOST:PORT; without a value, Ray's own default.",
+        "[ADDRESS]",
     ] = None
-    num_actors: Annotated[int, "With --ray: models side by side.", Option(min=1, max=10_000), SETTING] = 1
-    num_gpus_per_actor: Annotated[float, "With --ray: GPUs of each.", Option(min=0, max=1_000), SETTING] = 0
+    num_actors: Annotated[int, "With --ray: number of models at once.", Option(min=1, max=10_000), SETTING] = 1
+    num_gpus_per_actor: Annotated[float, "With --ray: GPUs per model.", Option(min=0, max=1_000), SETTING] = 0
 
     def cluster(self) -> Cluster | None:
         """Where the run goes when --ray was given."""

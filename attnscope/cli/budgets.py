@@ -30,10 +30,10 @@ EXAMPLES = (
 class Prompts(Answered):
     """One text or many, and what follows each."""
 
-    texts: Annotated[str | None, "A corpus instead; its fields at, answer, foil win over the options."] = None
+    texts: Annotated[str | None, "Corpus instead of a text; its fields at, answer, foil override the options."] = None
 
 
-OUT = "Write table, facts and figures here; a stopped run resumes. Or one of them to a file."
+OUT = "Folder for table, facts and figures, or a file for one of them; a stopped run resumes."
 Table = writing_to(StudyTable, OUT, *PICTURES, *TABLES)
 
 
@@ -41,11 +41,11 @@ Table = writing_to(StudyTable, OUT, *PICTURES, *TABLES)
 def budgets(
     budgets: CacheBudgets, prompts: Prompts, portions: Portions, counted: Texts, table: StudyTable, look: Look
 ) -> int:
-    """What a text loses where heads keep a part of the KV cache.
+    """Keep a part of the KV cache and measure the loss.
 
-    Heads keep the keys of a budget in every row. The effect is what the text loses per token, or what the answer loses.
-    stream:A+N keeps the first A keys and the last N, top:N the N largest of each row. h2o:N keeps the largest sums so
-    far and the most recent keys. received:N and snap:N@W choose once, at the end of the prompt.
+    Heads keep the keys of a budget in every row. The effect is the loss of the text per token, or that of the
+    answer. stream:A+N keeps the first A and the last N keys, top:N the N largest of each row. h2o:N keeps the
+    largest sums so far and the most recent keys. received:N and snap:N@W choose once, at the end of the prompt.
     """
     return measure_budgets(prompts, portions, budgets, counted, table, look)
 

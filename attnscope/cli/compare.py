@@ -32,9 +32,9 @@ EXAMPLES = (
 class Sides(ModelTexts, OtherSide, ManyTexts):
     """One side, and what is compared with it."""
 
-    compare_text: Annotated[str | None, "The other text.", FIRST, UNRECORDED] = None
-    compare_model: Annotated[str | None, "The other model, on the same texts.", FIRST] = None
-    texts: Annotated[str | None, "For two models: a file of texts, a folder or a glob; - reads stdin.", "FILE"] = None
+    compare_text: Annotated[str | None, "Second text.", FIRST, UNRECORDED] = None
+    compare_model: Annotated[str | None, "Second model, on the same texts.", FIRST] = None
+    texts: Annotated[str | None, "Texts for two models: a file, a folder or a glob; - reads stdin.", "FILE"] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -55,20 +55,20 @@ class Sides(ModelTexts, OtherSide, ManyTexts):
 class Room(Memory):
     """Who computes the attention, and how much is kept of the first side."""
 
-    memory: Annotated[str | None, "What may be kept of the first side, e.g. 4GB (default: what is free)."] = None
+    memory: Annotated[str | None, "Memory for the first side, e.g. 4GB (default: the free memory)."] = None
 
 
-Differences = writing_to(Results, "Write tables, signed maps and compare.json here.")
+Differences = writing_to(Results, "Folder for tables, signed maps and compare.json.")
 
 
 @with_options(Sides, Room, Selected, Top, Differences, Look, file=GROUPS)
 def compare(asked: Sides, room: Room, selected: Selected, top: Top, printing: Results, look: Look) -> int:
-    """Two texts, or two models on the same texts, head by head.
+    """Compare two texts, or two models, head by head.
 
-    Tokens are aligned by position, or by characters (--align). Per head: the Jensen-Shannon divergence in bits over the
-    keys that both have, averaged over the shared queries, the mass that is lost to the others, and every metric's
-    difference. Over at least 32 texts with intervals. Of an encoder-decoder each stack has its own tokens. In a pipe
-    all heads are printed as csv, or as many as --top says.
+    Tokens are aligned by position or by characters; see --align. A head's row has the Jensen-Shannon divergence in
+    bits over the shared keys, averaged over the shared queries. It also has the weight on other keys, and the
+    difference of every metric. From 32 texts on, numbers have intervals. Each stack of an encoder-decoder has its
+    own tokens.
     """
     format = output.wanted_format(printing.format)
 

@@ -366,7 +366,7 @@ def with_options(
     is done with a folder as TEXT, called with the context, the folder, and the options by field; without it the run in
     the folder is repeated, and so it is of a folder that is none of `folders`.
 
-        @takes(Loading, Top)
+        @with_options(Loading, Top)
         def command(loading: Loading, top: Top) -> int: ...
     """
     context = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)

@@ -44,9 +44,10 @@ BROWSERS = ("firefox", "chromium", "chromium-browser", "google-chrome", "microso
 
 @with_options(Facts)
 def doctor(printing: Facts) -> int:
-    """Versions, devices, fonts and caches: what a bug report needs.
+    """Print system information for a bug report.
 
-    One screen. Nothing is downloaded and no model is loaded; paths are written with ~ for the home folder.
+    One screen: versions, devices, fonts and caches. Nothing is downloaded and no model is loaded. Paths are written
+    with ~ for the home folder.
     """
     from attnscope.model.libraries import silence_libraries
 

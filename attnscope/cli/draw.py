@@ -45,7 +45,7 @@ class Pictures(Config, Exporting):
     """Figures to --out, their paths to stdout."""
 
     files = PICTURES
-    out: Annotated[Path | None, "Draw into this folder, or one picture to this file.", "DIR|FILE"] = None
+    out: Annotated[Path | None, "Folder for the pictures, or a file for one picture.", "DIR|FILE"] = None
 
 
 @option_group
@@ -66,9 +66,7 @@ class Best(Ranking):
 class Drawable(TextRun):
     """One text through one model, or what is drawn again."""
 
-    given: Annotated[
-        str | None, "The text, in quotes, or the folder of what is drawn again; - reads stdin.", Argument()
-    ] = None
+    given: Annotated[str | None, "The text, in quotes, or a result folder to redraw; - reads stdin.", Argument()] = None
     from_: Annotated[Path | None, "Read the tokens of this run again, with the model.", UNRECORDED] = None
 
 
@@ -93,14 +91,14 @@ def draw(
     drawing: Drawing,
     showing: Show,
 ) -> int:
-    """The attention of a text, drawn: overview, layers, heads.
+    """Draw the attention of a text: overview, layers, heads.
 
-    The path of every picture is printed on stdout, one per line. Heads are drawn one by one with --select. With --query
-    and --key the pictures are of those tokens. With --picture, where they look in it is drawn over it. With --show
-    heads are drawn in the terminal, and --out may be left out; together with --out, in a pipe, they go to stderr.
+    stdout gets the path of every picture. --select draws heads one by one. With --query and --key the pictures show
+    those tokens alone, with --picture the weights over it. --show draws heads in the terminal, without --out too;
+    next to --out in a pipe, on stderr.
 
-    The folder of a finished run, scan, ablation or comparison in place of TEXT draws its pictures again from its
-    tables, with other looks and without the model; --from FOLDER reads the run's tokens again.
+    Give a result folder instead of TEXT to redraw its figures in another style, without loading the model. --from
+    FOLDER reads the tokens of a run again, with the model.
     """
     if pictures.out is None and not showing.show:
         raise UsageError("nowhere to draw", "name a folder with --out DIR, or draw in the terminal with --show")

@@ -44,9 +44,9 @@ class Steps(OneHead, Query, Seed):
     """What is explained."""
 
     panel = "What to ask"
-    query: Annotated[str, "The token to follow: 5, last, bank#2 (`attnscope tokens -h`)."] = "last"
+    query: Annotated[str, "Query token: 5, last, bank#2. Full syntax: `attnscope help tokens`."] = "last"
     toy: Annotated[bool, '"I saw a saw" with tiny numbers, without a model.', FIRST] = False
-    scaling: Annotated[bool, "std(q·k) against d_k on random data, without a model.", FIRST] = False
+    scaling: Annotated[bool, "Standard deviation of q·k against d_k on random data, without a model.", FIRST] = False
     seed: Annotated[int, "Seed of --scaling's random data."] = 0
 
     def check(self, asked: StepsText) -> None:
@@ -61,9 +61,9 @@ class Telling(Look, Config, Format, Writing):
     """The steps to stdout, a figure to --out, which may also name the file itself."""
 
     files = PICTURES
-    out: Annotated[Path | None, "Draw into this folder or file.", "DIR|FILE"] = None
+    out: Annotated[Path | None, "Folder or file for the figure.", "DIR|FILE"] = None
     format: Annotated[
-        Literal["table", "jsonl"] | None, "Default: tables on a terminal, JSON lines with every number in a pipe."
+        Literal["table", "jsonl"] | None, "Format on stdout (default: tables on a terminal, JSON lines in a pipe)."
     ] = None
 
     def __post_init__(self) -> None:
@@ -82,10 +82,10 @@ class Telling(Look, Config, Format, Writing):
 
 @with_options(StepsText, Steps, Telling, file=GROUPS)
 def explain(asked: StepsText, steps: Steps, telling: Telling) -> int:
-    """One head, one sentence, every step with its numbers.
+    """Show one head's arithmetic on a sentence, step by step.
 
-    Follows a query token from the hidden states to the output projection. Each step is compared with the model's own.
-    --out draws what the scaling does. Exits with 1 if a step differs from the model's own value.
+    A query token is followed from the hidden states to the output projection. Each step is compared with the
+    model's own value; the exit code is 1 if one differs. --out draws the effect of the scaling.
     """
     steps.check(asked)
     if steps.scaling:

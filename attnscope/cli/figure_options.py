@@ -27,34 +27,34 @@ class Look:
 
     panel = "Output"
     image: Annotated[Literal["png", "svg", "pdf"], "File format of figures.", HELD, DRAWN] = "png"
-    title: Annotated[str | None, "Placed before each figure's own title.", "TITLE", DRAWN, SETTING] = None
+    title: Annotated[str | None, "Text before the title of each figure.", "TITLE", DRAWN, SETTING] = None
     caption: Annotated[
         bool | None,
-        "The lines below title and panels (default: true, but false for column and page).",
+        "Print captions (default: true, but false for column and page width).",
         Option("--caption/--no-caption"),
         DRAWN,
         SETTING,
     ] = None
     width: Annotated[
         str | None,
-        "column (3.25 in) or page (6.75): for a paper, with text of 7 to 8 points; or inches at most.",
+        "column (3.25 in) or page (6.75 in) for a paper, or the width in inches.",
         "WIDTH",
         DRAWN,
         SETTING,
     ] = None
     font_size: Annotated[
         float | None,
-        "Points of every text (default: by its room; in a paper 7 to 8).",
+        "Size of all text in points (default: automatic, 7 to 8 in a paper).",
         "POINTS",
         Option(min=4, max=24),
         SETTING,
     ] = None
     dpi: Annotated[
-        int | None, "Pixels per inch (default: 120, for a paper 300).", Option(min=10, max=1200), DRAWN, SETTING
+        int | None, "Pixels per inch (default: 120, in a paper 300).", Option(min=10, max=1200), DRAWN, SETTING
     ] = None
     cmap: Annotated[
         str | None,
-        "A colour map of matplotlib, or colours by commas (default: viridis; of scores, differences: RdBu_r).",
+        "Colour map of matplotlib, or colours by commas (default: viridis, for signed values RdBu_r).",
         "NAME",
         SETTING,
     ] = None
@@ -88,14 +88,14 @@ class Scale:
     ] = "auto"
     floor: Annotated[
         float | None,
-        "Where a log scale begins, e.g. 0.001 (default: the least weight).",
+        "Lower end of a log scale, e.g. 0.001 (default: the smallest weight).",
         "WEIGHT",
         Option(min=0, max=1),
         SETTING,
     ] = None
     sink: Annotated[
         Literal["keep", "mask"] | None,
-        "A head's sink (its top key, else key 0): keep it, or draw it as a strip (default: keep).",
+        "Attention sink: keep it in the map, or mask it and draw it as a separate strip (default: keep).",
         SETTING,
     ] = None
 
@@ -125,13 +125,13 @@ class Drawing(Map):
     panel = "Output"
     figures: Annotated[
         str | None,
-        "overview, layers, heads, metrics, mass (on named keys), top (a sheet of the first heads), depth "
-        "(--sort and --metrics over the layers), picture (weights over a --picture); by commas.",
+        "By commas: overview, layers, heads, metrics, mass (on --key), top (one sheet of the first "
+        "heads), depth (metrics by layer), picture (over --picture).",
         "KINDS",
         FIRST,
     ] = None
     per_head_scale: Annotated[bool, "One colour scale per head, not per figure.", SETTING] = False
-    bin: Annotated[Literal["sum", "max"], "How texts over 200 tokens are binned.", SETTING] = "sum"
+    bin: Annotated[Literal["sum", "max"], "Bins of texts over 200 tokens: sum or maximum.", SETTING] = "sum"
 
     def maps(self) -> MapFields:
         """The fields of `Request` that say how maps are kept."""
@@ -203,7 +203,7 @@ class Rehearsal:
     """Whether anything is done."""
 
     panel = "Output"
-    dry_run: Annotated[bool, "Print what would be done, and its cost.", FIRST] = False
+    dry_run: Annotated[bool, "Print the plan and its cost, and stop.", FIRST] = False
 
 
 @option_group

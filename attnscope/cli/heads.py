@@ -46,7 +46,7 @@ class MeasuredEntries(Entries):
 
     metrics: Annotated[
         str | None,
-        "Measure these too, by commas: keys_95, streaming_mass_32, _128, _512.",
+        "More metrics, by commas: keys_95, streaming_mass_32, _128, _512.",
         "METRICS",
         Option(autocompletion=metric_names),
     ] = None
@@ -86,7 +86,8 @@ class Ranking(Top):
     panel = "What to ask"
     sort: Annotated[
         str | None,
-        "Rank by a metric of `attnscope metrics`, or layer; -METRIC: smallest first (default: focus; with --key mass).",
+        "Metric to rank by, or layer; -METRIC: smallest first (default: focus, with --key mass). List: "
+        "`attnscope metrics`.",
         "METRIC",
         Option(autocompletion=metric_names),
         FIRST,
@@ -95,8 +96,8 @@ class Ranking(Top):
     FEW = 20
     top: Annotated[
         str | None,
-        "Heads printed, and drawn one by one: a number, or all (default: 20 printed, in a pipe all; 8 with a role "
-        "drawn). heads.csv in --out has all.",
+        "Heads printed and drawn: a number, or all (default: 20 printed, in a pipe all; 8 with a role drawn). "
+        "heads.csv has all.",
     ] = None
 
     def check(self, asked: TextRun, entries: MeasuredEntries) -> None:
@@ -134,7 +135,7 @@ class RankedHeads(Results):
 
     files = (*PICTURES, *TABLES)
     out: Annotated[
-        Path | None, "Write tables and figures here; or the table, or one picture, to this file.", "DIR|FILE"
+        Path | None, "Folder for tables and figures, or a file for the table or one picture.", "DIR|FILE"
     ] = None
 
 
@@ -170,15 +171,15 @@ def heads(
     drawing: Drawing,
     showing: Show,
 ) -> int:
-    """What every head does with a text, as a ranked table.
+    """Rank every attention head by its behaviour on a text.
 
-    The heads are ranked by --sort; in a pipe all are printed as csv, or as many as --top says. A head's strongest
-    relation is its largest weight minus uniform attention's (1 / keys that the query sees), key 0 ignored. With --out,
-    relations, heatmaps and a manifest are written too. With --show heads are drawn below the table; in a pipe, on
-    stderr. With --key, each head's mass on those tokens. With --query, every number is over those tokens only.
+    The table has a row per head, in the order of --sort. With --query, every number is a mean over those queries.
+    With --key, the table has each head's weight on those keys. The strongest relation is the largest weight above
+    uniform attention; it ignores the first token. --out writes tables, figures and a manifest. --show draws heads
+    in the terminal.
 
-    The folder of a dataset that `attnscope batch` wrote, in place of TEXT, ranks its heads by their means over the
-    texts, with intervals; of a dataset of spans, --query and --key name two of them.
+    In place of TEXT, the folder of `attnscope batch` ranks heads by their means over its texts, with intervals.
+    There --query and --key name two spans. The folder of a run repeats that run.
     """
     # What can be refused without a model is refused before one is loaded.
     entries.check(relations.group, drawing.scale)

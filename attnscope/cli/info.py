@@ -57,7 +57,7 @@ class Costs(Facts):
     """What is printed, and how."""
 
     panel = "What to ask"
-    tokens: Annotated[str, "What these text lengths would cost.", "N,N,...", FIRST] = "128,2048,32768"
+    tokens: Annotated[str, "Text lengths to estimate, by commas.", "N,N,...", FIRST] = "128,2048,32768"
 
     @property
     def lengths(self) -> list[int]:
@@ -72,9 +72,9 @@ class Costs(Facts):
 
 @with_options(Named, Costs, Noise)
 def info(named: Named, costs: Costs, noise: Noise) -> int:
-    """A model's layers, heads, windows, and what N tokens would cost.
+    """Print a model's layers, heads, windows and costs.
 
-    From its config alone: no weights are loaded.
+    Only the config is read: no weights are loaded.
     """
     lengths = costs.lengths
 

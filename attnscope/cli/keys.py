@@ -23,7 +23,7 @@ EXAMPLES = (
 )
 
 
-Listing = writing_to(Results, "Write keys.csv and manifest.json here, or the table to this file.", *TABLES)
+Listing = writing_to(Results, "Folder for keys.csv and manifest.json, or a file for the table.", *TABLES)
 
 
 LEGEND = (
@@ -34,12 +34,11 @@ LEGEND = (
 
 @with_options(TextRun, Heads, Queries, Top, Listing, file=GROUPS)
 def keys(asked: TextRun, chosen: Heads, question: Queries, top: Top, printing: Results) -> int:
-    """What every token receives as a key, and from which heads most.
+    """List the weight on each token as a key, and its main heads.
 
-    The mean mass over queries and heads, all heads or those of --select. A head is listed at its top key if the mean
-    mass on that is above 0.3. The tokens that receive most come first; in a pipe all are printed as csv, or as many as
-    --top says. With --out, keys.csv and manifest.json are written too. `attnscope heads` has a row per head, with its
-    top key.
+    The number is the mean weight on the token over queries and heads, largest first. Each head is listed under the
+    token it attends to most, if that gets over 0.3 on average. --query takes the mean over those queries, --select
+    over those heads. `attnscope heads` has a row per head, with its top key.
     """
     format = output.wanted_format(printing.format)
 

@@ -36,11 +36,12 @@ EXAMPLES = (
 
 @with_options(Answered, Edges, OtherName, Compared, Table, Look, file=GROUPS)
 def knockout(answered: Answered, edges: Edges, other: OtherName, compared: Compared, table: Table, look: Look) -> int:
-    """What an answer loses where heads may not look.
+    """Block attention edges and measure the loss.
 
-    In the rows of the --query tokens (default: last) the weights of the --key tokens are cut in chosen heads, the rows
-    computed again, and the model runs on. The effect is what the answer loses against the intact rows of the same
-    pass: nats, or with --foil logits. It is compared with that of other keys in the same rows and heads.
+    In the rows of the --query tokens (default: last) the weights on the --key tokens are cut in chosen heads. The
+    rows are computed again, and the model runs on. The effect is the loss of the answer against the intact rows of
+    the same pass: in nats, or with --foil in logits. It is compared with that of other keys in the same rows and
+    heads.
     """
     other.check(edges)
     if other.keep is not None:

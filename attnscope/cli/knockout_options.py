@@ -27,10 +27,12 @@ class Answered(MayAsk, ModelText, ManyTexts):
     """One text or many, and what follows each."""
 
     panel = "What to ask"
-    answer: Annotated[str | None, "What is to follow the text (default: the model's own next token).", FIRST] = None
-    foil: Annotated[str | None, "What is not to follow: the effect is the fall of logit(answer) - logit(foil)."] = None
+    answer: Annotated[str | None, "Expected continuation of the text (default: the model's own next token).", FIRST] = (
+        None
+    )
+    foil: Annotated[str | None, "Wrong continuation: the effect is the fall of logit(answer) - logit(foil)."] = None
     texts: Annotated[
-        str | None, "A corpus instead; its fields query, key, answer, foil win over the options.", "FILE"
+        str | None, "Corpus instead of a text; its fields query, key, answer, foil override the options.", "FILE"
     ] = None
     chat: Annotated[bool, REST] = False
 
@@ -55,7 +57,7 @@ class Portions(Selected, Named):
     """Which heads, and how many of them at a time."""
 
     panel = "What to ask"
-    over: Annotated[str, "Heads at a time: none (all at once), heads, layers, kv (groups).", "WHAT", FIRST] = "none"
+    over: Annotated[str, "Portions: none (all heads at once), heads, layers, kv (groups).", "WHAT", FIRST] = "none"
 
 
 @option_group
@@ -63,10 +65,10 @@ class Edges(Portions, Question):
     """Which edges are cut, and in what portions."""
 
     panel = "What to ask"
-    over: Annotated[
-        str, "What is cut at a time: none (all at once), heads, layers, window:N (layers), keys, kv (groups)."
-    ] = "none"
-    how: Annotated[Literal["mask", "zero"], "mask: the rest of a row takes the weight; zero: the weight is lost."] = (
+    over: Annotated[str, "Portions: none (all edges at once), heads, layers, window:N (layers), keys, kv (groups)."] = (
+        "none"
+    )
+    how: Annotated[Literal["mask", "zero"], "mask: the rest of a row gets the weight; zero: the weight is lost."] = (
         "mask"
     )
 
@@ -90,15 +92,11 @@ class CacheBudgets(Generated):
         "BUDGETS",
         FIRST,
     ] = None
-    at: Annotated[
-        str | None, "The last token of the prompt, in a text that continues (default: the last token).", "TOKEN"
-    ] = None
+    at: Annotated[str | None, "Last token of the prompt in a longer text (default: the last token).", "TOKEN"] = None
     generate: Annotated[
-        int | None, "Measure up to N tokens that the model itself puts after the text.", Option(rich_help_panel=panel)
+        int | None, "Measure up to N tokens of the model's own output.", Option(rich_help_panel=panel)
     ] = None
-    below: Annotated[
-        float, "List the heads that lose less than this, for --select.", "NATS", Option(min=0, max=1e6)
-    ] = 0.01
+    below: Annotated[float, "List the heads below this loss, for --select.", "NATS", Option(min=0, max=1e6)] = 0.01
 
     def budgets(self, answered: Answered, portions: Portions) -> str:
         """The budgets as they are written. Raises UsageError where there are none, or one has no meaning."""
@@ -148,7 +146,9 @@ class Compared(Texts, Seed):
 
     panel = "What to ask"
     random: Annotated[
-        int, "Draws to compare with: the same weights on other keys, and other heads.", Option(min=0, max=MOST_SETS)
+        int,
+        "Number of random control keys, matched by distance and by weight, and of other heads.",
+        Option(min=0, max=MOST_SETS),
     ] = DRAWS
     seed: Annotated[int, "Seed of the draws."] = 0
 
@@ -160,10 +160,10 @@ class Table(StudyTable):
     files = (*PICTURES, *TABLES)
     out: Annotated[
         Path | None,
-        "Write table, facts, figures and knockout.html here; a stopped run resumes. Or one of them to a file.",
+        "Folder for table, facts, figures and knockout.html, or a file for one of them; a stopped run resumes.",
         "DIR|FILE",
     ] = None
-    html: Annotated[Path | None, "Write the page alone, to this file."] = None
+    html: Annotated[Path | None, "File for the page alone."] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -25,16 +25,14 @@ EXAMPLES = ("attnscope metrics", "attnscope metrics induction")
 class ChosenMetrics:
     """Which metrics are shown."""
 
-    id: Annotated[
-        str | None, "A metric's id; all of them when left out.", "METRIC", Argument(autocompletion=metric_names)
-    ] = None
+    id: Annotated[str | None, "Id of a metric (default: all).", "METRIC", Argument(autocompletion=metric_names)] = None
 
 
 @with_options(ChosenMetrics, Format)
 def metrics(which: ChosenMetrics, printing: Format) -> int:
-    """What each metric is, and the rules that name a head's role.
+    """List the metrics, and the rules that name a head's role.
 
-    With an ID: the formula of a metric, its rows, unit, range and source. In a pipe all of them, as csv.
+    With an id: formula, rows, unit, range and source of that metric. A pipe gets all metrics as csv.
     """
     from attnscope.metrics.metrics import KNOWN, ROWS, metric_ids
     from attnscope.utils.tables import as_table

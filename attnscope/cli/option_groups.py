@@ -301,7 +301,7 @@ class Settings:
     panel = "Settings"
     set: Annotated[
         list[str] | None,
-        "Give one of these, also typed as --NAME VALUE.",
+        "Give one of these; --NAME VALUE does the same.",
         "NAME=VALUE",
         typer.Option(autocompletion=offered),
     ] = None

@@ -51,24 +51,22 @@ class Checkpoint:
     ] = "auto"
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"],
-        "auto: the checkpoint's on an accelerator, float32 on CPU.",
+        "Precision; auto: float32 on CPU, else that of the checkpoint.",
         HELD,
     ] = "auto"
     revision: Annotated[str | None, "Branch, tag or commit on the hub.", "REVISION", HELD] = None
     offline: Annotated[bool, "Never use the network."] = False
     trust_remote_code: Annotated[bool, "Run code from the model's files."] = False
-    base: Annotated[
-        str | None, "The model that an adapter changes (default: what its config names).", "NAME", HELD, SETTING
-    ] = None
+    base: Annotated[str | None, "Base model of an adapter (default: from its config).", "NAME", HELD, SETTING] = None
     task: Annotated[
         Literal["auto", "decoder", "encoder", "seq2seq", "vision"] | None,
-        "What the model is read as (default: auto, as its config says).",
+        "Kind of model (default: auto, from its config).",
         HELD,
         SETTING,
     ] = None
     gguf: Annotated[
         Literal["check", "trust"],
-        "`trust`: read a GGUF file whatever it states that is left out (default: check).",
+        "`trust`: read a GGUF file in spite of features that are not supported.",
         HELD,
         SETTING,
     ] = "check"
@@ -84,16 +82,17 @@ class Checkpoint:
 class Loading(Checkpoint):
     """Where its weights go."""
 
-    device_map: Annotated[str | None, "`auto` spreads the model over several devices.", "MAP", HELD, SETTING] = None
+    device_map: Annotated[str | None, "auto: spread the model over several devices.", "MAP", HELD, SETTING] = None
     quantize: Annotated[Literal["8bit", "4bit"] | None, "Load with bitsandbytes.", HELD] = None
     adapter: Annotated[
         Literal["merged", "beside"] | None,
-        "`merged`: added to its base's weights (default, but for quantized ones); `beside`: kept separate.",
+        "`merged`: add the adapter to the weights of its base (default, except for quantized weights); "
+        "`beside`: keep it separate.",
         "WHERE",
         HELD,
         SETTING,
     ] = None
-    allow_pickle: Annotated[bool, "Read weights that are not safetensors.", SETTING] = False
+    allow_pickle: Annotated[bool, "Allow weights in pickle files.", SETTING] = False
 
 
 MOST_TOKENS = 10**9  # of a text, a batch, an answer
@@ -117,8 +116,8 @@ class EngineName:
     panel = "Model and engine"
     engine: Annotated[
         str,
-        "eager: the model's own matrices, bit for bit; fused: no matrix is stored; auto: the faster one that "
-        "gives what is asked and fits the memory.",
+        "eager: the model's own matrices, bit for bit; fused: no stored matrices; auto: the faster one "
+        "for this question and memory.",
         "|".join(ENGINE_WORDS),
         Option(parser=engine_word, autocompletion=offer(*ENGINE_WORDS)),
         FIRST,
@@ -132,7 +131,7 @@ class Memory(EngineName):
 
     panel = "Model and engine"
     memory: Annotated[
-        str | None, "What a layer's matrices may take, e.g. 4GB (default: half of what is free).", "SIZE", SETTING
+        str | None, "Memory for the matrices of a layer, e.g. 4GB (default: half of the free memory).", "SIZE", SETTING
     ] = None
 
 
@@ -140,10 +139,10 @@ class Memory(EngineName):
 class EngineChoice(Memory):
     """Who computes the attention, and whether it is checked."""
 
-    listen: Annotated[bool, "Fused: keep the model's own attention call, too.", SETTING] = False
+    listen: Annotated[bool, "With fused: run the model's own attention too.", SETTING] = False
     positions: Annotated[
         int | None,
-        "Extend the model to so many positions, by linear rope scaling.",
+        "Extend the model to N positions by linear RoPE scaling.",
         Option(min=1, max=MOST_TOKENS),
         SETTING,
     ] = None
@@ -155,8 +154,8 @@ class Tokens:
     """How a text becomes tokens."""
 
     panel = "Input"
-    chat: Annotated[bool, "Apply the chat template: a user turn, or JSON messages.", FIRST, HELD] = False
-    truncate: Annotated[Literal["left", "right"] | None, "Cut a text that is too long.", HELD] = None
+    chat: Annotated[bool, "Apply the chat template to a user turn, or to JSON messages.", FIRST, HELD] = False
+    truncate: Annotated[Literal["left", "right"] | None, "Cut a long text on this side.", HELD] = None
 
 
 @option_group
@@ -165,7 +164,7 @@ class OneText(Tokens):
 
     given: Annotated[str | None, "The text, in quotes; - reads stdin.", "TEXT", Argument(), UNRECORDED] = None
     text: Annotated[str | None, "The text; - reads stdin.", Option("-t"), FIRST, UNRECORDED] = None
-    file: Annotated[str | None, "A UTF-8 file; - reads stdin.", "FILE", Option("-f"), FIRST] = None
+    file: Annotated[str | None, "A text file in UTF-8; - reads stdin.", "FILE", Option("-f"), FIRST] = None
     ids: Annotated[str | None, "A file of token ids; - reads stdin.", "FILE"] = None
 
     def __post_init__(self) -> None:
@@ -200,7 +199,7 @@ class Pair:
     """The second text of a pair."""
 
     panel = "Input"
-    pair: Annotated[str | None, "A second text, read with the first as a pair of sentences.", UNRECORDED] = None
+    pair: Annotated[str | None, "Second text of a pair of sentences.", UNRECORDED] = None
 
 
 @option_group
@@ -228,7 +227,7 @@ class GlobalTokens:
     panel = "Input"
     global_tokens: Annotated[
         str | None,
-        "Tokens with global attention, of Longformer and LED; none (default: as the model's class chooses).",
+        "Tokens with global attention in Longformer and LED, or none (default: the choice of the model).",
         "TOKENS",
         HELD,
         SETTING,
@@ -248,13 +247,11 @@ class ModelTexts(PairedText):
 
     panel = "Input"
     target: Annotated[
-        str | None, "What an encoder-decoder's decoder reads (default: what the model makes of the text).", HELD
+        str | None, "Text of the decoder, in an encoder-decoder (default: the model's own output).", HELD
     ] = None
-    audio: Annotated[str | None, "A file of sound, for a model that reads sound (Whisper); - reads stdin.", "FILE"] = (
-        None
-    )
+    audio: Annotated[str | None, "Sound file, for speech models such as Whisper; - reads stdin.", "FILE"] = None
     picture: Annotated[
-        list[str] | None, "A picture, read with the text, or alone by a vision tower; may be repeated.", "FILE"
+        list[str] | None, "Picture for a vision-language model, or alone for a vision model; may be repeated.", "FILE"
     ] = None
 
     def __post_init__(self) -> None:
@@ -281,7 +278,7 @@ class Generated:
     panel = "Input"
     generate: Annotated[
         int | None,
-        "Let the model continue for up to N tokens, greedily, and read them too.",
+        "Append up to N tokens of the model's own greedy output.",
         Option(min=1, max=MOST_TOKENS),
     ] = None
 
@@ -292,7 +289,7 @@ class Answer(Generated):
 
     panel = "Input"
     answer: Annotated[
-        str | None, "Read this after the text, as its answer; begin it with a space where one belongs.", UNRECORDED
+        str | None, "Answer to append to the text; it begins with a space where one belongs.", UNRECORDED
     ] = None
 
 
@@ -301,7 +298,7 @@ class TextRun(EngineChoice, Answer, MayAsk, ModelTexts):
     """One text through one model, or a run that was written down."""
 
     panel = "Input"
-    given: Annotated[str | None, "The text, in quotes, or a run's folder; - reads stdin.", Argument()] = None
+    given: Annotated[str | None, "The text, in quotes, or the folder of a run; - reads stdin.", Argument()] = None
     from_: Annotated[
         Path | None,
         "Another name of a run's folder as TEXT.",
@@ -346,7 +343,7 @@ class Selected:
     ] = None
     atlas: Annotated[
         Path | None,
-        "What `scan` wrote: the roles of heads, shown and in @ROLE (default: atlas/ in the model's folder).",
+        "Folder of `scan`: roles of heads, for tables and @ROLE (default: atlas/ in the model's folder).",
         "DIR",
     ] = None
 
@@ -371,9 +368,7 @@ class Named:
     """Names for tokens."""
 
     panel = "What to ask"
-    define: Annotated[list[str] | None, "A name for tokens, as subject=Mary; may be repeated.", "NAME=TOKENS", HELD] = (
-        None
-    )
+    define: Annotated[list[str] | None, "Name tokens, as subject=Mary; may be repeated.", "NAME=TOKENS", HELD] = None
 
     @property
     def meanings(self) -> list[str]:
@@ -387,7 +382,11 @@ class Query:
 
     panel = "What to ask"
     query: Annotated[
-        str | None, "Queries: 8, 3-7, last (token), bank, bank#2; all: `attnscope tokens -h`.", "TOKENS", FIRST, HELD
+        str | None,
+        "Tokens that look: last, 8, 3-7, bank, bank#2. Full syntax: `attnscope help tokens`.",
+        "TOKENS",
+        FIRST,
+        HELD,
     ] = None
 
 
@@ -413,7 +412,7 @@ class Question(Queries):
     """Which tokens are asked about."""
 
     panel = "What to ask"
-    key: Annotated[str | None, "Keys, in the same words.", "TOKENS", FIRST, HELD] = None
+    key: Annotated[str | None, "Tokens that are looked at, in the syntax of --query.", "TOKENS", FIRST, HELD] = None
 
 
 @option_group
@@ -435,7 +434,7 @@ class Entries(Heads):
 
     weights: Annotated[
         Literal["softmax", "scores", "value"],
-        "Weights; logits before the softmax; or norms of what keys write, A |v W_O|.",
+        "softmax: weights; scores: logits before the softmax; value: norms of the written values, A |v W_O|.",
     ] = "softmax"
 
     def check(self, group: str | None = None, scale: str = "auto") -> None:
@@ -462,14 +461,13 @@ class OtherSide:
     """What a text or a model is compared with."""
 
     panel = "What to ask"
-    compare_text: Annotated[str | None, "Another text to compare with.", FIRST] = None
+    compare_text: Annotated[str | None, "Second text, to compare with.", FIRST] = None
     compare_model: Annotated[
-        str | None, "Another model to compare with.", "NAME", Option(autocompletion=models), FIRST
+        str | None, "Second model, to compare with.", "NAME", Option(autocompletion=models), FIRST
     ] = None
     align: Annotated[
         Literal["position", "text"] | None,
-        "Pair tokens one to one, or by what the texts share (default: position where different texts have as "
-        "many tokens).",
+        "Align tokens by position, or by shared text (default: by position if the texts have equally many tokens).",
     ] = None
 
     @property
@@ -489,8 +487,10 @@ class Relations:
     """Which keys of a query are listed."""
 
     panel = "What to ask"
-    top_k: Annotated[str, "Keys that are kept of every query, strongest first: a number, or all.", "N|all", HELD] = "5"
-    min_weight: Annotated[float | None, "Leave out smaller entries.", "WEIGHT", Option(min=-1e6, max=1e6), HELD] = None
+    top_k: Annotated[str, "Strongest keys of each query: a number, or all.", "N|all", HELD] = "5"
+    min_weight: Annotated[
+        float | None, "Leave out entries below this weight.", "WEIGHT", Option(min=-1e6, max=1e6), HELD
+    ] = None
     group: Annotated[
         Literal["words", "sentences"] | None, "Relations of words or sentences: sum over keys, mean over queries.", HELD
     ] = None

@@ -372,8 +372,7 @@ class Top:
     FEW = 40  # rows of a terminal's table by default
     top: Annotated[
         str | None,
-        "Rows printed, the first ones: a number, or all (default: 40 on a terminal, all in a pipe). Files in "
-        "--out have all.",
+        "Rows printed: a number, or all (default: 40 on a terminal, all in a pipe). Files have all rows.",
         "N|all",
         Option(parser=count_or_all),
         FIRST,
@@ -545,7 +544,7 @@ class Exporting(Writing):
     """A folder that holds one run."""
 
     panel = "Output"
-    force: Annotated[bool, "Write over another run in --out.", UNRECORDED] = False
+    force: Annotated[bool, "Replace another run in --out.", UNRECORDED] = False
 
 
 @option_group
@@ -555,7 +554,7 @@ class Format:
     panel = "Output"
     format: Annotated[
         Literal["table", "csv", "tsv", "jsonl", "parquet", "arrow"] | None,
-        "Default: table on a terminal, csv in a pipe.",
+        "Format on stdout (default: table on a terminal, csv in a pipe).",
         FIRST,
         UNRECORDED,
     ] = None
@@ -565,7 +564,9 @@ class Format:
 class Facts(Format):
     """How facts that are no table are printed."""
 
-    format: Annotated[Literal["table", "json"] | None, "Default: table on a terminal, json in a pipe."] = None  # type: ignore[assignment]
+    format: Annotated[
+        Literal["table", "json"] | None, "Format on stdout (default: table on a terminal, json in a pipe)."
+    ] = None  # type: ignore[assignment]
 
 
 @option_group
@@ -573,7 +574,9 @@ class Config:
     """Where options come from that no flag gives."""
 
     panel = "Input"
-    config: Annotated[Path | None, "A YAML file of options and settings; flags win over it.", UNRECORDED] = None
+    config: Annotated[Path | None, "YAML file of options and settings; the command line wins over it.", UNRECORDED] = (
+        None
+    )
 
 
 @option_group
@@ -586,9 +589,7 @@ class Spreadsheet:
     """Who reads the tables."""
 
     panel = "Output"
-    spreadsheet: Annotated[
-        bool, "Escape cells of csv and tsv that a spreadsheet would run as formulas.", HELD, SETTING
-    ] = False
+    spreadsheet: Annotated[bool, "Escape formulas in cells of csv and tsv.", HELD, SETTING] = False
 
 
 @option_group

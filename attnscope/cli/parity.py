@@ -40,15 +40,15 @@ class Tolerance:
     panel = "What to ask"
     atol: Annotated[
         float,
-        "What weights, and outputs relative to their norm, may differ by.",
+        "Tolerance for weights, and for outputs relative to their norm.",
         "SIZE",
         Option(min=0, max=1000),
         FIRST,
     ] = 1e-5
     whole: Annotated[
         bool,
-        "Compare hidden states and output, too, with a second instance that transformers alone loads from the "
-        "files. Takes the memory of two models.",
+        "Also compare hidden states and output with a second instance, loaded by transformers alone. "
+        "Takes the memory of two models.",
         FIRST,
     ] = False
 
@@ -57,7 +57,7 @@ class Tolerance:
 class Certified(Printing):
     """A table to stdout, a file to --out."""
 
-    out: Annotated[Path | None, "Write the certificate here.", "FILE.json"] = None
+    out: Annotated[Path | None, "File for the certificate.", "FILE.json"] = None
 
     def __post_init__(self) -> None:
         if self.out is not None:
@@ -66,12 +66,12 @@ class Certified(Printing):
 
 @with_options(ModelTexts, Selected, Tolerance, Certified, file=GROUPS)
 def parity(asked: ModelTexts, selected: Selected, tolerance: Tolerance, printing: Certified) -> int:
-    """Every layer against attention written from the papers.
+    """Check attention layers against an independent implementation.
 
-    Computed from the layer's own weights; without a text, on a built-in sentence. Levels: full (from hidden states and
-    raw weights), scores (from the captured q, k and v), none. Of an encoder-decoder: encoder, decoder and the attention
-    from one to the other. The hidden states are taken on trust (order of layers, norms, MLPs, embeddings); --whole
-    checks them. Exits with 1 where a layer or the whole does not hold, or a layer cannot be checked.
+    The implementation follows the papers and uses the layer's own weights. Without a text, it reads a built-in
+    sentence. Levels: full (from hidden states and raw weights), scores (from captured q, k and v), none. An
+    encoder-decoder is checked in encoder, decoder and cross-attention. The hidden states are taken on trust;
+    --whole checks them. The exit code is 1 if a check fails, or if a layer cannot be checked.
     """
     format = output.wanted_format(printing.format)
 

@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 class Paired(Answered):
     """A clean and a corrupted text, or many pairs, and what follows each."""
 
-    corrupted: Annotated[str | None, "The other text, in which something was exchanged.", FIRST, UNRECORDED] = None
+    corrupted: Annotated[str | None, "Second text, with something exchanged.", FIRST, UNRECORDED] = None
     texts: Annotated[
-        str | None, "Records of pairs instead; fields corrupted, at, answer and foil win over options.", "FILE"
+        str | None, "File of pairs instead; its fields corrupted, at, answer and foil override the options.", "FILE"
     ] = None
 
 
@@ -43,14 +43,14 @@ class Patches(Named, Selected):
     """What is patched, and in what portions."""
 
     panel = "What to ask"
-    what: Annotated[PatchTarget, "A head's output, the pattern of its rows, or its group's keys or values.", FIRST] = (
+    what: Annotated[PatchTarget, "Output of a head, pattern of its rows, or keys or values of its group.", FIRST] = (
         "output"
     )
     at: Annotated[
-        str | None, "Tokens of TEXT that are patched (default: all that the other text has, too).", "TOKENS", FIRST
+        str | None, "Tokens of TEXT to patch (default: all that are shared with the other text).", "TOKENS", FIRST
     ] = None
-    over: Annotated[Over, "What is patched at a time; none: everything at once.", FIRST] = "none"
-    method: Annotated[Method, "Run every patch, or estimate all from one backward pass and run a few."] = "measure"
+    over: Annotated[Over, "Portions; none: everything at once.", FIRST] = "none"
+    method: Annotated[Method, "Run every patch, or estimate all by one backward pass and run a few."] = "measure"
 
     def __post_init__(self) -> None:
         self.names()
@@ -69,12 +69,12 @@ class Patches(Named, Selected):
 class BesideOthers(Compared):
     """What is compared with it, and how many pairs are read."""
 
-    random: Annotated[int, "Sets of as many other heads to compare with, of --over none."] = 100
+    random: Annotated[int, "Number of random sets of heads to compare with, for --over none."] = 100
     seed: Annotated[int, "Seed of the sets."] = 0
     sequences: Annotated[int, "Pairs at most; intervals need 32."] = 64
 
 
-OUT = "Write table, facts and a figure here; a stopped run resumes. Or one of them to a file."
+OUT = "Folder for table, facts and a figure, or a file for one of them; a stopped run resumes."
 PatchTable = writing_to(StudyTable, OUT, *PICTURES, *TABLES)
 RIVER = '"the bank of the river, the bank of the" --corrupted "the bank of the field, the bank of the"'
 EXAMPLES = (
@@ -87,12 +87,12 @@ EXAMPLES = (
 
 @with_options(Paired, Patches, BesideOthers, PatchTable, Look, file=GROUPS)
 def patch(paired: Paired, patches: Patches, beside: BesideOthers, table: StudyTable, look: Look) -> int:
-    """What an answer loses where heads are as in another text.
+    """Patch heads with those of another text and measure the loss.
 
-    At the tokens --at, chosen heads of TEXT are given the output, pattern, keys or values that they have in the
-    --corrupted text, and the model runs on. The effect is what the answer loses: nats, or with --foil logits. What is
-    restored is what the same heads of TEXT give back to the answer of the corrupted text. Both are shares of the gap
-    between the two texts, where there is one.
+    At the tokens --at, chosen heads of TEXT get the output, pattern, keys or values of the --corrupted text, and
+    the model runs on. The effect is the loss of the answer: in nats, or with --foil in logits. The restored part is
+    the gain of the answer from the same heads of TEXT in the corrupted text. Both are shares of the gap between the
+    two texts, if there is one.
     """
     output.wanted_format(table.format)  # what it refuses is refused before the work
     text = read_one(paired, table)

@@ -39,13 +39,15 @@ class Related(Heads):
 
     weights: Annotated[
         Literal["softmax", "scores", "value", "logit"],
-        "Weights; logits before the softmax; norms of what keys write, A |v W_O|; or what keys write to the "
-        "logit of --answer.",
+        "softmax: weights; scores: logits before the softmax; value: norms of the written values, A |v "
+        "W_O|; logit: contributions to the logit of --answer.",
     ] = "softmax"
-    foil: Annotated[str | None, "With --weights logit: over the logit of this, not over the mean of all."] = None
+    foil: Annotated[
+        str | None, "With --weights logit: compare with this token's logit, not with the mean of all tokens."
+    ] = None
 
 
-Listing = writing_to(Results, "Write relations.csv and manifest.json here, or the table to this file.", *TABLES)
+Listing = writing_to(Results, "Folder for relations.csv and manifest.json, or a file for the table.", *TABLES)
 
 
 @option_group
@@ -55,12 +57,12 @@ class Ranked(Relations):
     top_k: Annotated[str, FIRST, HELD] = "5"
     over: Annotated[
         Literal["heads", "none"] | None,
-        "heads: one table, strongest first; none: head by head (default: none, on a terminal heads).",
+        "heads: sort all heads together; none: list head by head (default: heads on a terminal, else none).",
         FIRST,
     ] = None
     all_keys: Annotated[
         bool | None,
-        "With or without key 0 and each query's own (default: with; where heads are ranked, without).",
+        "Include the first key and each query's own (default: only where heads are listed one by one).",
         Option("--all-keys/--other-keys"),
     ] = None
 
@@ -79,11 +81,13 @@ class Ranked(Relations):
 
 @with_options(TextRun, Related, Question, Top, Listing, Ranked, file=GROUPS)
 def relations(asked: TextRun, entries: Related, question: Question, top: Top, printing: Results, listed: Ranked) -> int:
-    """Which token looks at which: the strongest keys of every query.
+    """List which token looks at which: the strongest keys of a query.
 
-    Of every head, or of those of --select; of every token, or of those of --query and --key. On a terminal, and with
-    --top anywhere, the strongest of all heads are printed, without key 0 and each token's own key, as with --over
-    heads; in a pipe all rows are printed as csv, head by head.
+    By default all heads and tokens; narrow with --select, --query, --key. A terminal gets the strongest relations
+    of all heads, without the first key and each token's own, and so does --top. A pipe gets all rows as csv, head
+    by head.
+
+    keys, rollout and text are other views of the same relations.
     """
     format = output.wanted_format(printing.format)
 

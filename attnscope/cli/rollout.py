@@ -33,23 +33,22 @@ class Units(Relations):
 
     group: Annotated[
         Literal["tokens", "words", "sentences"] | None,
-        "Units: sum over keys, mean over queries (default: tokens, in runs if over 200).",
+        "Unit of rows and columns: sum over keys, mean over queries (default: tokens, in bins if over 200).",
         FIRST,
     ] = None  # type: ignore[assignment]
 
 
-OUT = "Write rollout.csv, its heatmap and manifest.json here; or one of both to this file."
+OUT = "Folder for rollout.csv, its heatmap and manifest.json, or a file for one of both."
 Rolled = writing_to(Results, OUT, *PICTURES, *TABLES)
 
 
 @with_options(TextRun, Queries, Top, Rolled, Units, Map, file=GROUPS)
 def rollout(asked: TextRun, question: Queries, top: Top, printing: Results, units: Units, drawing: Map) -> int:
-    """Attention rolled out: which tokens each token is attributed to.
+    """Attribute each token to the input tokens, by attention rollout.
 
-    How much of each token's state after the last layer is attributed to each input token: the product over all layers
-    of the heads' mean plus the residual (Abnar & Zuidema 2020), ignoring what values and MLPs do. Of an encoder-decoder
-    encoder and decoder are rolled out, each over its own text. The first --top rows are printed, in a pipe all of
-    them unless --top says how many, as csv.
+    Rollout multiplies over all layers the heads' mean plus the residual (Abnar & Zuidema 2020). It ignores values
+    and MLPs. A row is a token's state after the last layer; --query lists the rows of those tokens. Encoder and
+    decoder are rolled out separately, each over its own text.
     """
     format = output.wanted_format(printing.format)
 

@@ -30,7 +30,7 @@ PART = re.compile(  # of a line of commands, as a shell reads it
 class Lines:
     """Where the commands are."""
 
-    lines: Annotated[str | None, "A file of commands, one per line; - reads stdin.", "FILE", Argument()] = None
+    lines: Annotated[str | None, "File of commands, one per line; - reads stdin.", "FILE", Argument()] = None
 
     @property
     def file(self) -> str:

@@ -56,7 +56,7 @@ class Scanned(Studied):
 
     COMMAND = "scan"
 
-    revision: Annotated[str | None, "Branch, tag or commit on the hub; several by commas: one scan each."] = None
+    revision: Annotated[str | None, "Branch, tag or commit on the hub, or several by commas: one scan each."] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -81,33 +81,33 @@ class Probing(Sequences, Seed, Top):
 
     probe: Annotated[
         str | None,
-        "Every head on one probe (default: each named head on the probe that named it; in a pipe all).",
+        "Print every head on one probe (default: each named head on its probe, in a pipe all).",
         "PROBE",
         FIRST,
     ] = None
     seed: Annotated[int, "Seed of the sequences."] = 0
     top: Annotated[
         str | None,
-        "Heads printed, with all that is asked of each: a number, or all (default: 40 on a terminal, all in "
-        "a pipe). Files in --out have all.",
+        "Heads printed, with all their rows: a number, or all (default: 40 on a terminal, all in a pipe)."
+        " Files have all.",
     ] = None
-    pool: Annotated[Path | None, "A file of the token ids that probes are made of."] = None
+    pool: Annotated[Path | None, "File of token ids, for the sequences of the probes."] = None
     texts: Annotated[
-        str | None, "Texts: how far apart heads are on them, and what each looks like on how many.", "FILE"
+        str | None, "Also compare heads on these texts (pairwise divergence, role frequencies).", "FILE"
     ] = None
 
 
-Kept = writing_to(StudyTable, "Write table, picture and roles here; a stopped scan resumes.")
+Kept = writing_to(StudyTable, "Folder for table, picture and roles; a stopped scan resumes.")
 
 
 @with_options(Scanned, Probing, Kept, Look, file=GROUPS)
 def scan(scanned: Scanned, probing: Probing, kept: StudyTable, look: Look) -> int:
-    """What each head does on probes, against a null, with intervals.
+    """Test every head for known behaviours, with confidence intervals.
 
-    Sequences of the model's own tokens isolate one behaviour each: repetition, the place of a key, the sink. Every
-    score is compared with what the head scores where the behaviour cannot show, with an interval of the difference
-    that holds for all heads at once; a role is named by its lower bound alone. In a pipe every probe of every head
-    is printed as csv, or those that --probe and --top name.
+    Each probe is a set of sequences of the model's own tokens that isolates one behaviour: repetition, the place of
+    a key, the sink. Each score is compared with a control in which the behaviour is impossible. The interval of the
+    difference holds for all heads at once. A role is named by its lower bound alone. A pipe gets every probe of
+    every head as csv, or those of --probe and --top.
     """
     format = output.wanted_format(kept.format)
     if probing.texts is not None and kept.out is None and not probing.dry_run:

@@ -42,7 +42,7 @@ class Served(Loading):
     """Which models, and how they are loaded."""
 
     panel = "Model and engine"
-    model: Annotated[list[str] | None, "A model to hold; may be repeated (default: demo).", FIRST] = None  # type: ignore[assignment]
+    model: Annotated[list[str] | None, "Model to hold; may be repeated (default: demo).", FIRST] = None  # type: ignore[assignment]
 
 
 @option_group
@@ -52,12 +52,14 @@ class Session:
     panel = "What to ask"
     request: Annotated[
         Literal["status", "stop"] | None,
-        "status: what the server that runs holds; stop: end it.",
+        "status: print the models of the running server; stop: end it.",
         Argument(),
     ] = None
-    idle: Annotated[str | None, "End when no one asked for so long: 30m, 8h (default: never).", "TIME", FIRST] = None
-    page: Annotated[bool, "A page too, for a browser of this machine; prints its address.", FIRST] = False
-    port: Annotated[int | None, "The page's port (default: a free one).", Option(min=1, max=65535)] = None
+    idle: Annotated[str | None, "End after this time without a question: 30m, 8h (default: never).", "TIME", FIRST] = (
+        None
+    )
+    page: Annotated[bool, "Serve a page too, for a browser of this machine; its address is printed.", FIRST] = False
+    port: Annotated[int | None, "Port of the page (default: a free one).", Option(min=1, max=65535)] = None
     status: Annotated[bool, "Another name of `serve status`.", HIDDEN] = False
     stop: Annotated[bool, "Another name of `serve stop`.", HIDDEN] = False
     run: Annotated[str | None, "Another name of `run FILE`.", "FILE", HIDDEN] = None
@@ -88,15 +90,15 @@ class Session:
 
 @with_options(Served, Session, Quiet)
 def serve(served: Served, session: Session, noise: Quiet) -> int:
-    """Models that stay loaded, for commands that ask about them.
+    """Keep models loaded for the commands that follow.
 
-    While it runs, heads, relations, keys, text, tokens, draw, rollout, view, explain, knockout and why ask it about
-    one text, and load no model themselves, where it holds that model from the same files, with the same code and
-    environment. Their output is the same. It listens on a socket that this user alone can open, and on no network.
+    heads, relations, keys, text, tokens, draw, rollout, view, explain, knockout and why ask a running server about
+    one text. They then load no model, if the server holds it from the same files, with the same code and
+    environment. The output is the same. The server listens on a socket of this user alone, and on no network.
 
-    --page prints an address for a browser of this machine. The page there has a field for a text, and shows what `view`
-    writes of it. The address holds a token, which is what keeps other users of the machine out. Where a server runs
-    already, the page asks that one, and ends with it.
+    --page prints an address for a browser of this machine. The page has a field for a text, and shows the page of
+    `view`. A token in the address keeps other users out. If a server runs already, the page uses that one, and ends
+    with it.
     """
     if session.of_running is not None:
         return ask_server(session.of_running, noise.quiet)

@@ -28,7 +28,7 @@ EXAMPLES = (
 )
 
 
-ColouredText = writing_to(Results, "Write text.csv and manifest.json here, or the numbers to this file.", *TABLES)
+ColouredText = writing_to(Results, "Folder for text.csv and manifest.json, or a file for the numbers.", *TABLES)
 
 
 @option_group
@@ -38,7 +38,7 @@ class Mean:
     panel = "What to ask"
     mean: Annotated[
         Literal["none", "layer", "all"] | None,
-        "Average the heads per layer, or all (default: all; none with --select).",
+        "Average over all heads, per layer, or not at all (default: all, with --select none).",
         FIRST,
     ] = None
 
@@ -49,17 +49,17 @@ class Colours(Scale):
 
     sink: Annotated[
         Literal["keep", "mask"] | None,
-        "The heads' sink (their top key, else key 0): keep it, or leave it uncoloured (default: keep).",
+        "Attention sink: keep it, or leave it uncoloured (default: keep).",
     ] = None
 
 
 @with_options(TextRun, Heads, Question, Mean, ColouredText, Colours, file=GROUPS)
 def text(asked: TextRun, chosen: Heads, question: Question, mean: Mean, printing: Results, colours: Colours) -> int:
-    """The text itself, coloured by where chosen tokens look.
+    """Print the text, coloured by where chosen tokens look.
 
-    By the weight that each token gets from the --query tokens, on average over them (default: all tokens); with
-    --key alone, by the mass that each token gives to those keys. On a terminal the text is printed, once per head of
-    --select; in a pipe its numbers as csv, a row per token.
+    The colour is the weight that each token gets from the --query tokens, on average (default: all tokens). With
+    --key alone, it is the weight that each token gives to those keys. A terminal gets the text, once per head of
+    --select. A pipe gets the numbers as csv, a row per token.
     """
     if colours.sink == "mask" and question.key is not None and question.query is None:
         raise UsageError(

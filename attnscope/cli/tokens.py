@@ -40,10 +40,10 @@ class Listed(Pair, OneText, MayAsk):
 
 @with_options(Listed, Question, Format, Noise)
 def tokens(asked: Listed, question: Question, printing: Format, noise: Noise) -> int:
-    """A text's tokens by number, and which of them an expression means.
+    """List the tokens of a text, and which of them an expression names.
 
-    Of each its text, id, characters, word, sentence and turn; with --query or --key those that it means alone. The
-    tokenizer is read, no weights are.
+    A row has a token's number, text, id, characters, word, sentence and turn. With --query or --key it lists the
+    named tokens alone. Only the tokenizer is loaded, no weights.
     """
     asks = question.asks()
     format = output.wanted_format(printing.format)

@@ -40,13 +40,14 @@ class Pages(Config, OtherSide, Writing):
 
     panel = "Output"
     out: Annotated[Path | None, "Write the page here; - is stdout.", "FILE|-", FIRST] = None
-    from_tables: Annotated[bool, "Of a run: a page of what it kept, without the model."] = False
-    why: Annotated[str | None, "Take the logits of these heads apart, for the queries of --query or all.", "HEADS"] = (
-        None
-    )
+    from_tables: Annotated[bool, "Make the page from the tables of a run, without the model."] = False
+    why: Annotated[str | None, "Decompose the logits of these heads, for --query or all queries.", "HEADS"] = None
     precision: Annotated[int, "Bits per weight.", "8|16", Option(min=8, max=16)] = 8
     max_mb: Annotated[
-        float, "Bin long maps over so many MB; heads of --select stay whole.", "MB", Option(min=0.1, max=1e6)
+        float,
+        "Bin long maps to keep the page below this size; heads of --select stay whole.",
+        "MB",
+        Option(min=0.1, max=1e6),
     ] = 20.0
     steps: Annotated[bool, "Keep q, k and v of a short text, for its steps.", SETTING] = True
 
@@ -66,12 +67,12 @@ class Pages(Config, OtherSide, Writing):
 
 @with_options(TextRun, Selected, Question, Pages, file=GROUPS)
 def view(asked: TextRun, selected: Selected, question: Question, pages: Pages) -> int:
-    """A text's attention as a page to hover over, in one HTML file.
+    """Write one HTML page of a text's attention, to hover over.
 
-    It needs no network. Every head as a map, as lines between tokens, as colours in the text, in a sortable table. The
-    folder of a run in place of TEXT reads that run's tokens again, with the model that its manifest names. Of an
-    encoder-decoder all stacks are on one page, or those of --select: the text, and after it the target. With --picture
-    so are decoder and vision tower, and where a token looks in the picture.
+    The page needs no network. It shows every head as a map, as lines between tokens, as colours in the text and in
+    a sortable table. In place of TEXT, the folder of a run reads its tokens again, with the model of its manifest.
+    An encoder-decoder has all stacks on one page, or those of --select. With --picture the page shows decoder and
+    vision tower.
     """
     command = command_line("view", asked, selected, question, pages)
     if pages.from_tables:

@@ -36,18 +36,18 @@ class Logit(OneHead, Question):
     """Which logit is taken apart, and how."""
 
     panel = "What to ask"
-    query: Annotated[str, "The token that looks: 5, last, bank#2 (`attnscope tokens -h`)."] = "last"
-    key: Annotated[str | None, "The token that it looks at (default: the one that gets most weight)."] = None
+    query: Annotated[str, "Token that looks: 5, last, bank#2. Full syntax: `attnscope help tokens`."] = "last"
+    key: Annotated[str | None, "Token that is looked at (default: the key with the most weight)."] = None
     against: Annotated[
-        str, "Compared with the mean of the visible keys, or with another token.", "mean|TOKEN", FIRST
+        str, "Compare with the mean of the visible keys, or with another token.", "mean|TOKEN", FIRST
     ] = "mean"
     side: Annotated[
-        Literal["key", "query", "both"], "The residual of the key or of the query; both: in pairs.", FIRST
+        Literal["key", "query", "both"], "Residual of the key, of the query, or of both in pairs.", FIRST
     ] = "key"
-    by: Annotated[Literal["component", "tokens"], "A row per component, or per head and token that it read.", FIRST] = (
+    by: Annotated[Literal["component", "tokens"], "A row per component, or per head and source token.", FIRST] = (
         "component"
     )
-    verify: Annotated[bool, "Replace the ten largest one by one, and make the logit again.", FIRST] = False
+    verify: Annotated[bool, "Replace the ten largest one by one, and compute the logit again.", FIRST] = False
 
     def options(self, asked: LogitText) -> WhyOptions:
         """What the library is asked. Raises UsageError for what no text makes right."""
@@ -60,7 +60,7 @@ class Logit(OneHead, Question):
         return options
 
 
-OUT = "Write table, facts and a figure here; or table or figure to this file."
+OUT = "Folder for table, facts and a figure, or a file for one of them."
 WhyTable = writing_to(StudyTable, OUT, *PICTURES, *TABLES)
 RIVER = '"the bank of the river, the bank of the" --head L3H0 --key river'
 EXAMPLES = (
@@ -73,14 +73,15 @@ EXAMPLES = (
 
 @with_options(LogitText, Logit, Top, WhyTable, Look, file=GROUPS)
 def why(asked: LogitText, logit: Logit, top: Top, table: StudyTable, look: Look) -> int:
-    """Why a head looks where it looks: its logit, by what wrote it.
+    """Decompose an attention logit by the components that wrote it.
 
-    The logit of --key in the row of --query is taken apart by what wrote the key's residual: embedding, earlier heads,
-    and the rest of each block. Norms keep the scale that they have, so that the contributions sum to the logit. The
-    softmax does not see what all keys share: the contrast is the contribution less its mean over the visible keys, or
-    less that of --against. --side query takes the query's residual, both each pair of a component of the key and one
-    of the query. In an encoder-decoder L3H0 is a head of its decoder, "cross L3H0" and "encoder L3H0" are others; in
-    cross-attention the key is taken apart by what wrote the encoder's output.
+    The logit of --key in the row of --query is split by the parts of the key's residual: embedding, earlier heads,
+    and the rest of each block. Norms keep their scale, so the contributions sum to the logit. Softmax ignores what
+    all keys have in common, so each contribution is shown relative to its mean over visible keys, or to --against.
+    --side query splits the query's residual, --side both the pairs of components.
+
+    In an encoder-decoder, L3H0 is a head of the decoder; "cross L3H0" and "encoder L3H0" name others. In
+    cross-attention the key's residual is the encoder's output.
     """
     output.wanted_format(table.format)  # what it refuses is refused before the work
     head, options = logit.named, logit.options(asked)
