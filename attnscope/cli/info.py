@@ -36,7 +36,12 @@ EXAMPLES = ("attnscope info demo", "attnscope info demo --tokens 9,2048,131072 -
 class Named(Checkpoint):
     """The model of a command that is about it: --model as everywhere, or for short an argument."""
 
-    name: Annotated[str | None, "Short for --model.", "MODEL", Argument(autocompletion=models)] = None
+    name: Annotated[
+        str | None,
+        "The model: demo, a folder, a GGUF file, or a hub id; also --model.",
+        "MODEL",
+        Argument(autocompletion=models),
+    ] = None
     model: Annotated[str | None, "demo (default), a folder, a GGUF file, or a hub id."] = None  # type: ignore[assignment]
 
     def __post_init__(self) -> None:

@@ -500,7 +500,7 @@ class Writing(Noise):
     panel = "Output"
     files = tuple[str, ...]()  # the suffixes of files that --out may name in a folder's place
     of_folders = tuple[str, ...]()  # those that a folder's name may have, too
-    out: Annotated[Path | None, "Write tables and figures here.", "DIR", Option("-o"), FIRST] = None
+    out: Annotated[Path | None, "Folder for tables and figures.", "DIR", Option("-o"), FIRST] = None
 
     def __post_init__(self) -> None:
         if self.out is not None:

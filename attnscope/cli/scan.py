@@ -79,6 +79,7 @@ class Scanned(Studied):
 class Probing(Sequences, Seed, Top):
     """What is drawn, and what is shown."""
 
+    panel = "What to ask"
     probe: Annotated[
         str | None,
         "Print every head on one probe (default: each named head on its probe, in a pipe all).",
