@@ -22,6 +22,7 @@ from attnscope.figures.metrics import metrics_figure
 from attnscope.figures.overview import grid_columns, overview_figure
 from attnscope.figures.style import ROLE_COLOURS
 from attnscope.figures.writer import drawing
+from attnscope.metrics.metrics import KNOWN
 from attnscope.metrics.roles import ROLES
 from attnscope.observe.request import Request, View
 from attnscope.studies.atlas import RULES
@@ -182,7 +183,7 @@ def test_where_uniform_attention_differs_the_difference_is_drawn_too(asked) -> N
 
 def test_the_first_heads_are_framed_and_cells_hold_values(tmp_path: Path) -> None:
     values = np.linspace(0, 1, 12).reshape(3, 4)
-    panel = Panel("mass", values, 0, 1, first=((2, 3), (0, 1)), values_printed=True)
+    panel = Panel("mass", values, 0, 1, first=((2, 3), (0, 1)), always=True)
     with drawing(Fonts()):
         figure = metrics_figure([panel], Style(), ["0", "1", "2"], "Mass", "a note")
     ax = figure.axes[0]
@@ -198,6 +199,22 @@ def test_the_first_heads_are_framed_and_cells_hold_values(tmp_path: Path) -> Non
     assert len(small.axes[0].patches) == 2
     assert not any(text.get_label() == NUMBER for text in small.axes[0].texts), "no room for a number"
     assert save_metrics(tmp_path / "a.png", [panel], Style(), layer_labels=range(3)).stat().st_size > 5000
+
+
+@pytest.mark.parametrize(
+    ("options", "drawn"),
+    [
+        (("--metrics", "keys_95"), ["keys that hold 95 %"]),
+        (("--sort", "-induction", "--metrics", "keys_95"), ["induction", "keys that hold 95 %"]),
+        (("--sort", "off_token_mass"), ["off-token mass"]),
+        ((), ["focus", "sink", "entropy", "confidence"]),
+    ],
+)
+def test_the_panels_of_metrics_are_those_that_are_asked_for(tmp_path: Path, options, drawn) -> None:
+    call("heads", STORY, "--figures", "metrics", *options, "--image", "svg", "--out", str(tmp_path), "-q").ok()
+    texts = re.findall(">([^<>]+)</text>", (tmp_path / "metrics.svg").read_text())
+    named = [text for text in texts if text in {metric.title for metric in KNOWN.values()}]
+    assert named == drawn if options else set(named) > set(drawn)
 
 
 # The sheet

@@ -2,13 +2,14 @@
 
 import math
 from dataclasses import replace
-from itertools import pairwise
+from itertools import combinations, pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from matplotlib.colors import PowerNorm, to_hex, to_rgb
+from matplotlib.figure import Figure
 from matplotlib.text import Text
 from PIL import Image
 
@@ -17,10 +18,19 @@ from attnscope.cli.batch_options import BatchRun
 from attnscope.cli.figure_options import Look
 from attnscope.cli.option_groups import parameters
 from attnscope.errors import UsageError
-from attnscope.export.study_figures import costs_of, minus, save_probes, shown_of
-from attnscope.figures import About, Maps, Panel, Patches, PatchSheet, SetCost, Style
+from attnscope.export.study_figures import costs_of, minus, probe_rows, save_probes, shown_of
+from attnscope.figures import About, Dots, Maps, Panel, Patches, PatchSheet, SetCost, Style, layout
 from attnscope.figures.colours import find_cmap, greys_of
-from attnscope.figures.curves import BudgetLine, Course, budget_lines_figure, courses_figure, sets_figure
+from attnscope.figures.curves import (
+    BLUE,
+    DOT_GREY,
+    BudgetLine,
+    Course,
+    budget_lines_figure,
+    courses_figure,
+    dots_figure,
+    sets_figure,
+)
 from attnscope.figures.fonts import Fonts
 from attnscope.figures.heads import HeadFigure, prepare_heads
 from attnscope.figures.layout import NUMBER, number_size, wrapped
@@ -424,7 +434,62 @@ def test_probes_that_name_nobody_are_left_out(tmp_path: Path) -> None:
     drawn = said.read_text()
     assert ">offset 1</text>" in drawn
     assert ">sink</text>" not in drawn
-    assert "no head's bound reaches 0.3: sink</text>" in drawn
+    assert "not drawn, since no head's bound reaches 0.3: sink</text>" in drawn
     assert ">demo</text>" in drawn
     save_probes(atlas, tmp_path, "demo", Style(image="svg"))
     assert ">sink</text>" in said.read_text(), "where no probe names a head, all are drawn"
+    both = replace(atlas, findings=[named, nobody])
+    save_probes(both, tmp_path, "demo", Style(image="svg"), probe="sink")
+    assert ">sink</text>" in said.read_text(), "what was asked for is drawn"
+
+
+def test_dots_and_intervals_of_probes_are_their_effects() -> None:
+    effect, low, high = np.array([0.0, 0.9, -0.5]), np.array([-0.1, 0.4, -0.6]), np.array([0.1, 1.0, np.nan])
+    probes = [Dots(name, "above other", effect, low, high, low >= 0.3) for name in ("induction p10", "sink")]
+    heads = ["L0H0", "L0H1", "L1H0"]
+    with drawing(Fonts()):
+        figure = dots_figure(probes, Style(), (heads, [0, 1, 2]), 0.3, ("Probes", "a note", "a list"), 1000)
+    ax = figure.axes[0]
+    [intervals, dots] = ax.collections
+    np.testing.assert_array_equal(dots.get_offsets(), np.stack([effect, np.arange(3)], 1))
+    ends = [segment[:, 0].tolist() for segment in intervals.get_segments()]
+    assert ends == [[-0.1, 0.1], [0.4, 1.0], [-0.6, -0.5]], "an open end is drawn no farther than the dot"
+    assert [to_hex(colour) for colour in dots.get_facecolors()] == [DOT_GREY, BLUE, DOT_GREY]
+    assert words(ax.get_yticklabels()) == heads
+    assert figure.texts[0].get_text() == "Probes"
+    assert any("a list" in text.get_text() for text in figure.texts)
+
+
+def test_heads_without_a_row_are_dots_in_one_row() -> None:
+    effect = np.linspace(-1, 1, 40)
+    probe = Dots("sink", "above uniform", effect, effect, effect, effect > 0.9)
+    rows = probe_rows([probe])
+    assert rows == [37, 38, 39]
+    with drawing(Fonts()):
+        figure = dots_figure([probe], Style(), ([f"L0H{head}" for head in range(40)], rows), 0.3, ("", "", ""), 1000)
+    ax = figure.axes[0]
+    assert words(ax.get_yticklabels()) == [*(f"L0H{head}" for head in rows), f"{40 - len(rows)} others"]
+    [others] = [line for line in ax.lines if len(line.get_xdata()) == 40 - len(rows)]
+    np.testing.assert_array_equal(np.sort([*others.get_xdata(), *effect[rows]]), effect)
+    few = Dots("sink", "above uniform", effect[:9], effect[:9], effect[:9], effect[:9] > 0.9)
+    assert probe_rows([few]) == list(range(9))
+    named = Dots("a", "b", np.ones(80), np.ones(80), np.ones(80), np.ones(80, bool))
+    assert len(probe_rows([named, replace(probe, effect_N=np.arange(80.0), named_N=named.named_N)])) == 32
+
+
+@pytest.mark.parametrize("width", ["column", "page"])
+def test_names_of_probes_do_not_run_into_each_other(width: str) -> None:
+    effect = np.zeros(24)
+    probes = [Dots(f"offset {place}", "above best other offset", *[effect] * 3, effect > 0) for place in range(7)]
+    heads = [f"L0H{head}" for head in range(24)]
+    with drawing(Fonts()):
+        style = Style(width=width)
+
+        def build(room: float) -> Figure:
+            return dots_figure(probes, style, (heads, range(24)), 0.3, ("", "", ""), room)
+
+        figure = layout.fitted(build, 1000, style, lambda figure: figure)
+        boxes = [text.get_window_extent() for ax in figure.axes for text in ax.texts]
+        assert figure.get_size_inches()[0] <= style.inches + 0.01
+    assert not any(one.overlaps(other) for one, other in combinations(boxes, 2))
+    assert max(box.x1 for box in boxes) <= figure.bbox.x1

@@ -467,7 +467,8 @@ def test_metrics_stand_on_fixed_scales_with_uniform_attention_marked() -> None:
     assert len(maps) == 2, "what is the same for every head is not drawn"
     assert maps[0].images[0].get_clim() == (0, 1)
     assert maps[1].images[0].get_clim() == (0, math.log(9))
-    assert [text.get_text() for text in maps[1].texts] == ["entropy", "nats", "uniform 1.60, 1 row"]
+    said = [text.get_text() for text in maps[1].texts]
+    assert said == ["entropy", "nats", "uniform 1.60, 1 row", *["0.50", "1.50"] * 2]
     assert bars[0].texts[0].get_position()[1] == 0.04
     assert maps[1].images[0].get_array().mask.tolist() == [[False, False, True]] * 2
     assert [patch.get_xy()[1] for patch in maps[1].patches if patch.get_hatch()] == [-0.5], "the first layer's row"
@@ -519,7 +520,7 @@ def test_panels_drawn_in_turn_are_the_plain_drawing(tmp_path: Path, dpi: int) ->
     panels = [
         Panel("sink", values, 0, 1, "share of a row", (0.04, 0.3), (True, True, False, True, False, False), "1 row"),
         Panel("self", values[::-1], 0, 1, first=((0, 1), (3, 4))),
-        Panel("effect", values - 0.5, -0.5, 0.5, "nats", quantity="difference", hatched_LH=grey, values_printed=True),
+        Panel("effect", values - 0.5, -0.5, 0.5, "nats", quantity="difference", hatched_LH=grey, always=True),
         Panel("entropy", np.where(values[:, ::-1] > 0.8, np.nan, values), 0, math.log(9), "nats", (1.6,)),
     ]
     panels[3].values_LH[:, 0] = panels[3].values_LH[5] = 1  # a tick mark ends beneath the outermost cells

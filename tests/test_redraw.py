@@ -71,6 +71,14 @@ def test_what_the_tables_do_not_hold_is_said(finished, tmp_path, monkeypatch):
     assert (result.code, "no picture" in result.err) == (2, True)
 
 
+def test_metrics_that_are_named_are_drawn_again_alone(finished, tmp_path):
+    options = ("--figures", "metrics", "--metrics", "sink", "--image", "svg", "--out", str(tmp_path), "-q")
+    [path] = drawn(call("heatmap", str(finished / "whole"), *options))
+    text = path.read_text()
+    assert ">sink</text>" in text
+    assert ">focus</text>" not in text
+
+
 SCAN, ABLATION = ("scan", ["probes", "head_js"]), ("ablation", ["ablation", "ablation_heads"])
 COMPARISON = ("comparison", ["differences"])
 

@@ -77,13 +77,19 @@ def study_of(model: LoadedModel, options: ScanOptions, drawn: int | None = None)
     return ScanStudy(model, planned, options.sequences, options.pool, prompts)
 
 
-def run_scan(study: ScanStudy, options: ScanOptions, tell: Progress = NO_PROGRESS, style: Style = Style()) -> Scan:
-    """Read the probes, and then the texts; with a folder, write there and draw."""
+def run_scan(
+    study: ScanStudy,
+    options: ScanOptions,
+    tell: Progress = NO_PROGRESS,
+    style: Style = Style(),
+    probe: str | None = None,
+) -> Scan:
+    """Read the probes, and then the texts; with a folder, write there and draw. probe: one that is always drawn."""
     into = None if options.out is None else Path(options.out)
     scan = Scan(study, run_study(study, into, options.force, tell, study.planned.tokens, "tokens"))
     if into is not None:
         with tell.stage("drawing"):
-            scan.draw(into, style)
+            scan.draw(into, style, probe)
     if not study.prompts:
         return scan
     with tell.stage("reading texts", len(study.prompts), "texts") as advance:
@@ -127,9 +133,9 @@ class Scan(StudyResult[ScanStudy, Atlas]):
         """A row per contrast and head, see `Atlas.table`; those with a role or a mark first."""
         return self.atlas.table(self.atlas.order())
 
-    def draw(self, folder: Path, style: Style = Style()) -> list[Path]:
-        """Draw every probe as a layers x heads map of its effects into a folder; the path."""
-        return [save_probes(self.atlas, folder, self.model.name, style)]
+    def draw(self, folder: Path, style: Style = Style(), probe: str | None = None) -> list[Path]:
+        """Draw the effects of every head on the probes that name one, and on `probe`, into a folder; the path."""
+        return [save_probes(self.atlas, folder, self.model.name, style, probe)]
 
     def draw_texts(self, folder: Path, style: Style = Style()) -> Path:
         """Draw how far apart the heads are on the texts; the path."""

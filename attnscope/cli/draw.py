@@ -134,6 +134,7 @@ def draw(
             sort=order if measured else None,
             top=ranking.shown,
             depth=entries.over_layers(order),
+            metrics=entries.of_panels(ranking.sort),
             figures=kinds,
             style=style,
             tables=False,
@@ -167,13 +168,14 @@ def redraw(
 ) -> list[Path]:
     """Draw the pictures of a folder into --out; the paths. Raises UsageError for options that have no part in it.
 
-    sort, metrics: by which heads are sorted, and what else was named, for the figure of depth.
+    sort, metrics: by which heads are sorted, and what else was named, for the figures of metrics and of depth.
     """
     from attnscope.corpus.folder import is_dataset
 
     # An option that cannot change a picture here is refused, and not passed over.
-    over_layers = {"sort", "metrics"} if is_dataset(folder) or DEPTH in (looks.figures or "") else set()
-    drawing = {"given", "select", "set", *over_layers, *parameters(type(pictures), type(looks))}
+    of_metrics = is_dataset(folder) or {DEPTH, "metrics"} & {kind.strip() for kind in (looks.figures or "").split(",")}
+    named = {"sort", "metrics"} if of_metrics else set()
+    drawing = {"given", "select", "set", *named, *parameters(type(pictures), type(looks))}
     again = f"leave it out, or read the text again: attnscope draw --from {folder}"
     refuse_others(context, drawing, f"{folder} is drawn again from its tables", again)
     into = pictures.file or place_of_pictures(folder, pictures.out)
@@ -181,6 +183,7 @@ def redraw(
 
     from attnscope.export.drawing import draw_alone
     from attnscope.export.redraw import STUDIES, Redrawn, redraw_study
+    from attnscope.metrics.metrics import order_of
 
     # A study has its own pictures; of a run of a text kinds and heads can be chosen.
     output.complain_through_talk(pictures.quiet)
@@ -200,7 +203,7 @@ def redraw(
             chosen = Chosen.read(folder, asked, pictures.quiet)
             redrawn = Redrawn(chosen.draw(into, style, looks.figures or DEPTH))
         else:
-            over = [name for name in (sort, *metrics) if name]
+            over = [*([order_of(sort)[0]] if sort else []), *metrics]
             redrawn = redraw_study(folder, into, style) or _run(folder, into, style, kinds or FIGURES, select, over)
         notes.extend(redrawn.notes)
         return redrawn.paths
@@ -219,7 +222,7 @@ def _run(
 ) -> Redrawn:
     """The pictures of a run of a text: its maps where a table lists every weight, and its metrics.
 
-    over: the metrics that are drawn over the layers, without them what heads are sorted by.
+    over: the metrics that are drawn, without them all, and over the layers what heads are sorted by.
     """
     from attnscope.export.drawing import drawings
     from attnscope.export.manifest import NAME
@@ -239,7 +242,7 @@ def _run(
         heads_by_layer = {key.layer: heads for key, (heads, _) in seen.kv_of.items()}
         wanted = set(pairs(selected(select, heads_by_layer, of="this run")))
         chosen = [head.name for head in seen.kept_heads() if (head.layer, head.head) in wanted]
-    [drawing] = drawings(seen, chosen, depth=over).values()
+    [drawing] = drawings(seen, chosen, depth=over, metrics=over).values()
     # Tables hold less than a run did: what they lack is named, with how to draw it all the same.
     lacking = [kind for kind in MAPS if kind in kinds and seen.maps is None and (kind != "heads" or chosen)]
     lacking += ["metrics"] if "metrics" in kinds and not drawing.panels else []

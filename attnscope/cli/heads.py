@@ -72,6 +72,10 @@ class MeasuredEntries(Entries):
 
         return list(dict.fromkeys(metric for metric in (order_of(order)[0], *self.named) if metric not in COLUMNS))
 
+    def of_panels(self, sort: str | None) -> list[str]:
+        """The metrics of the figure of that name: those that were named, behind the one that --sort names; or none."""
+        return self.over_layers(sort) if sort else self.named
+
     def ids(self, sort: str) -> tuple[str, ...]:
         """The metrics that are measured where heads are sorted so. Raises UsageError for a name that is none."""
         from attnscope.metrics.metrics import with_asked
@@ -227,6 +231,7 @@ def heads(
             top=ranking.shown,
             min_weight=relations.min_weight,
             depth=entries.over_layers(order),
+            metrics=entries.of_panels(ranking.sort),
             figures=kinds if printing.draws else (),
             style=style(),
         )

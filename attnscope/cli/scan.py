@@ -170,7 +170,7 @@ def scan_one(
         return None
     output.log(cost.line, kept.quiet)
     with unwinding():
-        return run_scan(study, asked, output.TerminalProgress(kept.quiet), style)
+        return run_scan(study, asked, output.TerminalProgress(kept.quiet), style, probing.probe)
 
 
 def scan_each(scanned: Scanned, files: dict[str, Any], probing: Probing, kept: StudyTable, style: Style) -> int:

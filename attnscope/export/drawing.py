@@ -46,14 +46,16 @@ NOTHING = 0.005  # of the weight: printed as 0.00
 Numbers = Sequence[float] | np.ndarray
 
 
-def score_panels(seen: Observation) -> tuple[tuple[int, ...], tuple[Panel, ...]]:
+def score_panels(seen: Observation, metrics: Sequence[str] = ()) -> tuple[tuple[int, ...], tuple[Panel, ...]]:
     """The layers with a kept head, and a panel per metric, (L, H) of the kept heads, NaN elsewhere.
 
-    Each is on its metric's whole range, with what uniform attention scores and from how many rows it was measured.
+    metrics: those that are drawn, in this order; all without them. Each is on its metric's whole range, with what
+    uniform attention scores and from how many rows it was measured.
     """
     columns, order = seen.columns, np.flatnonzero(seen.columns.kept)
     layers, panels = np.unique(columns.layer[order]).tolist(), []
-    names = sorted(columns.scores, key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST))
+    every = sorted(columns.scores, key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST))
+    names = [name for name in metrics if name in columns.scores] or every
     for name in names if layers else ():
         metric, score = KNOWN[name], columns.scores[name]
         values, null = _by_layer(seen, score.value), score.null[order]
@@ -73,6 +75,7 @@ def score_panels(seen: Observation) -> tuple[tuple[int, ...], tuple[Panel, ...]]
             unit=metric.unit,
             uniform=tuple(uniform.tolist()) if len(uniform) <= MOST_UNIFORM else (),
             few_L=tuple(there < needed for there in rows),
+            always=bool(metrics),
             support=f"{count(min(rows), 'row')}, {needed} needed" if min(rows) < needed else "",
         )
         panels.append(panel)
@@ -152,16 +155,14 @@ def mass_panels(seen: Observation) -> tuple[tuple[Panel, ...], str]:
             unit=MASS.unit,
             uniform=tuple(uniform.tolist()) if len(uniform) <= MOST_UNIFORM else (),
             first=first,
-            values_printed=True,
+            always=True,
         )
     ]
     if len(uniform) > 1:  # elsewhere the second picture is the first with another zero
         reach, values_LH = float(np.nanmax(abs(above[order]))), _by_layer(seen, above)
         signed: Quantity = "logit"
         panels.append(
-            Panel(
-                "mass − uniform", values_LH, -reach, reach, MASS.unit, quantity=signed, first=first, values_printed=True
-            )
+            Panel("mass − uniform", values_LH, -reach, reach, MASS.unit, quantity=signed, first=first, always=True)
         )
     scores = ", ".join(f"{n} {head.name} {printed(head.score[MASS.id])}" for n, head in enumerate(best, start=1))
     return tuple(panels), f"{chosen_words(seen)}\nframed, furthest above uniform attention: {scores}"
@@ -282,13 +283,15 @@ class Drawing:
         top: int | None = 0,
         stack: str = "",
         depth: Sequence[str] = (),
+        metrics: Sequence[str] = (),
     ) -> Drawing:
         """What there is to draw of one stack's observation; heads: names of those drawn one by one, None for all kept.
 
-        sort, top: the order of the heads on a sheet, and how many, None for all. stack: see `Maps`; depth: `Export`.
+        sort, top: the order of the heads on a sheet, and how many, None for all. stack: see `Maps`; depth, metrics: see
+        `Export`.
         """
         names = [stack + head.name for head in seen.kept_heads()] if heads is None else heads
-        layers, panels = score_panels(seen)
+        layers, panels = score_panels(seen, metrics)
         mass, note = mass_panels(seen)
         maps = tuple(layer_maps(seen, stack)) if seen.maps else ()
         sheet, without = head_sheet(seen, maps, sort, top), seen.others
@@ -377,12 +380,13 @@ def drawings(
     sort: str | None = None,
     top: int | None = 0,
     depth: Sequence[str] = (),
+    metrics: Sequence[str] = (),
 ) -> dict[str, Drawing]:
     """What there is to draw of every stack, by the folder that it goes to: "" where there is one; see `Drawing.of`."""
     if not seen.other_stacks:
-        return {"": Drawing.of(seen, heads, sort, top, depth=depth)}
+        return {"": Drawing.of(seen, heads, sort, top, depth=depth, metrics=metrics)}
     return {
-        stack: Drawing.of(obs, heads, sort, top, f"{stack} " * (stack in seen.other_stacks), depth)
+        stack: Drawing.of(obs, heads, sort, top, f"{stack} " * (stack in seen.other_stacks), depth, metrics)
         for stack, obs in seen.stacks.items()
         if not obs.chosen.nothing
     }

@@ -52,6 +52,7 @@ class ExportOptions(TypedDict, total=False):
     top_k: int | None
     top: int | None
     depth: Sequence[str]
+    metrics: Sequence[str]
     tables: bool
     keys: bool
     per_token: Mean | None
@@ -70,12 +71,13 @@ class Export:
     order of `sort`, and `depth`, metrics over the layers; those of maps only where maps were kept. None: overview,
     contact sheet, and heads. heads: names of those drawn one by one (`L1H4`), without them those of the view; without
     figures, too, at most 8 that have a role. sort: a metric by which heads.csv is ordered, mass where keys were chosen,
-    else focus. depth: the metrics of that figure, without them that of `sort`. min_weight, top_k: which relations and
-    shares of a rollout are listed. over, other_keys: see `Observation.relations`. tables: whether heads and relations
-    are listed. keys: whether to list what every token receives. per_token: over which heads the weights of every token
-    are averaged, None to leave them out. spreadsheet: cells that a spreadsheet would run as a formula begin with an
-    apostrophe. options: what the manifest says was asked for. force: write over the run of another text, model or
-    options. workers: processes that draw heads, None for as many as pay. advance: called after every picture.
+    else focus. depth, metrics: the metrics of these figures, without them that of `sort`, and all. min_weight, top_k:
+    which relations and shares of a rollout are listed. over, other_keys: see `Observation.relations`. tables: whether
+    heads and relations are listed. keys: whether to list what every token receives. per_token: over which heads the
+    weights of every token are averaged, None to leave them out. spreadsheet: cells that a spreadsheet would run as a
+    formula begin with an apostrophe. options: what the manifest says was asked for. force: write over the run of
+    another text, model or options. workers: processes that draw heads, None for as many as pay. advance: called after
+    every picture.
     """
 
     figures: Sequence[str] | None = None
@@ -88,6 +90,7 @@ class Export:
     top_k: int | None = None
     top: int | None = SHEET_HEADS
     depth: Sequence[str] = ()
+    metrics: Sequence[str] = ()
     tables: bool = True
     keys: bool = False
     per_token: Mean | None = None
@@ -180,6 +183,7 @@ def _asked(seen: Observation, how: Export, names: Sequence[str]) -> dict[str, An
         **{name: match.expression for name, match in (chosen[0] if chosen else {}).items()},
         **({"per_token": how.per_token} if how.per_token else {}),
         **({"depth": how.depth} if "depth" in how.kinds else {}),
+        **({"metrics": how.metrics} if "metrics" in how.kinds and how.metrics else {}),
         **{name: value for name, value in asdict(how.style).items() if name != "about"},
     }
 
@@ -203,7 +207,7 @@ def _drawn(seen: Observation, folder: Path, how: Export, names: Sequence[str]) -
     rolled = {stack * bool(seen.other_stacks): obs for stack, obs in seen.stacks.items() if obs.rollout is not None}
     written = [save_rollout(obs, folder / stack, how.style) for stack, obs in rolled.items()]
     top = how.top if "top" in how.kinds else 0
-    drawn = drawings(seen, names, how.sort, top, how.depth) if how.kinds else {}
+    drawn = drawings(seen, names, how.sort, top, how.depth, how.metrics) if how.kinds else {}
     for stack, drawing in drawn.items():
         written += drawing.draw(folder / stack, how.kinds, how.style, how.workers, how.advance)
     return written
@@ -237,7 +241,7 @@ def heads_with_roles(seen: Observation, sort: str | None) -> list[str]:
 
 def picture_count(seen: Observation, how: Export) -> int:
     """How many pictures `export` draws: the calls of `how.advance`."""
-    drawn = drawings(seen, drawn_heads(seen, how), how.sort, how.top, how.depth)
+    drawn = drawings(seen, drawn_heads(seen, how), how.sort, how.top, how.depth, how.metrics)
     return sum(drawing.pictures(how.kinds) for drawing in drawn.values())
 
 

@@ -1,7 +1,7 @@
 """The figures of studies: numbers of their records as panels, lines and bars, and the files that these are drawn to.
 
 ablation.png: what each set costs, next to random ones; ablation_heads.png: score, direct effect, cost of each head.
-probes.png: every probe of an atlas as a layers x heads map of its effects; head_js.png: how far apart heads are.
+probes.png: every probe of an atlas, a dot with an interval per head; head_js.png: how far apart heads are.
 checkpoints.png: atlases of one model's checkpoints side by side, with one table of them all.
 budgets.png: what budgets lose, by heads or by layers; budgets_curve.png: over the share of the keys that is kept.
 knockout.png, patching.png: effects by heads, by layers, by keys or positions, or by layers and positions.
@@ -16,7 +16,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, compress
+from itertools import chain, compress, zip_longest
 from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any
@@ -27,7 +27,7 @@ import pyarrow as pa
 from attnscope import figures
 from attnscope.errors import visible
 from attnscope.export.drawing import layers_by_heads
-from attnscope.figures import About, Course, Maps, Pairs, Panel, SetCost, Style
+from attnscope.figures import About, Course, Dots, Maps, Pairs, Panel, SetCost, Style
 from attnscope.figures.curves import (
     BudgetLine,
     ColouredTokens,
@@ -39,7 +39,7 @@ from attnscope.figures.curves import (
     save_tokens,
 )
 from attnscope.figures.pictures import Grid, save_grid
-from attnscope.figures.style import ROLE_COLOURS, Quantity, count
+from attnscope.figures.style import ROLE_COLOURS, count, effect_scale
 from attnscope.inputs.spans import WORDS
 from attnscope.metrics.metrics import METRICS, metrics_for
 from attnscope.model.libraries import versions
@@ -68,17 +68,20 @@ REPLACEMENTS = {
     "resample": "resample ablation (another sequence's output)",
 }
 LONGEST_SET = 32  # letters of a set's name
-SMALL = 0.1  # of what heads add: what they take away is drawn as 0 is
 
 
 @dataclass(frozen=True)
 class Shown:
-    """What one panel shows: a number per head, NaN or left out for none; scale: panels of one name share its reach."""
+    """What one panel shows: a number per head, NaN or left out for none; scale: panels of one name share its reach.
+
+    unsure: the heads whose interval holds 0.
+    """
 
     name: str
     unit: str
     values: Mapping[HeadIndex, float]
     scale: str
+    unsure: frozenset[HeadIndex] = frozenset()
 
 
 def save_ablation(
@@ -166,7 +169,7 @@ def save_effects(
 
 
 def effect_panels(heads: Sequence[HeadIndex], shown: Sequence[Shown]) -> list[Panel]:
-    """The panels: colours from 0 on, or centred on 0 where effects reach far to both sides of it."""
+    """The panels: colours from 0 on, or centred on 0 where effects lie on both sides of it; hatched where unsure."""
     layer_N, head_N = zip(*heads, strict=True)
     panels = []
     for panel in shown:
@@ -175,56 +178,79 @@ def effect_panels(heads: Sequence[HeadIndex], shown: Sequence[Shown]) -> list[Pa
         shared = [value for other in shown if other.scale == panel.scale for value in other.values.values()]
         known = [0.0, *(value for value in shared if not math.isnan(value))]
         low, high = min(known), max(known)
-        signed, end = -low > SMALL * high, max(-low, high) or 1.0
-        scale = (-end, end) if signed else (low, end)
-        quantity: Quantity = "logit" if signed else "weight"
-        panels.append(Panel(panel.name, values_LH, *scale, panel.unit, quantity=quantity, values_printed=True))
+        quantity, low, high = effect_scale(low, high)
+        unsure_LH = layers_by_heads(layer_N, head_N, [head in panel.unsure for head in heads]) == 1
+        drawn = Panel(panel.name, values_LH, low, high, panel.unit, quantity=quantity, always=True)
+        panels.append(replace(drawn, hatched_LH=unsure_LH) if panel.unsure else drawn)
     return panels
+
+
+def holds_zero(low_N: np.ndarray, high_N: np.ndarray) -> np.ndarray:
+    """Whether each interval holds 0, (N,); an open end, NaN, holds all on its side, and two are no interval."""
+    known_N = ~(np.isnan(low_N) & np.isnan(high_N))
+    return known_N & ~(low_N > 0) & ~(high_N < 0)
 
 
 HEAD_JS = "head_js"  # a picture, without the suffix of its kind of file
 
 
-def save_probes(atlas: Atlas, folder: Path, name: str, style: Style = Style()) -> Path:
-    """Draw an atlas into a folder; heads whose lower bound names nothing are hatched. name: of the model.
+MOST_ROWS = 32  # heads of a picture of probes with a row of their own
+FEW_ROWS = 3  # of them that a probe has at the least
 
-    A probe that names no head has no panel, unless none names any; the note lists them.
+
+def save_probes(atlas: Atlas, folder: Path, name: str, style: Style = Style(), probe: str | None = None) -> Path:
+    """Draw an atlas into a folder, a dot and an interval per head and probe. name: of the model.
+
+    A probe whose lower bounds name no head has no panel, unless it is `probe` or none names any; the foot lists them.
     """
-    layers = sorted({layer for layer, _ in atlas.heads})
     first: dict[str, Finding] = {}
     for finding in atlas.findings:
         first.setdefault(finding.probe, finding)
     kinds = list(dict.fromkeys(_kind(name) for name in first))
-    names = sorted(first, key=lambda name: kinds.index(_kind(name)))
-    every = [probe_panel(atlas, first[name]) for name in names]
-    panels = [panel for panel in every if panel.hatched_LH is not None and not panel.hatched_LH.all()] or every
-    title = f"Probes of {len(atlas.heads)} heads in {len(layers)} layers"
-    note = probes_note(atlas, [panel.name for panel in every if all(panel is not other for other in panels)])
-    path = folder / f"probes.{style.image}"
-    return figures.save_metrics(path, panels, style.of_model(name), layer_labels=layers, title=title, note=note)
+    every = [probe_dots(first[name]) for name in sorted(first, key=lambda name: kinds.index(_kind(name)))]
+    drawn = [dots for dots in every if dots.named_N.any() or dots.name == probe] or every
+    note, foot = probes_words(atlas, [dots.name for dots in every if dots not in drawn])
+    title = f"Probes of {count(len(atlas.heads), 'head')} in {count(len({layer for layer, _ in atlas.heads}), 'layer')}"
+    heads = [head_name(*head) for head in atlas.heads]
+    path, look = folder / f"probes.{style.image}", style.of_model(name)
+    return figures.save_dots(
+        path, drawn, look, heads=heads, rows=probe_rows(drawn), mark=LEAST, texts=(title, note, foot)
+    )
 
 
-def probes_note(atlas: Atlas, left_out: Sequence[str]) -> str:
-    """What numbers and hatching mean, of how many sequences they are, and the probes without a panel."""
+def probe_dots(finding: Finding) -> Dots:
+    """The effects of one contrast with their intervals for all heads at once."""
+    effects = finding.effects
+    named_N = np.nan_to_num(effects.low_all, nan=-1.0) >= LEAST
+    unit = f"above {finding.against}"
+    return Dots(finding.probe, unit, effects.effect, effects.low_all, effects.high_all, named_N)
+
+
+def probe_rows(drawn: Sequence[Dots]) -> list[int]:
+    """The heads with a row of their own: all of few, else those that are named, and of each probe the largest."""
+    heads = len(drawn[0].effect_N)
+    if heads <= MOST_ROWS:
+        return list(range(heads))
+    largest = {dots.name: np.argsort(-np.nan_to_num(dots.effect_N, nan=-np.inf), kind="stable") for dots in drawn}
+    # In turn, so that no probe takes all the rows: first every probe's largest effects, then the others it names.
+    wanted = [int(head) for place in range(FEW_ROWS) for head in (order[place] for order in largest.values())]
+    named = [[int(head) for head in largest[dots.name] if dots.named_N[head]] for dots in drawn]
+    wanted += [head for heads in zip_longest(*named) for head in heads if head is not None]
+    return sorted(list(dict.fromkeys(wanted))[:MOST_ROWS])
+
+
+def probes_words(atlas: Atlas, left_out: Sequence[str]) -> tuple[str, str]:
+    """The note: what dots and lines mean, and of how many sequences; the foot: the probes without a panel."""
     sequences, seed = (atlas.facts.get(name) for name in ("sequences", "seed"))
     rest = [f"{sequences} sequences"] * isinstance(sequences, int) + [f"seed {seed}"] * isinstance(seed, int)
-    lines = [", ".join(["effect: score minus null", *rest])]
-    lines.append(f"hatched: the lower bound for all heads at once is below {LEAST}, which names no role")
-    lines += [f"without a panel, for no head's bound reaches {LEAST}: {'; '.join(left_out)}"] * bool(left_out)
-    return "\n".join(lines)
+    note = ", ".join(["effect: score minus null, with an interval for all heads at once", *rest])
+    note += f"\nblue: a lower bound of {LEAST} or more (dashed line), which names a role"
+    return note, f"not drawn, since no head's bound reaches {LEAST}: {'; '.join(left_out)}" * bool(left_out)
 
 
 def _kind(probe: str) -> str:
     """The probe without its period: its panels are drawn side by side."""
     return probe.partition(" p")[0]
-
-
-def probe_panel(atlas: Atlas, finding: Finding) -> Panel:
-    """The effects of one contrast on the heads of the atlas."""
-    effects, (layer_N, head_N) = finding.effects, zip(*atlas.heads, strict=True)
-    effect_LH, low_LH = (layers_by_heads(layer_N, head_N, value_N) for value_N in (effects.effect, effects.low_all))
-    hatched_LH = ~(np.nan_to_num(low_LH, nan=-1.0) >= LEAST)
-    return Panel(finding.probe, effect_LH, 0.0, 1.0, f"above {finding.against}", hatched_LH=hatched_LH)
 
 
 def save_head_js(texts: OnTexts, atlas: Atlas, path: Path, style: Style = Style()) -> Path:
@@ -325,6 +351,7 @@ def save_budgets(record: BudgetCosts, folder: Path, style: Style = Style()) -> l
     path = folder / f"budgets.{style.image}"
     if facts["over"] in ("heads", "kv"):
         effect_N, panels = record.statistics["effect"], []
+        unsure_N = holds_zero(record.statistics["low_all"], record.statistics["high_all"])
         for kind in record.kinds[:MOST_PANELS]:
             # A kv group's heads have the effect of their group.
             effects = {
@@ -333,7 +360,13 @@ def save_budgets(record: BudgetCosts, folder: Path, style: Style = Style()) -> l
                 if item.budget.keep == kind and item.condition == "alone"
                 for head in item.budget.heads
             }
-            panels.append(Shown(kind, f"{record.unit} lost", effects, "effect"))
+            unsure = {
+                head
+                for item, holds in zip(record.asked, unsure_N, strict=True)
+                if holds and item.budget.keep == kind and item.condition == "alone"
+                for head in item.budget.heads
+            }
+            panels.append(Shown(kind, f"{record.unit} lost", effects, "effect", frozenset(unsure)))
         heads = sorted({head for panel in panels for head in panel.values})
         title = "What is lost where a head keeps only these keys"
         paths.append(save_effects(path, heads, panels, style, title=title))
@@ -380,7 +413,9 @@ def save_knockout(record: KnockoutResult, folder: Path, style: Style = Style()) 
         # A kv group's heads have the effect of their group.
         effects = {head: float(effect_N[at]) for at, item in enumerate(record.asked) for head in item.cut.heads}
         masses = {head: record.mass(item.cut) for item in record.asked for head in item.cut.heads}
-        lost = Shown("effect", f"{unit} lost without the look", effects, "effect")
+        unsure_N = holds_zero(record.statistics["low_all"], record.statistics["high_all"])
+        unsure = frozenset(head for item in compress(record.asked, unsure_N) for head in item.cut.heads)
+        lost = Shown("effect", f"{unit} lost without the look", effects, "effect", unsure)
         panels = [lost, Shown("mass", "weight that is cut", masses, "mass")]
         return save_effects(path, sorted(effects), panels, style, title="What is lost where these heads may not look")
     table = record.table()
@@ -413,26 +448,30 @@ def save_patching(record: PatchedPairs, folder: Path, style: Style = Style()) ->
         lost, back = ("effect", "restored") if record.gap is None else ("normalised", "restored_normalised")
         lost_N, back_N = record.statistics[lost], record.statistics[back]
     effects = {"lost": lost_N, "given back": back_N}
-    if over in ("heads", "kv"):
-        # A kv group's heads have the effect of their group.
-        panels = []
-        for name, value_N in effects.items():
-            pairs = zip(record.asked, value_N.tolist(), strict=True)
-            values = {head: value for item, value in pairs for head in item.patch.heads}
-            panels.append(Shown(name, unit, values, "effect"))
-        return save_effects(path, sorted(panels[0].values), panels, style, title=title)
-    if over == "layers,positions":
-        layers = sorted({item.layer for item in record.asked if item.layer is not None})
-        names = [item.patch.name.partition(" ")[2] for item in record.asked if item.layer == layers[0]]
-        grids = {name: value_N.reshape(len(layers), len(names)) for name, value_N in effects.items()}
-        grid = Grid([f"L{layer}" for layer in layers], names, grids, unit)
-        return save_grid(path, grid, style, style.headed(title))
     # Estimates have no interval.
     ends = dict.fromkeys(effects, np.full((2, len(lost_N)), np.nan))
     if record.estimates is None:
         sides = ("low_all", "high_all") if record.gap is None else ("normalised_low", "normalised_high")
         prefixes = zip(effects, ("", "restored_"), strict=True)
         ends = {name: np.stack([record.statistics[prefix + side] for side in sides]) for name, prefix in prefixes}
+    unsure = {name: holds_zero(*ends_2N) for name, ends_2N in ends.items()}
+    if over in ("heads", "kv"):
+        # A kv group's heads have the effect of their group.
+        panels = []
+        for name, value_N in effects.items():
+            pairs = zip(record.asked, value_N.tolist(), strict=True)
+            values = {head: value for item, value in pairs for head in item.patch.heads}
+            around_0 = frozenset(head for item in compress(record.asked, unsure[name]) for head in item.patch.heads)
+            panels.append(Shown(name, unit, values, "effect", around_0))
+        return save_effects(path, sorted(panels[0].values), panels, style, title=title)
+    if over == "layers,positions":
+        layers = sorted({item.layer for item in record.asked if item.layer is not None})
+        names = [item.patch.name.partition(" ")[2] for item in record.asked if item.layer == layers[0]]
+        shape = len(layers), len(names)
+        grids = {name: value_N.reshape(shape) for name, value_N in effects.items()}
+        hatched = {name: unsure_N.reshape(shape) for name, unsure_N in unsure.items()}
+        grid = Grid([f"L{layer}" for layer in layers], names, grids, unit, hatched)
+        return save_grid(path, grid, style, style.headed(title))
     series = {name: (value_N, ends[name]) for name, value_N in effects.items()}
     axis = "layer" if over == "layers" else "token that is patched"
     lines = Lines([item.patch.name for item in record.asked], series, unit, axis)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from attnscope.figures.style import About, Depth, Maps, Panel, Part, Patches, PatchSheet, Style
 
 if TYPE_CHECKING:
-    from attnscope.figures.curves import Course, SetCost, save_courses, save_depth, save_sets
+    from attnscope.figures.curves import Course, Dots, SetCost, save_courses, save_depth, save_dots, save_sets
     from attnscope.figures.heads import head_maps, save_head_maps
     from attnscope.figures.metrics import save_metrics
     from attnscope.figures.overview import save_layer, save_layers, save_overview
@@ -22,6 +22,7 @@ __all__ = [
     "About",
     "Course",
     "Depth",
+    "Dots",
     "Maps",
     "Pairs",
     "Panel",
@@ -33,6 +34,7 @@ __all__ = [
     "head_maps",
     "save_courses",
     "save_depth",
+    "save_dots",
     "save_head_maps",
     "save_layer",
     "save_layers",
@@ -46,7 +48,7 @@ __all__ = [
 _HOME = {
     name: module
     for module, names in {
-        "curves": ("Course", "SetCost", "save_courses", "save_depth", "save_sets"),
+        "curves": ("Course", "Dots", "SetCost", "save_courses", "save_depth", "save_dots", "save_sets"),
         "heads": ("head_maps", "save_head_maps"),
         "metrics": ("save_metrics",),
         "overview": ("save_layer", "save_layers", "save_overview"),

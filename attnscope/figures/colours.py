@@ -155,6 +155,12 @@ def greys_of(quantity: Quantity) -> tuple[str, str]:
     return ("#c9c9c9", "#a3a3a3") if quantity in SIGNED else (BLANK, "#cccccc")
 
 
+def hatch(quantity: Quantity) -> dict[str, Any]:
+    """Hatching over colours, as keywords of a patch: light, but dark where 0 is light."""
+    colour = "#26262680" if quantity in SIGNED else "#ffffff88"
+    return {"fill": False, "hatch": "////", "edgecolor": colour, "linewidth": 0}
+
+
 def blank_cmap(quantity: Quantity) -> Colormap:
     """Those two greys, for 0 and 1."""
     return ListedColormap(list(greys_of(quantity))).with_extremes(bad=(0, 0, 0, 0))

@@ -4,6 +4,7 @@ budgets.png, budgets_curve.png: what is lost layer by layer, or over the share o
 knockout.png: what is lost by window of layers, or the text with each token in the colour of its effect.
 patching.png: effects of patches by layer or position. prune.png: the loss as heads go, one after the other.
 ablation.png: what sets of heads cost, with intervals and the range of random sets of the same size.
+probes.png: a panel per probe, a dot with its interval per head.
 checkpoints.png: a panel per probe, a line per head. depth.png: metrics over the layers, a panel each.
 
 Sizes are pixels, those of texts points. N point, cut, layer or head, R revision, T token.
@@ -12,6 +13,7 @@ Sizes are pixels, those of texts points. N point, cut, layer or head, R revision
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -392,7 +394,7 @@ def sets_figure(costs: Sequence[SetCost], style: Style, texts: tuple[str, str, s
 
 
 MOST_LABELS = 10  # heads with a name at the end of their line
-GREY = "#c9c9c9"
+GREY, DOT_GREY = "#c9c9c9", "#8c8c8c"
 # After Okabe and Ito; the yellow is too light for a line.
 HEAD_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7a0177", "#000000")
 
@@ -462,6 +464,118 @@ def courses_figure(
     # Long names of revisions are turned, so that what is below a panel is known only once they are drawn.
     layout.in_print(panels.figure, style)
     return panels.titled(*texts, below=layout.extent(panels.pairs[0][0].get_xticklabels())[1] + 26)
+
+
+@dataclass(frozen=True)
+class Dots:
+    """One probe: the effects of the heads, (N,), the ends of their intervals, NaN for none, and which have a colour."""
+
+    name: str
+    unit: str
+    effect_N: np.ndarray
+    low_N: np.ndarray
+    high_N: np.ndarray
+    named_N: np.ndarray
+
+
+def save_dots(
+    path: Path,
+    probes: Sequence[Dots],
+    style: Style,
+    *,
+    heads: Sequence[str],
+    rows: Sequence[int],
+    mark: float,
+    texts: tuple[str, str, str],
+) -> Path:
+    """Write a panel per probe, with a row per head, and below them all other heads in one row.
+
+    heads: names. rows: the places of those with a row of their own. mark: where a dashed line is. texts: title, note,
+    and a line of the foot.
+    """
+    texts_drawn = [style.title, *texts, *heads]
+    return save_drawn(
+        path, style, texts_drawn, lambda room: dots_figure(probes, style, (heads, rows), mark, texts, room), DOTS_PX
+    )
+
+
+DOTS_PX, DOTS_WIDE, DOTS_GAP, ROW_PX = 1000, 150, 18, 15  # a figure, a panel, a gap, a row
+DOTS_NAME, UNIT_LETTERS = 9.5, 17  # points of a panel's name, letters of a line of its unit
+
+
+def dots_figure(
+    probes: Sequence[Dots],
+    style: Style,
+    shown: tuple[Sequence[str], Sequence[int]],
+    mark: float,
+    texts: tuple[str, str, str],
+    room: float,
+) -> Figure:
+    """The picture; to be called within `writer.drawing`. shown: heads and rows, see `save_dots`."""
+    (heads, rows), (title, note, foot) = shown, texts
+    others = np.setdiff1d(np.arange(len(heads)), rows)
+    names = [heads[head] for head in rows] + [f"{len(others)} others"] * bool(len(others))
+    line_px = layout.line_px(layout.sized(MARK_SIZE, style))
+    row_px = max(ROW_PX, line_px)
+    # As many panels side by side as there is room for, and all rows of panels nearly full.
+    before = line_px * 0.6 * max(map(len, names)) + 12
+    mark_size, name_size = (layout.sized(size, style) for size in (MARK_SIZE, DOTS_NAME))
+    units = [textwrap.wrap(probe.unit, UNIT_LETTERS) for probe in probes]
+    needed = max(
+        *(layout.LETTER * len(line) * mark_size / px(1) for lines in units for line in lines),
+        *(layout.LETTER * len(probe.name) * name_size / px(1) for probe in probes),
+    )
+    most = max(1, int((room - before) // (max(DOTS_WIDE * (room == DOTS_PX), needed) + DOTS_GAP)))
+    columns = math.ceil(len(probes) / math.ceil(len(probes) / most))
+    wide = min(max(DOTS_WIDE, needed), (room - before) / columns - DOTS_GAP)
+    # Above a panel are its name and, in one line or two, its unit.
+    lines_above = max(map(len, units))
+    above = line_px * (1.25 * lines_above - 0.25) + 8
+    figure = layout.new_figure()
+    pairs = [layout.new_panel(figure) for _ in probes]
+    # One scale for all, which has 0 and 1 as the ends of most effects.
+    known = np.concatenate([np.ravel([probe.effect_N, probe.low_N, probe.high_N]) for probe in probes])
+    low, high = min(0.0, np.nanmin(known, initial=0.0)), max(1.0, np.nanmax(known, initial=1.0))
+    for index, ((ax, bar_ax), probe) in enumerate(zip(pairs, probes, strict=True)):
+        bar_ax.set_axis_off()
+        ax.axvline(0, color=DARK_INK, linewidth=px(1), zorder=1)
+        ax.axvline(mark, color=layout.NOTE_COLOUR, linewidth=px(1), linestyle="--", zorder=1)
+        # Pale dots of the heads without a row first, then every row's interval and its dot.
+        if len(others):
+            ax.plot(probe.effect_N[others], np.full(len(others), len(rows)), "o", color=GREY, markersize=3, alpha=0.6)
+        places = np.arange(len(rows))
+        effect_N, low_N, high_N, named_N = (
+            values[list(rows)] for values in (probe.effect_N, probe.low_N, probe.high_N, probe.named_N)
+        )
+        colours = np.where(named_N, BLUE, DOT_GREY)
+        ends = drawn_ends(effect_N, low_N, high_N)
+        ax.hlines(places, *ends, colors=colours, linewidth=1.4, zorder=2)
+        ax.scatter(effect_N, places, s=14, c=colours, linewidths=0, zorder=3)
+        ax.set(xlim=(low - 0.04, high + 0.04), ylim=(len(names) - 0.5, -0.5))
+        ax.set_yticks(range(len(names)), names if index % columns == 0 else [""] * len(names), fontsize=MARK_SIZE)
+        ax.tick_params(axis="y", length=0)
+        ax.set_xticks([0, 0.5, 1], ["0", "0.5", "1"], fontsize=MARK_SIZE)
+        layout.rule(ax, "y", pale=True)
+        ax.spines["left"].set_visible(False)
+        unit = "\n".join(units[index] + [""] * (lines_above - len(units[index])))
+        words = (probe.name, DOTS_NAME, round(above), DARK_INK), (unit, MARK_SIZE, 5, layout.NOTE_COLOUR)
+        layout.say_above(ax, words)
+    layout.in_print(figure, style)
+    edge = 2 if style.in_print else 18
+    size, top, below = (wide, row_px * len(names)), above + 1.4 * layout.line_px(name_size), 2 * line_px + 8
+    plan = layout.PanelPlan(
+        left=edge + before,
+        top=top,
+        size=size,
+        right=DOTS_GAP,
+        below=below,
+        edge=edge,
+        columns=columns,
+        pitch=(wide + DOTS_GAP, top + size[1] + below),
+    )
+    around = layout.Words(figure, (style.headed(title), note, [foot, style.about.line]), TITLE_SIZE, style)
+    layout.frame(figure, pairs, plan, around, edge)
+    return figure
 
 
 BANDS = ((100, "all heads", "#d9e8f3"), (50, "the middle half of the heads", "#a6cbe6"))

@@ -16,9 +16,19 @@ from matplotlib.image import AxesImage
 from matplotlib.patches import Rectangle
 
 from attnscope.figures import layout
-from attnscope.figures.colours import BLANK, DARK_INK, Limits, cell_number, cmap_of, greys_of, ink_on, label_colourbar
+from attnscope.figures.colours import (
+    BLANK,
+    DARK_INK,
+    Limits,
+    cell_number,
+    cmap_of,
+    greys_of,
+    hatch,
+    ink_on,
+    label_colourbar,
+)
 from attnscope.figures.fonts import fonts_for
-from attnscope.figures.style import DPI, Panel, Style, count
+from attnscope.figures.style import DPI, UNSURE, Panel, Style, count
 from attnscope.figures.writer import Reused, drawing, drawn_pixels, px, runs, save_figure, save_pixels
 
 EDGE, BAR_GAP, BAR_PX = 18, 14, 10
@@ -31,7 +41,6 @@ COLUMN_PX = 260  # a panel with its names and its bar, at the least
 LEAST_PRINTED = 30  # pixels of a cell that has room for its value
 VALUE_SIZE = 6.0
 INSET = 0.46  # from the middle of a cell to a frame within it, in cells
-HATCH, HATCH_COLOUR = "////", "#ffffff88"  # over colours
 SAME = 1e-6  # float32 noise of a metric that is the same for every head
 
 
@@ -96,7 +105,7 @@ class Sheet:
         in_turn: bool,
     ) -> None:
         self.style = style
-        self.shown = [panel for panel in panels if panel.values_printed or _varies(panel)] or list(panels)
+        self.shown = [panel for panel in panels if panel.always or _varies(panel)] or list(panels)
         layers, heads = panels[0].values_LH.shape
         most = MOST_COLUMNS if style.inches is None else max(1, int(style.inches * DPI / COLUMN_PX))
         self.columns = math.ceil(len(self.shown) / math.ceil(len(self.shown) / most))  # four stand two by two
@@ -104,6 +113,9 @@ class Sheet:
         self.cell = max(1 if room < ALL_COLUMNS_PX else LEAST_CELL, min(LARGEST_CELL, int(side // max(layers, heads))))
         self.size = tuple(max(count * self.cell, min(LEAST_PANEL_PX, side)) for count in (heads, layers))
         self.step = self.size[0] / heads, self.size[1] / layers
+        # Panels of one scale have one bar, at the right of the first row.
+        scales = {(panel.low, panel.high, panel.quantity) for panel in self.shown}
+        self.shared = len(self.shown) > 1 and len(scales) == 1 and not any(panel.uniform for panel in self.shown)
         self.figure = layout.new_figure()
         self.pairs = [layout.new_panel(self.figure) for _ in self.shown[: 1 if in_turn else None]]
         # Every head and layer is numbered where there is room, else every 2nd, 5th, ...
@@ -118,7 +130,13 @@ class Sheet:
             ax.set_axisbelow(True)  # tick marks reach one pixel into the first column
             ax.spines[:].set_visible(False)
         self.bars = [self._fill(*pair, panel) for pair, panel in zip(self.pairs, self.shown, strict=False)]
+        for index, (_, bar_ax) in enumerate(self.pairs):
+            bar_ax.set_visible(self._has_bar(index))
         self._place(panels, words)
+
+    def _has_bar(self, index: int) -> bool:
+        """Whether a panel has a colour bar of its own."""
+        return not self.shared or index == self.columns - 1
 
     def _fill(self, ax: Axes, bar_ax: Axes, panel: Panel, bar: Colorbar | None = None) -> Colorbar:
         """A panel in a pair of axes; bar: the one that is there already, on which only the change is drawn."""
@@ -153,7 +171,7 @@ class Sheet:
             ink = _ink(image, panel.values_LH[row, column])
             ax.add_patch(Rectangle(*box, fill=False, clip_on=False, edgecolor=ink, linewidth=px(2)))
         for (row, column), value in np.ndenumerate(panel.values_LH):
-            if panel.values_printed and self.step[0] >= LEAST_PRINTED and np.isfinite(value):
+            if self.step[0] >= LEAST_PRINTED and np.isfinite(value):
                 shown = cell_number(value, self.style, 2 if abs(value) < 10 else 1)
                 number = ax.text(column, row, shown, fontsize=VALUE_SIZE, ha="center", va="center_baseline")
                 number.set(color=_ink(image, value), label=layout.NUMBER)
@@ -163,6 +181,7 @@ class Sheet:
     def _place(self, panels: Sequence[Panel], words: tuple[str, str]) -> None:
         """Title, notes and foot, and everything in its place."""
         (layers, _), (wide, high) = panels[0].values_LH.shape, self.size
+        beside = BAR_GAP if self.shared else BAR_GAP + BAR_PX + BAR_ROOM
         plan = layout.PanelPlan(
             left=EDGE + NAME_ROOM,
             top=TITLE_ROOM,
@@ -172,7 +191,7 @@ class Sheet:
             below=MARK_ROOM,
             edge=EDGE,
             columns=self.columns,
-            pitch=(NAME_ROOM + wide + BAR_GAP + BAR_PX + BAR_ROOM, TITLE_ROOM + high + MARK_ROOM),
+            pitch=(NAME_ROOM + wide + beside, TITLE_ROOM + high + MARK_ROOM),
         )
         measured = int(np.isfinite([panel.values_LH for panel in panels]).any(0).sum())
         layers -= len([name for name in panels[0].without_L if name])
@@ -193,6 +212,7 @@ class Sheet:
             ("▸ next to a colour bar: uniform attention", any(panel.uniform for panel in shown)),
             ("hatched colours: too few rows for a role", any(any(panel.few_L) for panel in shown)),
             ("hatched grey: no value", no_value),
+            (UNSURE, any(panel.hatched_LH is not None and panel.hatched_LH.any() for panel in shown)),
             ("grey rows: layers without attention", any(any(panel.without_L) for panel in shown)),
         ]
         foot = [self.style.about.line, "; ".join(text for text, needed in signs if needed)]
@@ -212,6 +232,7 @@ class Sheet:
         scale, (left_0, top_0) = self.style.dpi / DPI, self.plan.corner(0)
         for index, panel in enumerate(self.shown):
             layout.place_panel(self.figure, (ax, bar_ax), self.plan, index)
+            bar_ax.set_visible(self._has_bar(index))
             left, top = self.plan.corner(index)
             marks.press(reused.buffer, round((top - top_0) * scale), round((left - left_0) * scale))
             # The pair of axes holds the first panel already; it is emptied for each of the others.
@@ -247,7 +268,7 @@ def _draw(ax: Axes, panel: Panel, style: Style) -> AxesImage:
         boxes += [(columns, slice(row, row + 1)) for columns in runs(hatched_H)]
     for columns, rows in boxes:
         box = (columns.start - 0.5, rows.start - 0.5), columns.stop - columns.start, rows.stop - rows.start
-        ax.add_patch(Rectangle(*box, fill=False, hatch=HATCH, edgecolor=HATCH_COLOUR, linewidth=0))
+        ax.add_patch(Rectangle(*box, **hatch(panel.quantity)))
     return image
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -30,13 +30,14 @@ from attnscope.figures.colours import (
     cmap_of,
     drawable,
     find_limits,
+    hatch,
     label_colourbar,
     make_norm,
     quantity_name,
 )
 from attnscope.figures.layout import save_drawn
-from attnscope.figures.style import DPI, PatchSheet, Style, ordinal
-from attnscope.figures.writer import px
+from attnscope.figures.style import DPI, UNSURE, PatchSheet, Style, effect_scale, ordinal
+from attnscope.figures.writer import px, runs
 
 BAR_NAME = 20  # pixels of the name of the one bar
 EDGE, BAR_GAP, BAR_PX, BAR_ROOM, TITLE_ROOM, GAP, BELOW = 18, 8, 10, 62, 40, 20, 12
@@ -158,18 +159,18 @@ def _show(ax: Axes, pixels: np.ndarray, words: tuple[str, str]) -> None:
     ax.set_axis_off()
 
 
-SMALL = 0.1  # of what is lost: what is gained is drawn as 0 is
 MOST_PRINTED = 400  # cells with numbers
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Effects of layers by positions, (L, P) by name."""
+    """Effects of layers by positions, (L, P) by name; hatched: where an interval holds 0."""
 
     layers: Sequence[str]
     names: Sequence[str]
     panels: Mapping[str, np.ndarray]
     unit: str
+    hatched: Mapping[str, np.ndarray] = field(default_factory=dict)
 
 
 def save_grid(path: Path, grid: Grid, style: Style, title: str) -> Path:
@@ -184,15 +185,16 @@ def grid_figure(grid: Grid, style: Style, title: str) -> Figure:
     count, room = len(grid.names), (1600.0 if style.inches is None else style.inches * DPI) - left - right
     cell = float(np.clip(room / count, 4, 34))
     wide, high = max(cell * count, 200.0), max(min(cell, 24.0) * len(grid.layers), 60.0)
-    above, below = 38 * style.titled, 84 + 38 * style.captioned
+    hatched = UNSURE * any(map(np.any, grid.hatched.values()))
+    foot_px = 38 + layout.FOOT_LINE_PX * bool(hatched)
+    above, below = 38 * style.titled, 84 + foot_px * style.captioned
     whole_wide, whole_high = wide + left + right, above + below + len(grid.panels) * (high + head)
     figure = layout.new_figure()
     figure.set_size_inches(whole_wide / DPI, whole_high / DPI)
-    # One scale for both, centred on 0 where effects reach far to both sides of it.
+    # One scale, and one colour bar, for both.
     values = np.concatenate([np.ravel(value_LP) for value_LP in grid.panels.values()])
-    least, most = min(0.0, np.nanmin(values)), max(0.0, np.nanmax(values))
-    signed, end = -least > SMALL * most, max(-least, most) or 1.0
-    scale = {"vmin": -end * signed, "vmax": end, "cmap": cmap_of(style, "logit" if signed else "weight")}
+    quantity, least, most = effect_scale(min(0.0, np.nanmin(values)), max(0.0, np.nanmax(values)))
+    scale = {"vmin": least, "vmax": most, "cmap": cmap_of(style, quantity)}
     # Numbers where the longest has room in a cell, and a reader would not drown in them.
     points = min(6.0, px(0.85 * cell) / (len("-0.53") * layout.NUMBER_LETTER))
     printed = points >= layout.LEAST_NUMBER and len(grid.layers) * count <= MOST_PRINTED
@@ -203,9 +205,14 @@ def grid_figure(grid: Grid, style: Style, title: str) -> Figure:
         layout.place(figure, bar_ax, (left + wide + 12, top, 10, high))
         numbers = np.array([[cell_number(value, style) for value in value_P] for value_P in value_LP])
         written = {"annot": numbers if printed else False, "fmt": "", "annot_kws": {"size": points}}
-        sns.heatmap(value_LP, ax=ax, cbar_ax=bar_ax, linewidths=0.3, **written, **scale)
+        sns.heatmap(value_LP, ax=ax, cbar=not number, cbar_ax=bar_ax, linewidths=0.3, **written, **scale)
+        bar_ax.set_visible(not number)
         for text in ax.texts:
             text.set_label(layout.NUMBER)
+        for row, hatched_P in enumerate(grid.hatched.get(name, ())):
+            for columns in runs(hatched_P):
+                corner = columns.start, row
+                ax.add_patch(Rectangle(corner, columns.stop - columns.start, 1, **hatch(quantity)))
         bar_ax.set_ylabel(grid.unit, fontsize=mark_size)
         bar_ax.tick_params(labelsize=mark_size)
         ax.set_title(name, fontsize=10.5, loc="left", pad=5)
@@ -214,7 +221,7 @@ def grid_figure(grid: Grid, style: Style, title: str) -> Figure:
         ax.set_yticks(marks, grid.layers[::step], fontsize=mark_size, rotation=0)
         ax.set_xticks([])
     layout.name_columns(ax, grid.names, 60, mark_size, middle=0.5)
-    layout.entitle(figure, style, (title, style.about.line), 13.0, (14, 10, 8))
+    layout.entitle(figure, style, (title, hatched, style.about.line), 13.0, (14, 10, 8))
     return figure
 
 

@@ -197,6 +197,20 @@ class Style:
         return f"{self.title}: {name}" if self.title else name
 
 
+UNSURE = "hatched: the interval holds 0"
+SMALL = 0.01  # of the largest effect: an effect to the other side that no colour could show
+
+
+def effect_scale(low: float, high: float) -> tuple[Quantity, float, float]:
+    """The scale of effects from `low` to `high`, 0 among them: from 0 on, or centred on 0 where they have both signs.
+
+    >>> effect_scale(-0.5, 1.0)
+    ('logit', -1.0, 1.0)
+    """
+    end = max(-low, high) or 1.0
+    return ("logit", -end, end) if -low > SMALL * high else ("weight", min(low, 0.0), end)
+
+
 @dataclass(frozen=True)
 class Part:
     """Some of a text's tokens: those of a map's rows and columns, and in words."""
@@ -366,7 +380,7 @@ class Panel:
     name and unit are above it. uniform: what uniform attention would score, one number per kind of layer. few_L: the
     layers in which a text has fewer rows than a role needs; support: why, in words. quantity: what a colour
     map is chosen by. first: row and column of the heads that are framed. hatched_LH: the heads that are hatched over
-    their colours. values_printed: in the cells, where they have room; the panel is drawn even if heads are alike.
+    their colours, whose interval holds 0. always: the panel is drawn even if heads are alike.
     without_L: of each layer without attention what it is, "" for the others; its row is grey.
     """
 
@@ -381,7 +395,7 @@ class Panel:
     quantity: Quantity = "weight"
     first: tuple[tuple[int, int], ...] = ()
     hatched_LH: np.ndarray | None = None
-    values_printed: bool = False
+    always: bool = False
     without_L: tuple[str, ...] = ()
 
 

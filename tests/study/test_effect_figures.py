@@ -1,18 +1,22 @@
 """What the figures of effects and of a pruning show."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from attnscope.errors import UsageError
-from attnscope.export.study_figures import Shown, costs_of, effect_panels, save_ablation, save_effects
+from attnscope.export.study_figures import Shown, costs_of, effect_panels, holds_zero, save_ablation, save_effects
 from attnscope.figures import About, SetCost, Style, save_sets
 from attnscope.figures.curves import pruning_figure, save_pruning
 from attnscope.figures.fonts import Fonts
 from attnscope.figures.metrics import metrics_figure
+from attnscope.figures.pictures import Grid, grid_figure
+from attnscope.figures.style import UNSURE
 from attnscope.figures.writer import drawing
 from attnscope.studies.ablation import Ablation, HeadSets
+from helpers.figures import pixels, plain_drawing
 
 HEADS = [(0, 0), (0, 1), (2, 0), (2, 1)]
 ALONE = Shown("alone", "nats", {(0, 0): 0.08, (0, 1): -0.01, (2, 0): 0.66, (2, 1): 0.0}, "nats")
@@ -31,6 +35,59 @@ def test_panels_hold_the_heads_numbers_and_share_a_scale():
     assert (alone.low, alone.high) == (together.low, together.high) == (-0.01, 12.34)
     assert (direct.low, direct.high, direct.quantity) == (-2.0, 2.0, "logit")  # as far to both sides
     assert alone.quantity == "weight"
+
+
+def test_effects_of_both_signs_have_a_map_centred_on_0():
+    for least, quantity in ((-0.04, "logit"), (-0.004, "weight"), (0.0, "weight")):
+        [panel] = effect_panels(HEADS, [Shown("lost", "share", {(0, 0): least, (2, 1): 1.0}, "a")])
+        assert (panel.quantity, panel.high) == (quantity, 1.0)
+        assert panel.low == (-1.0 if quantity == "logit" else least)
+
+
+def test_heads_whose_interval_holds_0_are_hatched_and_the_foot_says_so():
+    low, high = np.array([-0.1, 0.1, np.nan, np.nan, np.nan]), np.array([0.1, 0.2, 0.1, -0.1, np.nan])
+    assert holds_zero(low, high).tolist() == [True, False, True, False, False]
+    unsure = frozenset({(0, 1), (2, 0)})
+    panels = effect_panels(HEADS, [replace(ALONE, unsure=unsure), replace(SIGNED, unsure=unsure), TOGETHER])
+    assert [None if panel.hatched_LH is None else panel.hatched_LH.tolist() for panel in panels] == [
+        [[False, True], [True, False]],
+        [[False, True], [True, False]],
+        None,
+    ]
+    with drawing(Fonts()):
+        figure = metrics_figure(panels, Style(), ["0", "2"])
+        bare = metrics_figure(effect_panels(HEADS, [ALONE]), Style(), ["0", "2"])
+    light, dark = ([patch.get_edgecolor() for patch in ax.patches] for ax in (figure.axes[0], figure.axes[2]))
+    assert len(light) == len(dark) == 2
+    assert min(light[0][:3]) > 0.9 > 0.3 > max(dark[0][:3]), "0 is dark on one map and light on the other"
+    assert [UNSURE in " ".join(text.get_text() for text in each.texts) for each in (figure, bare)] == [True, False]
+
+
+def test_panels_of_one_scale_have_one_colour_bar(tmp_path):
+    lost, back = (Shown(name, "share", {head: 0.1 * place for place, head in enumerate(HEADS)}, "a") for name in "ab")
+    with drawing(Fonts()):
+        for shown, bars in (([lost, back], 1), ([lost, SIGNED], 2), ([lost], 1)):
+            figure = metrics_figure(effect_panels(HEADS, shown), Style(), ["0", "2"])
+            assert sum(ax.get_visible() for ax in figure.axes[1::2]) == bars
+        figure = metrics_figure(effect_panels(HEADS, [lost, back]), Style(), ["0", "2"])
+        whole = plain_drawing(figure)
+    path = save_effects(tmp_path / "a.png", HEADS, [lost, back], Style(), title=figure.texts[0].get_text())
+    assert np.abs(pixels(path) - whole).max() <= 2
+
+
+def test_a_grid_has_one_colour_bar_and_hatches_what_is_unsure():
+    value_LP = np.array([[0.5, -0.2, 0.0], [0.1, 0.0, 1.0]])
+    hatched = np.array([[False, False, True], [True, True, False]])
+    grid = Grid(["L0", "L1"], ["a", "b", "c"], {"lost": value_LP, "back": value_LP}, "share", {"lost": hatched})
+    with drawing(Fonts()):
+        figure = grid_figure(grid, Style(), "Which")
+    first, bar, second, none = figure.axes
+    assert (bar.get_visible(), none.get_visible()) == (True, False)
+    boxes = [(*patch.get_xy(), patch.get_width()) for patch in first.patches]
+    assert boxes == [(2, 0, 1), (0, 1, 2)]
+    assert not second.patches
+    assert first.collections[0].get_clim() == (-1.0, 1.0)
+    assert UNSURE in [text.get_text() for text in figure.texts]
 
 
 def test_the_numbers_stand_in_cells_that_have_room():

@@ -16,7 +16,7 @@ from attnscope.cli import output
 from attnscope.cli.output import Top
 from attnscope.cli.study_tables import contrasts, left_out, named_sheet, probe_answers, probe_sheet
 from attnscope.errors import InputError, ModelError, UsageError
-from attnscope.export.study_figures import probe_panel, probes_note, save_probes
+from attnscope.export.study_figures import probe_dots, probes_words, save_probes
 from attnscope.model.loading import DEMO_FOLDER, wrap
 from attnscope.observe.atlas import roles_by_head
 from attnscope.studies import atlas as scan_room
@@ -153,18 +153,19 @@ def test_a_stranger_has_no_induction_head(real_model_folder):
     assert not [names for names in ScanStudy(loaded, repeated).run().roles.values() if "induction" in names]
 
 
-def test_the_picture_hatches_who_is_not_named_and_says_which_probes_name_nobody(kept):
+def test_the_picture_colours_the_heads_that_are_named_and_lists_probes_that_name_none(kept):
     found, folder = kept
     assert save_probes(found, folder, "demo") == folder / "probes.png"
     assert (folder / "probes.png").read_bytes().startswith(b"\x89PNG")
-    note = probes_note(found, ["offset 3", "sink, no begin token"])
-    assert note.splitlines()[0] == "effect: score minus null, 64 sequences, seed 0"
-    assert note.splitlines()[2].endswith(": offset 3; sink, no begin token")
-    assert len(probes_note(found, []).splitlines()) == 2
+    note, foot = probes_words(found, ["offset 3", "sink, no begin token"])
+    assert note.splitlines()[0].endswith("64 sequences, seed 0")
+    assert foot.endswith(": offset 3; sink, no begin token")
+    assert probes_words(found, []) == (note, "")
     [one] = [one for one in found.findings if (one.probe, one.against) == ("induction p50", "other")]
-    panel = probe_panel(found, one)
-    assert panel.values_LH[3, :2] == pytest.approx(one.effects.effect[18:20])
-    assert np.argwhere(~panel.hatched_LH).tolist() == [[3, 0], [3, 1]]
+    dots = probe_dots(one)
+    assert dots.effect_N[18:20] == pytest.approx(one.effects.effect[18:20])
+    assert (dots.low_N <= dots.effect_N).all()
+    assert np.flatnonzero(dots.named_N).tolist() == [18, 19]
 
 
 def test_the_table_holds_every_contrast_of_every_head(kept):
