@@ -23,7 +23,7 @@ from attnscope.figures.style import Style
 from attnscope.hooks.forward import known_types
 from attnscope.inputs.prompt import from_ids, from_pair, from_text
 from helpers.command_line import call
-from helpers.made_tokenizers import SlowWords, byte_level, llama, wordpiece
+from helpers.made_tokenizers import SlowWords, bert_words, byte_level, llama, wordpiece
 from helpers.stack_families import SEQ2SEQ, TYPES, ids, own, tiny
 
 WORDS = ["the", "bank", "river", "is", "on", "a", "hill", "far", "by"]
@@ -32,8 +32,7 @@ FIRST, SECOND = PAIRS[0]
 
 
 def word_tokenizer() -> BertTokenizer:
-    names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
-    return BertTokenizer(vocab={name: place for place, name in enumerate(names)})
+    return bert_words(*WORDS)
 
 
 def letter_tokenizer() -> RobertaTokenizer:

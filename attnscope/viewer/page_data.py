@@ -111,6 +111,7 @@ def said_of(prompt: Prompt) -> dict[str, Any]:
         "sentences": _spans(prompt.sentences),
         "turns": _spans(prompt.turns),
         "answer": answers[-1] if answers else None,
+        "pair": prompt.segments[1].start if prompt.segments else None,
     }
 
 

@@ -1,7 +1,7 @@
 """Real small tokenizers of every kind that decoders come with."""
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
-from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
+from transformers import BertTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast
 from transformers.tokenization_python import PythonBackend
 
 from attnscope.inputs.labels import BYTES
@@ -56,6 +56,12 @@ def wordpiece() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(
         tokenizer_object=backend, cls_token="[CLS]", sep_token="[SEP]", unk_token="[UNK]", eos_token="[SEP]"
     )
+
+
+def bert_words(*words: str) -> BertTokenizer:
+    """Of so many words, with the special tokens and token types of a pair of texts."""
+    names = dict.fromkeys(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words])
+    return BertTokenizer(vocab={name: place for place, name in enumerate(names)})
 
 
 def single_bytes() -> PreTrainedTokenizerFast:

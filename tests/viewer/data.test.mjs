@@ -130,6 +130,31 @@ test("without filters a look is the row; what filters take out is counted", asyn
   assert.ok(sink.weights[4] > 0);
 });
 
+test("of a pair of texts queries of one and keys of one are left", async () => {
+  const page = pageOf({ pair: 3, answer: null });
+  const texts = { a: [0, 3], b: [3, 6] };
+  for (const pair of ["ab", "ba", "aa", "bb"]) {
+    const [queries, keys] = [...pair].map((text) => texts[text]);
+    const state = page.clean({ ...DEFAULTS, pair, query: 0, key: 5 });
+    assert.deepEqual([state.query, state.key], [pair[0] === "a" ? 0 : null, pair[1] === "b" ? 5 : null]);
+    const grid = await page.filteredMap(0, 0, 1, state);
+    assert.deepEqual([grid.rows, grid.columns], [3, 3]);
+    for (const row of range(3)) {
+      const query = queries[0] + row;
+      const among = (k) => k >= keys[0] && k < keys[1];
+      near([...grid.row(row)].map((value) => value || 0), range(3).map((k) => weight(0, 1, query, keys[0] + k)));
+      const look = await page.filtered(0, 0, 1, query, state);
+      near(look.weights, range(TOKENS).map((k) => (among(k) ? weight(0, 1, query, k) : 0)));
+      near([look.removed], [range(TOKENS).reduce((sum, k) => sum + (among(k) ? 0 : weight(0, 1, query, k)), 0)]);
+    }
+    const column = await page.filteredColumn(0, 0, 1, [keys[0], keys[0] + 1], state);
+    near(column.weights, range(TOKENS).map((q) => (q >= queries[0] && q < queries[1] ? weight(0, 1, q, keys[0]) : 0)));
+    const last = page.query({ ...state, query: null });
+    assert.ok(last >= queries[0] && last < queries[1]);
+  }
+  assert.equal(pageOf().clean({ ...DEFAULTS, pair: "ab" }).pair, "all");
+});
+
 test("the lines of a long text leave out the key that a head rests on, where nobody chose", () => {
   const side = pageOf().sides[0];
   const lines = { ...DEFAULTS, view: "head" };

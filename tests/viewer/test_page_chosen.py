@@ -6,10 +6,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import attnscope
+from attnscope.model.loading import wrap
 from helpers.browsing import PHONE, visiting
 from helpers.command_line import call
+from helpers.made_tokenizers import bert_words
 from helpers.pages import read
+from helpers.stack_families import tiny
 
+FIRST, SECOND = "the bank is on the river", "a hill"
 WINDOW = (1280, 800)
 STORY = Path(__file__).parents[2] / "examples" / "story.txt"
 
@@ -130,6 +135,32 @@ def test_the_lines_of_a_long_text_open_without_a_sink_and_say_so(browser, tmp_pa
         for view, one in (("matrix", resting), ("head", free)):
             visit.go(view=view, at=one["at"], head=one["head"])
             visit.until("() => document.querySelector('.filters input[type=checkbox]').checked")
+
+
+@pytest.mark.e2e
+def test_of_a_pair_of_texts_one_may_look_at_the_other(browser, tmp_path):
+    tokenizer = bert_words(*FIRST.split(), *SECOND.split())
+    seen = attnscope.capture(wrap(tiny("bert", vocab_size=len(tokenizer)), tokenizer), FIRST, pair=SECOND)
+    page, second, count = tmp_path / "page.html", seen.prompt.segments[1].start, len(seen.prompt)
+    seen.page().save(page)
+    with visiting(browser, page, "view=head&at=1&head=2") as visit:
+        visit.page.locator("label:has-text('pair') select").select_option("ab")
+        visit.settled(pair="ab")
+        tokens = ".rows .{} .name"
+        for axis, expected in (("query", range(second)), ("key", range(second, count))):
+            names = visit.view("head").locator(tokens.format(axis))
+            visit.until(f"() => document.querySelectorAll('.rows .{axis}').length === {len(expected)}")
+            assert names.all_inner_texts() == [seen.prompt.labels[token] for token in expected]
+        assert visit.page.locator(".quote").inner_text() == f"{FIRST} | {SECOND}"
+        visit.page.keyboard.press("4")
+        visit.settled(view="matrix", pair="ab")
+        shown = seen.weights[1][2].numpy()
+        visit.page.mouse.move(*visit.cell(1, 0))
+        told = visit.tip("weight").split()
+        assert float(told[told.index("weight") + 1]) == pytest.approx(float(shown[1, second]), abs=3e-3)
+        visit.page.keyboard.press("1")
+        visit.settled(view="model", pair="ab")
+        assert visit.page.locator("[data-role=enlarged] canvas").first.is_visible()
 
 
 @pytest.mark.e2e

@@ -49,7 +49,7 @@ export class Page {
 
   /** @param {State} state @returns {number} the query that is chosen, else the one that is suggested */
   query(state) {
-    return state.query ?? this.side(state).lastQuery(state.at);
+    return state.query ?? this.side(state).lastQuery(state.at, state);
   }
 
   /**
@@ -64,7 +64,7 @@ export class Page {
     const whole = { ...state, sink: state.sink ?? true }; // of a head with a sink, too, the same in all views
     const look = await this.filtered(this.shown(state), state.at, state.head, this.query(state), whole);
     if (!look || !look.units.count) return null;
-    const [start, stop] = this.side(state).axes(state.at).keys;
+    const [start, stop] = this.side(state).axes(state.at, state).keys;
     let best = look.units.of[start];
     for (let unit = best; unit < look.units.of[stop - 1] + 1; unit++)
       if (look.weights[unit] > look.weights[best]) best = unit;
@@ -106,7 +106,8 @@ export class Page {
     const one = this.sides[side === "1" ? 1 : 0];
     const at = Math.min(state.at, Math.max(0, one.layers.length - 1));
     const head = one.headAt(at, state.head) ? state.head : (one.heads.findLast((head) => head.at === at)?.head ?? 0);
-    const { queries, keys } = one.axes(at);
+    const pair = this.sides.some(({ data }) => (data.pair ?? null) !== null) ? state.pair : "all";
+    const { queries, keys } = one.axes(at, { pair });
     const among = (/** @type {number|null} */ token, /** @type {[number, number]} */ [start, stop]) =>
       token !== null && token >= start && token < stop ? token : null;
     const [query, key] = [among(state.query, queries), among(state.key, keys)];
@@ -115,7 +116,7 @@ export class Page {
     const stack = one.stackOf(at); // lines of several heads share their tokens
     const heads = state.heads.filter((other) => one.headAt(other.at, other.head) && one.stackOf(other.at) === stack);
     const group = key !== null && side !== "1" && this.groups[state.group]?.[0] === key ? state.group : "";
-    return { ...state, side, at, head, query, key, keyEnd, group, metric, heads };
+    return { ...state, side, pair, at, head, query, key, keyEnd, group, metric, heads };
   }
 
   /**
@@ -181,7 +182,11 @@ export class Page {
       else look.removed += column.reduce((sum, weight) => sum + weight, 0);
     }
     takenOut(look, state.least);
+    const [first, last] = one.axes(at, state).queries; // of a pair of texts, those that are asked for
+    const among = (/** @type {number} */ unit) => units.start[unit] >= first && units.start[unit] < last;
+    look.weights.forEach((_, unit) => among(unit) || (look.weights[unit] = 0));
     look.visible = (unit) => {
+      if (!among(unit)) return false;
       for (let q = units.start[unit]; q < units.stop[unit]; q++)
         if (reach.to(q) > start && reach.from(q) < stop) return true;
       return false;
@@ -226,8 +231,8 @@ export class Page {
    * @param {number} side @param {number} at @param {number} head @param {State} state @returns {Promise<Grid|null>}
    */
   filteredMap(side, at, head, state) {
-    const { sink, special, least, words, part } = state;
-    const name = [side, at, head, sink, special, least, words, part].join();
+    const { sink, special, least, words, part, pair } = state;
+    const name = [side, at, head, sink, special, least, words, part, pair].join();
     const grid = once(this.grids, name, () => this.#grid(this.sides[side], at, head, state));
     this.grids.delete(name); // the latest last, the oldest out
     this.grids.set(name, grid);
@@ -240,7 +245,7 @@ export class Page {
     const map = await side.map(at, head);
     if (!map) return null;
     const bins = map.bin > 1 ? Units.bins(map.bin, side.tokens.label) : side.units(state.words);
-    const { queries, keys } = side.axes(at);
+    const { queries, keys } = side.axes(at, state);
     const [rows, columns] = map.bin > 1 ? [bins, bins] : [bins.part(queries), bins.part(keys)];
     const [top, left] = map.bin > 1 ? [0, 0] : [bins.of[queries[0]], bins.of[keys[0]]];
     const grid = new Grid(rows, columns, map.step, map.bin);

@@ -115,7 +115,7 @@ export class SearchDialog {
   #list() {
     const { state } = this.store;
     const side = this.page.side(state);
-    const axes = side.axes(state.at);
+    const axes = side.axes(state.at, state);
     const [first, last] = this.axis === "query" ? axes.queries : axes.keys;
     const { plain, label: labels } = side.tokens;
     const there = { plain: plain.slice(first, last), label: labels.slice(first, last) };

@@ -46,6 +46,7 @@ export class Filters {
       ...this.boxes.map(({ label }) => label),
       make("span", { class: "least", title: "Take out smaller weights" }, make("label", {}, "min. weight", this.least), this.amount),
       this.#parts(),
+      this.#pairs(),
       this.#sides(),
     );
     const chosen = make("span", { class: "chosen-head" }, this.stacks, this.layer.label, this.head.label, this.role);
@@ -84,6 +85,18 @@ export class Filters {
     return has && make("label", { title: "Keys of the prompt or of the answer" }, "keys", this.part);
   }
 
+  /** Which text of a pair queries are of, and which keys. */
+  #pairs() {
+    this.pair = make("select", {
+      onchange: () => this.store.set({ pair: /** @type {State["pair"]} */ (this.pair?.value) }),
+    });
+    this.pair.append(option("all", "both texts"));
+    for (const [query, key] of ["ab", "ba", "aa", "bb"])
+      this.pair.append(option(query + key, `${query.toUpperCase()} → ${key.toUpperCase()}`));
+    const has = this.page.sides.some(({ data }) => (data.pair ?? null) !== null);
+    return has && make("label", { title: "Of a pair of texts: queries of one, keys of one" }, "pair", this.pair);
+  }
+
   #sides() {
     if (this.page.sides.length < 2) return null;
     this.sides = make("select", { onchange: () => this.store.set(this.#otherSide(this.sides?.value ?? "0")) });
@@ -113,9 +126,10 @@ export class Filters {
     if (leastOf(Number(this.least.value)) !== state.least) this.least.value = String(sliderOf(state.least));
     this.amount.textContent = state.least ? `≥ ${state.least}` : "off";
     if (this.part) this.part.value = state.part;
+    if (this.pair) this.pair.value = state.pair;
     if (this.sides) this.sides.value = state.side;
-    const { special, words, log, least, part } = state;
-    const on = [without, !special, words, log, least > 0, part !== "all"].filter(Boolean).length;
+    const { special, words, log, least, part, pair } = state;
+    const on = [without, !special, words, log, least > 0, part !== "all", pair !== "all"].filter(Boolean).length;
     this.more.textContent = on ? `Filters (${on})` : "Filters";
   }
 

@@ -58,6 +58,14 @@ class Chosen {
     return places.length ? `--key ${places.join(",")}` : "";
   }
 
+  /** What is asked of a pair of texts, else the chosen query alone. @param {string} query @returns {string[]} */
+  #texts(query) {
+    const { query: chosen, pair } = this.state;
+    const [of, keys] = [...pair].map((text) => (text === "a" ? "text" : "pair"));
+    if (pair === "all") return chosen === null ? [] : [query];
+    return [chosen === null ? `--query ${of}` : query, `--key ${keys}`];
+  }
+
   /** @returns {string[]} what opens the page at this head and these tokens */
   page() {
     return [`--select ${this.name}`, `--query ${this.query}`, this.#key];
@@ -97,7 +105,7 @@ class Chosen {
       case "compare":
         return ["compare", select];
       default:
-        return ["relations", select, state.query === null ? "" : query, "--top-k all", ...units];
+        return ["relations", select, ...this.#texts(query), "--top-k all", ...units];
     }
   }
 

@@ -211,7 +211,7 @@ export class Shell {
   #step(axis, step) {
     const { state } = this.store;
     const from = axis === "query" ? this.page.query(state) : state.key;
-    const axes = this.page.side(state).axes(state.at);
+    const axes = this.page.side(state).axes(state.at, state);
     const [start, stop] = axis === "query" ? axes.queries : axes.keys;
     const token = from === null ? Math.min(this.page.query(state), stop - 1) : from + step;
     if (token < start || token >= stop) return {};

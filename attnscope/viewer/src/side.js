@@ -56,13 +56,18 @@ export class Side {
   }
 
   /**
-   * The tokens that are queries and keys of a layer, half-open: of one text, or of the two that cross-attention reads.
+   * The tokens that are queries and keys of a layer, half-open: of one text, or of the two that cross-attention reads;
+   * of a pair of texts, those of the state's choice of them.
    *
-   * @param {number} at @returns {{queries: [number, number], keys: [number, number]}}
+   * @param {number} at @param {{pair: string}} [state]
+   * @returns {{queries: [number, number], keys: [number, number]}}
    */
-  axes(at) {
+  axes(at, { pair } = { pair: "all" }) {
     const { queries = [0, this.count], keys = [0, this.count] } = this.layers[at] ?? {};
-    return { queries, keys };
+    const second = this.data.pair ?? null;
+    if (second === null || pair === "all") return { queries, keys };
+    const texts = { a: /** @type {[number, number]} */ ([0, second]), b: /** @type {[number, number]} */ ([second, this.count]) };
+    return { queries: texts[pair[0] === "a" ? "a" : "b"], keys: texts[pair[1] === "a" ? "a" : "b"] };
   }
 
   /** @param {number} token @returns {number} its position in its own text */
@@ -70,9 +75,9 @@ export class Side {
     return token - originOf(this.origins, token);
   }
 
-  /** @param {number} at @returns {number} the last query of a layer with a letter or a digit, else the last */
-  lastQuery(at) {
-    const [start, stop] = this.axes(at).queries;
+  /** @param {number} at @param {State} state @returns {number} the last query of a layer with a letter or a digit, else the last */
+  lastQuery(at, state) {
+    const [start, stop] = this.axes(at, state).queries;
     const { plain, special } = this.tokens;
     for (let token = stop - 1; token >= start; token--)
       if (!special[token] && /[\p{L}\p{N}]/u.test(plain[token])) return token;

@@ -36,7 +36,7 @@ export class Stepper {
   /** @param {State} state */
   render(state) {
     const side = this.page.side(state);
-    const [start, stop] = side.axes(state.at).queries;
+    const [start, stop] = side.axes(state.at, state).queries;
     const query = this.page.query(state);
     [this.slider.min, this.slider.max] = [String(start), String(stop - 1)];
     this.slider.value = String(query);

@@ -23,6 +23,7 @@ export const DEFAULTS = {
   log: false,
   words: false,
   part: "all",
+  pair: "all",
   side: "0",
   metric: "focus",
   theme: "auto",
@@ -34,6 +35,7 @@ export const DEFAULTS = {
 const CHOICES = {
   view: VIEWS,
   part: ["all", "prompt", "answer"],
+  pair: ["all", "ab", "ba", "aa", "bb"],
   side: ["0", "1", "diff"],
   theme: ["auto", "light", "dark"],
   from: ["query", "key"],

@@ -27,7 +27,7 @@ export class Strip {
 
   /** @param {Side} side @param {number} at the layer whose queries or keys they are @param {[number, number][]} chosen half-open ranges */
   render(side, at, chosen) {
-    const axes = side.axes(at);
+    const axes = side.axes(at, this.store.state);
     const all = this.axis === "query" ? axes.queries : axes.keys;
     const start = chosen[0][0];
     const from = Math.max(all[0], start - AROUND);

@@ -18,7 +18,7 @@ const WORDS_SHOW = 512; // rows, of more a word is less than a pixel
 export async function thumb(page, side, at, head, state, size) {
   const one = page.sides[side];
   const map = await one.map(at, head);
-  const apart = one.stacks.length > 1; // a stack's map has the tokens that it reads, not those of all
+  const apart = one.stacks.length > 1 || state.pair !== "all"; // a map of the tokens that are asked for, not of all
   if (map && (state.words || apart) && map.rows <= WORDS_SHOW) {
     const grid = await page.filteredMap(side, at, head, state);
     const window_ = grid && { size, least: 0, keep: null, columns: grid.columns };

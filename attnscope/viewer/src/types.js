@@ -110,6 +110,7 @@
  * @property {Span[]} sentences
  * @property {Span[]} turns
  * @property {number|null} answer first token of the last assistant turn
+ * @property {number|null} [pair] first token of the second text of a pair
  * @property {Layer[]} layers
  * @property {Metric[]} metrics
  * @property {Head[]} heads
@@ -207,6 +208,7 @@
  * @property {boolean} log
  * @property {boolean} words
  * @property {"all"|"prompt"|"answer"} part the keys that are shown
+ * @property {"all"|"ab"|"ba"|"aa"|"bb"} pair of a pair of texts: which of them queries are of, and which keys
  * @property {"0"|"1"|"diff"} side
  * @property {string} metric
  * @property {"auto"|"light"|"dark"} theme

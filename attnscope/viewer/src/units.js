@@ -122,17 +122,18 @@ export class Units {
 /**
  * Which keys the filters leave.
  *
- * @param {{tokens: {special: number[]}, answer: number|null}} side
- * @param {{sink: boolean, special: boolean, part: string}} state @param {number} sink the key a head rests on
+ * @param {{tokens: {special: number[]}, answer: number|null, pair?: number|null}} side
+ * @param {{sink: boolean, special: boolean, part: string, pair: string}} state @param {number} sink the key a head rests on
  * @returns {Uint8Array} (tokens,)
  */
-export function kept({ tokens, answer }, { sink: showSink, special, part }, sink) {
+export function kept({ tokens, answer, pair: second = null }, { sink: showSink, special, part, pair }, sink) {
   const { length } = tokens.special;
   const keep = new Uint8Array(length).fill(1);
   if (!special) tokens.special.forEach((is, token) => is && (keep[token] = 0));
   if (!showSink && length) keep[sink] = 0;
   if (part === "prompt" && answer !== null) keep.fill(0, answer);
   if (part === "answer" && answer !== null) keep.fill(0, 0, answer);
+  if (second !== null && pair !== "all") pair.endsWith("a") ? keep.fill(0, second) : keep.fill(0, 0, second);
   return keep;
 }
 

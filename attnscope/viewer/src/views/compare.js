@@ -222,8 +222,8 @@ class CompareView {
 
   /** Lists the heads, as far as they are compared; again when a filter changes. @param {State} state */
   async #heads(state) {
-    const { sink, special, least, words, part } = state;
-    const name = [sink, special, least, words, part].join();
+    const { sink, special, least, words, part, pair } = state;
+    const name = [sink, special, least, words, part, pair].join();
     if (name !== this.listed) {
       this.listed = name;
       const still = this.listing.begin();

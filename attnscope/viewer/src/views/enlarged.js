@@ -27,7 +27,7 @@ export class Enlarged {
     this.note = make("p", { class: "note" });
     this.value = make("p", { class: "hint" }, "Point at a head to enlarge it; a click opens it. The arrow keys choose the one that stays.");
     this.plot = new Plot(GUTTER);
-    const share = () => (innerWidth > NARROW ? 1 : 0.38 * (innerHeight / this.plot.element.clientWidth)); // the heads have room below it
+    const share = () => (innerWidth > NARROW ? 1 : 0.34 * (innerHeight / this.plot.element.clientWidth)); // the heads have room below it
     this.plot.most = () => Math.min(1, share()) * this.plot.element.clientWidth;
     this.element = make("aside", { class: "enlarged", "data-role": "enlarged", "aria-label": "The head enlarged" });
     this.element.append(this.title, this.note, this.plot.element, this.value);

@@ -75,7 +75,7 @@ class HeadView {
     this.state = state;
     const side = this.page.side(state);
     const units = side.units(state.words);
-    const { queries, keys } = side.axes(state.at);
+    const { queries, keys } = side.axes(state.at, state);
     const [query, key] = [queries, keys].map(([start, stop]) => [units.of[start], units.of[stop - 1] + 1]);
     const axes = `${query} ${key}`;
     if (units !== this.units || axes !== this.axes) {

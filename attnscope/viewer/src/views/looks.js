@@ -20,9 +20,9 @@ export class Looks {
 
   /** @param {number} at @param {number} head @param {Focus} focus @param {State} state @returns {Promise<Look|null>} */
   get(at, head, { axis, unit }, state) {
-    const { sink, special, least, words, part } = state;
+    const { sink, special, least, words, part, pair } = state;
     const shown = this.page.shown(state);
-    const filters = [sink, special, least, words, part, shown].join();
+    const filters = [sink, special, least, words, part, pair, shown].join();
     if (filters !== this.filters || this.known.size > MOST_LOOKS) this.known.clear();
     this.filters = filters;
     const asked = axis === "key" ? { ...state, sink: state.sink ?? true } : state; // who looks at a sink, when that is asked

@@ -72,7 +72,7 @@ class ModelView {
     }
     this.grid.select(state);
     this.enlarged.render(state);
-    const { sink, special, least, log, words, part } = state;
+    const { sink, special, least, log, words, part, pair } = state;
     const look = [
       this.page.shown(state),
       sink,
@@ -81,6 +81,7 @@ class ModelView {
       log,
       words,
       part,
+      pair,
       document.documentElement.dataset.theme,
     ].join();
     if (look !== this.drawn) this.#stale();
@@ -95,7 +96,7 @@ class ModelView {
   /** Height / width of a thumbnail: a short target over a long text gives flat maps. */
   #ratio() {
     const { state } = this.store;
-    const { queries, keys } = this.page.side(state).axes(state.at);
+    const { queries, keys } = this.page.side(state).axes(state.at, state);
     return Math.min(1, (queries[1] - queries[0]) / (keys[1] - keys[0]));
   }
 
@@ -169,8 +170,8 @@ class ModelView {
    * @param {number} side @param {Name} name @param {State} state @param {number} size
    */
   #small(side, { at, head }, state, size) {
-    const { sink, special, least, words, part } = state;
-    const filters = [side, size, sink, special, least, words, part].join();
+    const { sink, special, least, words, part, pair } = state;
+    const filters = [side, size, sink, special, least, words, part, pair].join();
     if (this.filters !== filters) this.thumbs.clear();
     this.filters = filters;
     return once(this.thumbs, `${at}.${head}`, () => thumb(this.page, side, at, head, state, size));

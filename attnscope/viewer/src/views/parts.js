@@ -25,12 +25,14 @@ function cut(label, most) {
 }
 
 /** @param {Side} side @param {number} most characters @returns {string} how its text begins, in one line; its texts */
-export function excerpt({ tokens: { plain, special }, origins }, most) {
-  const texts = origins.map((start, place) => {
-    const text = plain.slice(start, origins[place + 1]).filter((_, token) => !special[start + token]);
+export function excerpt({ tokens: { plain, special }, origins, data }, most) {
+  const pair = data.pair ?? null;
+  const starts = pair === null ? origins : [0, pair];
+  const texts = starts.map((start, place) => {
+    const text = plain.slice(start, starts[place + 1]).filter((_, token) => !special[start + token]);
     return cut(visible(text.slice(0, most).join("").replace(/\s+/g, " ").trim()), most);
   });
-  return texts.filter(Boolean).join(" → ");
+  return texts.filter(Boolean).join(pair === null ? " → " : " | ");
 }
 
 /** @param {Units} units @param {number} unit @param {number} [most] @returns {string} as in `8 ·bank` */

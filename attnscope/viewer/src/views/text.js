@@ -182,7 +182,7 @@ class TextView {
       const token = tokenOf(event);
       if (token === null) return;
       this.follow = `${this.state.from}${token}`;
-      const { queries, keys } = this.page.side(this.state).axes(this.state.at);
+      const { queries, keys } = this.page.side(this.state).axes(this.state.at, this.state);
       const [start, stop] = this.state.from === "query" ? queries : keys;
       if (token < start || token >= stop) return; // of cross-attention one text has the queries, the other the keys
       this.store.set(this.state.from === "query" ? { query: token } : { key: token, keyEnd: null });
