@@ -90,7 +90,7 @@ def test_a_head_is_called_by_its_number_too(browser, subject):
         cell = visit.view("metrics").locator('.grid-cells > button[data-head="1.2"]')
         cell.wait_for()
         score = subject.seen.columns.scores["entropy"].value[subject.seen.columns.layer.tolist().index(1) + 2]
-        assert cell.get_attribute("aria-label").split(", ")[:2] == ["L1H2", f"{score:.2f}"]
+        assert cell.get_attribute("aria-label").split(", ")[:2] == ["L1H2", f"{score:.3f}"]
         assert visit.page.evaluate(UNSAID) == []
 
 

@@ -23,6 +23,7 @@ import { make, onResize, tooltip } from "./canvas.js";
 const LABEL = 40; // width of the layer's name
 const PHONE = 640; // as in style.css
 const LOWEST = 14; // height of a cell
+const DIGIT = 6.5; // width of a digit in it
 
 export class HeadGrid {
   /** @param {HTMLElement} parent @param {Store} store @param {Options} options */
@@ -155,7 +156,7 @@ export class HeadGrid {
     button.setAttribute("aria-label", called(this.side, { at, head }, text));
     button.style.backgroundColor = colour;
     button.style.color = ink;
-    button.textContent = this.width >= 34 && this.height >= 16 ? text : "";
+    button.textContent = this.width >= DIGIT * text.length + 6 && this.height >= 16 ? text : "";
   }
 
   /** Marks the selected head and the further ones. @param {State} state */

@@ -12,6 +12,7 @@ export class Units {
     this.stop = Int32Array.from({ length: this.count }, (_, i) => bounds[i + 1]);
     /** the unit of each token, -1 for one of another text */
     this.of = new Int32Array(this.count ? this.stop[this.count - 1] : 0).fill(-1);
+    this.first = label; // what an axis names a unit: of a bin its first token
     /** where the texts begin that the units are of: each counts its own tokens from 0 */
     this.origins = [0];
     for (let unit = 0; unit < this.count; unit++) this.of.fill(unit, this.start[unit], this.stop[unit]);
@@ -55,7 +56,9 @@ export class Units {
     const count = Math.ceil(labels.length / size);
     const bounds = Array.from({ length: count + 1 }, (_, i) => Math.min(i * size, labels.length));
     const names = bounds.slice(0, -1).map((start, i) => `${start}–${bounds[i + 1] - 1}`);
-    return new Units(bounds, names);
+    const bins = new Units(bounds, names);
+    bins.first = bounds.slice(0, -1).map((start) => labels[start]);
+    return bins;
   }
 
   /** @param {[number, number]} tokens half-open @returns {Units} those of one text; all of it: the same units */
@@ -64,6 +67,7 @@ export class Units {
     if (first === 0 && last === this.count) return this;
     const bounds = [...this.start.subarray(first, last), this.stop[last - 1]];
     const part = new Units(bounds, this.label.slice(first, last));
+    part.first = this.first.slice(first, last);
     part.origins = this.origins;
     return part;
   }

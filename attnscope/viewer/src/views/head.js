@@ -231,8 +231,20 @@ class HeadView {
       const weights = range(first, last).map((unit) => this.#row(axis, unit, focus, looks));
       const beside = range(first, last).map((unit) => /** @type {HTMLElement} */ (this.placed.get(`${axis}${unit}`)?.querySelector(".band")));
       const box = boxOf(beside[0]?.clientWidth ?? 0, looks.length);
-      beside.forEach((band, place) => bands(band, weights[place], axis, this.overlay.colours, { box, strength }));
+      const colours = this.#inOrder(this.overlay.colours);
+      beside.forEach((band, place) => bands(band, this.#inOrder(weights[place]), axis, colours, { box, strength }));
     }
+  }
+
+  /**
+   * What the shown heads have, in the model's order, as their squares stand, and not the chosen one first.
+   *
+   * @template T @param {T[]} of one for each head @returns {T[]}
+   */
+  #inOrder(of) {
+    const heads = headsOf(this.state);
+    const order = [...of.keys()].sort((a, b) => heads[a].at - heads[b].at || heads[a].head - heads[b].head);
+    return order.map((place) => of[place]);
   }
 
   /** @param {"query"|"key"} axis @param {number} unit @param {Focus|null} focus @param {(Look|null)[]} looks @returns {number[]} what each head gives */

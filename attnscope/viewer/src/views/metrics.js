@@ -151,7 +151,7 @@ class MetricsView {
       this.grid.fill(
         { at, head },
         colour,
-        score === null ? "–" : fixed(score, Math.abs(score) < 10 ? 2 : 1),
+        score === null ? "–" : fixed(score, Math.abs(score) < 1 ? 3 : Math.abs(score) < 10 ? 2 : 1),
         inkOn(ramp, t),
       );
     }

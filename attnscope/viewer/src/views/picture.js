@@ -108,7 +108,7 @@ class PictureView {
     const patches = new Set(this.panels.flatMap((panel) => this.#read(panel).map(([one]) => one)));
     const only = look && { ...look, weights: look.weights.map((weight, unit) => (patches.has(unit) ? weight : 0)) };
     const [on, all] = [only, look].map((one) => (one ? one.weights.reduce((sum, weight) => sum + weight, 0) : 0));
-    const shares = `${on.toFixed(2)} of its weight is on the picture, ${Math.max(0, all - on).toFixed(2)} elsewhere. `;
+    const shares = `${on.toFixed(3)} of its weight is on the picture, ${Math.max(0, all - on).toFixed(3)} elsewhere. `;
     this.note.textContent = reads
       ? shares + lacking(side, state.at, state.head)
       : `${name} does not read this token: choose another one, or click on the picture.`;

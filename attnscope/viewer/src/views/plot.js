@@ -23,7 +23,7 @@ import { ink, inkOnPixel } from "../colours.js";
 import { paintedBy } from "../picture.js";
 import { fixed } from "../scales.js";
 import { hatched, line, picture, ticks } from "./cells.js";
-import { named, short } from "./parts.js";
+import { short } from "./parts.js";
 
 const GUTTER = { left: 104, top: 92, right: 2, bottom: 2 };
 const LEAST = 240; // height of a map, where the window is low
@@ -295,8 +295,8 @@ export class Plot {
     context.textBaseline = "middle";
     /** @param {import("../units.js").Units} units @param {number} unit */
     const said = (units, unit) => {
-      if (every === 1) return short(units.label[unit], LABEL);
-      return grid.bin > 1 ? String(units.number(unit)) : named(units, unit, LABEL - 4);
+      if (every === 1 && grid.bin === 1) return short(units.label[unit], LABEL);
+      return `${units.number(unit)} ${short(units.first[unit], LABEL - 4)}`;
     };
     for (let row = Math.ceil(rows[0] / every) * every; row < rows[1]; row += every)
       this.#rowLabel(context, row, said(grid.rowUnits, row));

@@ -146,7 +146,7 @@ class TokenView {
       this.grid.fill(
         { at, head },
         answer ? css(ramp, t) : "transparent",
-        answer && (answer.whole || answer.mass) ? answer.mass.toFixed(2) : "",
+        answer && (answer.whole || answer.mass) ? answer.mass.toFixed(3) : "",
         inkOn(ramp, t),
       );
     }
