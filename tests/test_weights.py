@@ -1,19 +1,28 @@
 """Attention weights without their model: the same numbers as of a pass, checked as data, marked as not verified."""
 
+import hashlib
+import json
+import os
+import pickle
+import zipfile
+
 import numpy as np
 import pytest
 import torch
 import transformers
+from safetensors.torch import save_file
 
 import attnscope
 from attnscope.api.captured import Capture
-from attnscope.errors import InputError, UsageError
+from attnscope.errors import InputError, MemoryLimitError, UsageError
 from attnscope.export.drawing import about
 from attnscope.export.export import manifest
-from attnscope.inputs.weights import prompt_of_tokens
+from attnscope.inputs import weights as files
+from attnscope.inputs.weights import prompt_of_tokens, read_weights
 from attnscope.model.loading import wrap
 from attnscope.observe.request import Request, View
 from attnscope.observe.weights import Sight, sight_of
+from helpers.command_line import call
 from helpers.families import tiny_config
 
 TEXT = "the financial bank is located on river bank, the financial bank is"
@@ -353,3 +362,237 @@ def test_tokens_of_a_tokenizer_read_as_its_own_text(demo, captured):
     assert prompt.special == captured.prompt.special
     assert [span.name for span in prompt.words] == [span.name for span in captured.prompt.words]
     assert prompt_of_tokens(torch.tensor([captured.prompt.ids]), demo.tokenizer).ids == captured.prompt.ids
+
+
+# Files
+
+
+@pytest.fixture(scope="module")
+def saved(captured, layers, demo, tmp_path_factory):
+    """The demo's matrices of a text in both formats, as float32 and rounded."""
+    folder = tmp_path_factory.mktemp("weights")
+    names = demo.tokenizer.convert_ids_to_tokens(list(captured.prompt.ids))
+    attnscope.save_weights(folder / "bank.npz", layers, names, model="mine", kv_heads=3)
+    attnscope.save_weights(folder / "bank.safetensors", layers, list(captured.prompt.ids), tokenizer=demo.tokenizer)
+    attnscope.save_weights(folder / "half.safetensors", [layer.bfloat16() for layer in layers], names)
+    attnscope.save_weights(folder / "half.npz", [layer.bfloat16() for layer in layers], names)
+    return folder
+
+
+@pytest.mark.parametrize("name", ["bank.npz", "bank.safetensors"])
+def test_a_file_gives_back_what_was_saved(saved, captured, layers, name):
+    seen = attnscope.from_weights(saved / name, request=ALL)
+    same(seen, captured, kv=name == "bank.npz")
+    assert seen.prompt.tokens == captured.prompt.tokens
+    assert seen.facts["model"]["name"] == f"weights not verified: {'mine' if name == 'bank.npz' else name}"
+    halves = [attnscope.from_weights(saved / f"half.{suffix}") for suffix in ("npz", "safetensors")]
+    assert [of.facts["dtype"] for of in halves] == ["bfloat16"] * 2
+    with pytest.raises(UsageError, match="a file of weights has its own tokens; leave out tokens"):
+        attnscope.from_weights(saved / name, ["a"])
+
+
+def test_a_file_may_be_written_by_hand(captured, layers, tmp_path):
+    np.savez(tmp_path / "hand.npz", weights=np.stack(layers), tokens=captured.prompt.tokens)
+    same(attnscope.from_weights(tmp_path / "hand.npz", request=ALL), captured, kv=False)
+    tensors = {f"layer.{index}": layer for index, layer in enumerate(layers)}
+    text = np.frombuffer(json.dumps(captured.prompt.tokens).encode(), np.uint8)
+    save_file({**tensors, "tokens_utf8": torch.from_numpy(text.copy())}, tmp_path / "hand.safetensors")
+    same(attnscope.from_weights(tmp_path / "hand.safetensors", request=ALL), captured, kv=False)
+    cross = {"cross.weights": np.stack([layer[:, :5] for layer in layers]), "query_tokens": captured.prompt.tokens[:5]}
+    np.savez(tmp_path / "cross.npz", tokens=captured.prompt.tokens, **cross)
+    assert attnscope.from_weights(tmp_path / "cross.npz").stack == "cross"
+
+
+def npz(**arrays):
+    """What writes an archive of arrays."""
+    return lambda path: np.savez(path, **arrays)
+
+
+def tensors(dtype=torch.float32, **said):
+    """What writes a safetensors file of one layer."""
+    return lambda path: save_file({"layer.0": torch.eye(3)[None].to(dtype)}, path, said or None)
+
+
+def content(data):
+    return lambda path: path.write_bytes(data)
+
+
+def raw(path, *members, compressed=zipfile.ZIP_STORED):
+    """An archive of members as they are."""
+    with zipfile.ZipFile(path, "w", compressed) as archive:
+        for name, data in members:
+            archive.writestr(name, data)
+
+
+def npy(shape, dtype="<f4", data=b""):
+    """An array of numpy's format that declares a shape, whatever follows."""
+    header = f"{{'descr': {dtype!r}, 'fortran_order': False, 'shape': {shape!r}, }}".ljust(117) + "\n"
+    return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode() + data
+
+
+ABC, LETTERS = np.array(list("abc")), '["a", "b", "c"]'
+THREE = np.eye(3, dtype=np.float32)[None]
+HOSTILE = {
+    "empty.npz": (content(b""), "cannot be read as npz"),
+    "text.npz": (content(b"PK\x03\x04 no archive"), "cannot be read as npz"),
+    "cut.npz": (lambda path: cut(path), "cannot be read as npz"),
+    "pickle.npz": (npz(weights=np.array([{}], object), tokens=ABC), "holds Python objects"),
+    "whole.npz": (npz(weights=THREE[None].astype(int), tokens=ABC), "floating-point numbers, got i8"),
+    "bare.npz": (npz(weights=THREE[None]), "has no tokens"),
+    "tokens.npz": (npz(tokens=ABC), "has no weights"),
+    "number.npz": (npz(weights=THREE[None], tokens=np.arange(3)), "expected tokens as strings, got i8"),
+    "other.npz": (npz(model_state=THREE, tokens=ABC), "'model_state', which is none of weights"),
+    "both.npz": (npz(**{"weights": THREE[None], "layer.0": THREE, "tokens": ABC}), "and `layer.0` too"),
+    "axes.npz": (npz(weights=THREE[0], tokens=ABC), r"expected 4 axes .* got \(3, 3\)"),
+    "shape.npz": (npz(weights=THREE[None], tokens=ABC[:2]), "expected 2 queries and 2 keys"),
+    "name.npz": (npz(weights=THREE[None], tokens=ABC, model=np.array("m" * 2000)), "has 2000 letters"),
+    "kv.npz": (npz(weights=THREE[None], tokens=ABC, kv_heads=np.array(2)), "which 2 kv heads do not"),
+    "utf8.npz": (npz(weights=THREE[None], tokens_utf8=np.frombuffer(b"{1", np.uint8)), "as a JSON list"),
+    "deep.npz": (
+        npz(weights=THREE[None], tokens_utf8=np.frombuffer(b"[" * 99_999, np.uint8)),
+        "as a JSON list",
+    ),
+    "lies.npz": (
+        lambda path: raw(path, ("weights.npy", npy((1, 9, 3, 3), data=bytes(36)))),
+        "not as many bytes as",
+    ),
+    "bomb.npz": (
+        lambda path: raw(path, ("weights.npy", npy((1, 1, 300, 300), data=bytes(360_000))), compressed=8),
+        "has no tokens",
+    ),
+    "odd.npz": (lambda path: raw(path, ("b.txt", b"")), "'b.txt', expected arrays of numpy"),
+    "many.npz": (
+        lambda path: raw(path, *((f"layer.{at}.npy", b"") for at in range(5000))),
+        "5000 arrays, expected at",
+    ),
+    "version.npz": (lambda path: raw(path, ("weights.npy", b"\x93NUMPY\x09\x00" + bytes(200))), "array of format"),
+    "encrypted.npz": (lambda path: encrypted(path), "cannot be read as npz"),
+    "empty.safetensors": (content(b""), "cannot be read as safetensors"),
+    "long.safetensors": (content(b"\xff" * 64), "cannot be read as safetensors"),
+    "bare.safetensors": (tensors(), "has no tokens"),
+    "list.safetensors": (tensors(tokens='["a", 1, "c"]'), "as a JSON list of strings"),
+    "whole.safetensors": (tensors(torch.int64, tokens=LETTERS), "floating-point numbers, got I64"),
+    "eight.safetensors": (tensors(torch.float8_e4m3fn, tokens=LETTERS), "floating-point numbers, got F8_E4M3"),
+    "x.npy": (lambda path: np.save(path, THREE), "expected weights in a file of .npz or .safetensors"),
+    "pipe.npz": (lambda path: os.mkfifo(path), "not a regular file"),
+    "folder.npz": (lambda path: path.mkdir(), "is a folder"),
+    "missing.npz": (lambda path: None, "there is no file"),
+}
+
+
+def cut(path):
+    """An archive without its end."""
+    npz(weights=THREE[None], tokens=ABC)(path)
+    path.write_bytes(path.read_bytes()[:-30])
+
+
+def encrypted(path):
+    """An archive whose member says that it is encrypted."""
+    npz(weights=THREE[None], tokens=ABC)(path)
+    data = bytearray(path.read_bytes())
+    data[data.index(b"PK\x01\x02") + 8] |= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_file_costs_one_line_and_runs_nothing(tmp_path, name, monkeypatch):
+    make, words = HOSTILE[name]
+    make(tmp_path / name)
+    monkeypatch.setattr(pickle, "loads", None)
+    monkeypatch.setattr(pickle, "load", None)
+    with pytest.raises(InputError, match=words) as refused:
+        attnscope.from_weights(tmp_path / name)
+    assert "\n" not in refused.value.message
+
+
+def test_what_a_file_unpacks_to_is_known_before_it_is(tmp_path, monkeypatch):
+    path = tmp_path / "bomb.npz"
+    raw(path, ("tokens.npy", npy((), data=bytes(10**7))), compressed=zipfile.ZIP_DEFLATED)
+    assert path.stat().st_size < 20_000
+    monkeypatch.setattr(zipfile.ZipFile, "open", None)  # nothing is unpacked
+    monkeypatch.setattr(files, "MOST_BYTES", 10**6)
+    with pytest.raises(InputError, match=r"unpacks to 9\.5 MiB, expected at most 976.6 KiB"):
+        read_weights(path)
+    monkeypatch.setattr(files, "MOST_BYTES", 10**9)
+    monkeypatch.setattr(files, "free_memory", lambda device: 10**6)
+    with pytest.raises(MemoryLimitError, match=r"this machine has 976\.6 KiB free"):
+        read_weights(path)
+
+
+# The command line
+
+
+def test_commands_read_a_file_as_they_read_a_text(saved, captured, tmp_path):
+    file = ("--weights-file", str(saved / "bank.npz"))
+    done = call("relations", *file, "--out", str(tmp_path / "run"), "--format", "csv")
+    assert done.code == 0, done.err
+    assert "weights from bank.npz, not verified  mine  4 layers x 6 heads" in done.err
+    assert "not measured: the weights are not verified" in done.err
+    written = json.loads((tmp_path / "run" / "manifest.json").read_text())
+    assert written["source"]["verified"] is False
+    assert written["source"]["sha256"] == hashlib.sha256((saved / "bank.npz").read_bytes()).hexdigest()
+    again = call("relations", str(tmp_path / "run"), "--format", "csv")
+    assert (again.code, again.out) == (0, done.out), again.err
+    for command in ("heads", "keys", "rollout", "text"):
+        done = call(command, *file, "--top" if command != "text" else "--query", "3", "--format", "csv")
+        assert (done.code, done.out.count(b"\n") > 3) == (0, True), done.err
+    done = call("tokens", *file, "--query", "bank", "--format", "csv")
+    assert (done.code, done.out.count(b" bank")) == (0, 3), done.err
+
+
+@pytest.mark.e2e
+def test_pages_and_pictures_are_drawn_of_a_file(saved, tmp_path):
+    file = ("--weights-file", str(saved / "bank.npz"))
+    assert call("heatmap", *file, "--select", "1.4", "--out", str(tmp_path / "one.png")).code == 0
+    assert call("view", *file, "--query", "last", "--key", "bank", "--out", str(tmp_path / "bank.html")).code == 0
+    page = (tmp_path / "bank.html").read_text()
+    assert "weights not verified: mine" in page
+    assert f"--weights-file {saved / 'bank.npz'}" in page
+    assert "--model" not in page.partition('"copied"')[2][:2000]
+    assert call("heads", *file, "--out", str(tmp_path / "run"), "--figures", "overview").code == 0
+    for source in (("--from-tables",), ()):
+        done = call("view", str(tmp_path / "run"), *source, "--out", str(tmp_path / "again.html"))
+        assert (done.code, b"not verified" in (tmp_path / "again.html").read_bytes()) == (0, True), done.err
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (("heads", "--model", "demo2"), "--model needs a model"),
+        (("heads", "--device", "cpu"), "--device needs a model"),
+        (("heads", "--engine", "fused"), "--engine needs a model"),
+        (("heads", "--set", "positions=600"), "--set positions=600 needs a model"),
+        (("heads", "--generate", "3"), "--generate needs a model"),
+        (("heads", "--verify"), "--verify needs a model"),
+        (("heads", "--chat"), "--chat needs a model"),
+        (("heads", "--weights", "value"), "norms of what keys write need the model"),
+        (("heads", "--weights", "scores"), "logits before the softmax need the model"),
+        (("heads", "--atlas", "."), "an atlas is of a model"),
+        (("heads", "--text", "the bank"), "--text and --weights-file were both given"),
+        (("keys", "the bank"), "TEXT and --weights-file were both given"),
+        (("view", "--out", "x.html", "--why", "1.4"), "leave out --why"),
+        (("view", "--out", "x.html", "--compare-text", "a"), "leave out --compare-text"),
+        (("view", "--out", "x.html", "--compare-model", "demo"), "leave out --compare-model"),
+        (("tokens", "--model", "other"), "--model needs a model"),
+    ],
+)
+def test_options_that_need_the_model_are_refused_by_name(saved, command, words):
+    done = call(*command, "--weights-file", str(saved / "half.npz"))
+    assert (done.code, done.out) == (2, b"")
+    assert words in done.err
+
+
+def test_a_run_of_weights_is_repeated_with_the_same_ones_or_not_at_all(saved, captured, layers, tmp_path):
+    file = tmp_path / "bank.npz"
+    file.write_bytes((saved / "bank.npz").read_bytes())
+    run = tmp_path / "run"
+    assert call("keys", "--weights-file", str(file), "--out", str(run)).code == 0
+    attnscope.save_weights(file, layers[:2], captured.prompt)
+    done = call("keys", str(run))
+    assert (done.code, "does not hold the weights of the run" in done.err) == (2, True)
+    attnscope.from_weights(layers, captured.prompt).export(tmp_path / "memory", figures=())
+    done = call("keys", str(tmp_path / "memory"))
+    assert (done.code, "was given weights in memory; save them with" in done.err) == (2, True)
+    file.write_bytes((saved / "bank.npz").read_bytes())
+    done = call("keys", str(run), "--device", "cpu")
+    assert (done.code, "--device needs a model" in done.err) == (2, True)

@@ -44,6 +44,7 @@ from attnscope.errors import UsageError, brief, nearest
 if TYPE_CHECKING:
     from attnscope.inputs.prompt import Prompt
     from attnscope.inputs.sound import Sound
+    from attnscope.inputs.weights import GivenWeights
 
 TEXTS = ("text", "file", "ids", "given", "audio")  # a flag of one leaves out the others of the file
 OWN = ("config", "from_")  # which name files themselves
@@ -300,7 +301,7 @@ def repeated(context: typer.Context, groups: tuple[type, ...], settings: Mapping
     The source and the destination of the run, and its permissions, are not repeated. Raises UsageError for a value
     that the option does not take.
     """
-    from attnscope.export.manifest import AROUND, read_manifest
+    from attnscope.export.manifest import AROUND, SOURCE, read_manifest
 
     path = context.params["from_"]
     manifest = read_manifest(path)
@@ -309,6 +310,8 @@ def repeated(context: typer.Context, groups: tuple[type, ...], settings: Mapping
         raise UsageError(f"{path} lacks the model or the options of a run", "name another manifest")
     commit = {"revision": model["revision"]} if model.get("revision") else {}  # the hub may have moved on
     recorded = {"model": model.get("name"), **options, **commit}
+    if SOURCE in manifest:  # of weights, whose model nobody loads
+        del recorded["model"]
     repeatable = {
         name: option
         for name, option in parameters(*groups).items()
@@ -330,14 +333,16 @@ def repeated(context: typer.Context, groups: tuple[type, ...], settings: Mapping
     return {name: value for name, value in values.items() if name not in given}
 
 
-def tokens_of(path: Path) -> Prompt | Sound:
-    """The tokens that the run of a manifest read, or its sound.
+def tokens_of(path: Path) -> Prompt | Sound | GivenWeights:
+    """The tokens that the run of a manifest read, or its sound, or the weights that it was given.
 
     Raises UsageError where that file holds another now, and where there were pictures with the tokens.
     """
-    from attnscope.export.manifest import prompt_of, read_manifest
+    from attnscope.export.manifest import SOURCE, prompt_of, read_manifest
 
     manifest = read_manifest(path)
+    if SOURCE in manifest:
+        return _weights_of(path, manifest)
     prompt, file = prompt_of(manifest, path), manifest.get("options", {}).get("audio")
     if file is None and prompt.medium.sha256 is not None:
         raise UsageError(
@@ -352,6 +357,24 @@ def tokens_of(path: Path) -> Prompt | Sound:
     if sound.sha256 != prompt.medium.sha256:
         raise UsageError(f"{file} is not the sound that the run of {path} read", "name that with --audio")
     return sound
+
+
+def _weights_of(path: Path, manifest: Mapping[str, Any]) -> GivenWeights:
+    """The weights that a run was given. Raises UsageError where the file holds others now, or was none."""
+    from attnscope.export.manifest import SOURCE
+    from attnscope.inputs.weights import read_weights
+
+    options, source = manifest.get("options"), manifest[SOURCE]
+    file = options.get("weights_file") if isinstance(options, Mapping) else None
+    if file is None:
+        how = "save them with attnscope.save_weights, and name that file with {weights_file}"
+        raise UsageError(f"the run of {path} was given weights in memory", how)
+    given = read_weights(str(file))
+    if not isinstance(source, Mapping) or given.sha256 != source.get("sha256"):
+        raise UsageError(
+            f"{file} does not hold the weights of the run of {path}", "name their file with {weights_file}"
+        )
+    return given
 
 
 def with_options(

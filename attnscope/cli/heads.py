@@ -301,7 +301,12 @@ def missing_support(seen: Observation) -> list[str]:
             len(places) < len(seen.support)
         )
         lines.append(f"{'text roles ' * bool(of_text)}not judged{layers}: {line}")
-    if lines and not seen.atlas and all(has_decoder_heads(key.stack) for key in seen.support):
+    if (
+        lines
+        and not seen.atlas
+        and "source" not in seen.facts
+        and all(has_decoder_heads(key.stack) for key in seen.support)
+    ):
         name = seen.facts["model"]["name"]
         lines[-1] += f"; attnscope scan {name} --out DIR finds roles without a text, --atlas DIR shows them"
     return lines

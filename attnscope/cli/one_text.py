@@ -54,6 +54,14 @@ def observe_text(
     from attnscope.figures import load_in_thread
 
     tell, check = output.TerminalProgress(writing.quiet), partial(check_out, writing=writing, options=options)
+    from attnscope.inputs.weights import GivenWeights
+
+    if isinstance(ask.text, GivenWeights):
+        from attnscope.observe.weights import observe_weights
+
+        if selected.atlas is not None:
+            raise UsageError("an atlas is of a model, and weights are read without one", "leave out {atlas}")
+        return observe_weights(ask.text, ask, tell)
     seen: Observation | None = served(asked, ask, Observe(), tell, writing.verbose, check)
     if seen is not None:
         return seen
@@ -112,7 +120,11 @@ def check_out(run: RunInfo, writing: Exporting, options: Mapping[str, Any]) -> N
 
 
 def read_run(asked: TextRun, writing: Writing) -> Text:
-    """The text that was given; without one, the tokens of the run that --from names."""
+    """The text that was given, or weights of one; without them, what the run that --from names has read."""
+    if asked.weights_file is not None:
+        from attnscope.inputs.weights import read_weights
+
+        return read_weights(asked.weights_file)
     if asked.from_ is None or asked.has_text:
         return read_given(asked, writing)
     if asked.picture:
@@ -120,9 +132,13 @@ def read_run(asked: TextRun, writing: Writing) -> Text:
     if asked.pair is not None:
         raise UsageError("a pair needs two texts, and the run has token ids", "add --text TEXT")
     from attnscope.cli.config import tokens_of
+    from attnscope.inputs.weights import GivenWeights
 
     output.complain_through_talk(writing.quiet)
-    return tokens_of(asked.from_)
+    text = tokens_of(asked.from_)
+    if isinstance(text, GivenWeights):
+        asked.refuse_model()
+    return text
 
 
 def read_given(asked: ModelTexts, writing: Noise) -> str | list[int] | Sound:

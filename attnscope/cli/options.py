@@ -17,7 +17,18 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from typer import Argument, BadParameter, Option
 
 from attnscope.cli.completion import models, offer
-from attnscope.cli.option_groups import FIRST, HELD, HIDDEN, SETTING, UNRECORDED, check_one_given, fill, option_group
+from attnscope.cli.option_groups import (
+    FIRST,
+    HELD,
+    HIDDEN,
+    SETTING,
+    UNRECORDED,
+    check_one_given,
+    default_of,
+    fill,
+    option_group,
+    parameters,
+)
 from attnscope.cli.output import count_of, count_or_all
 from attnscope.errors import UsageError, brief
 from attnscope.model.options import DEMO
@@ -294,7 +305,27 @@ class Answer(Generated):
 
 
 @option_group
-class TextRun(EngineChoice, Answer, MayAsk, ModelTexts):
+class GivenFile:
+    """Attention weights that somebody else computed, in place of a text and its model."""
+
+    panel = "Input"
+    weights_file: Annotated[
+        str | None, "Attention weights and tokens of any model, not verified: npz or safetensors.", "FILE"
+    ] = None
+
+    WITHOUT_MODEL = frozenset({"weights_file", "given", "text", "file", "ids", "from_", "offline", "no_server"})
+
+    def refuse_model(self) -> None:
+        """Raise UsageError for an option that needs the model."""
+        for name, option in parameters(type(self)).items():
+            value = getattr(self, name)
+            if name not in self.WITHOUT_MODEL and value != default_of(type(self), name):
+                flag = " ".join(option.words(value)[: 1 + option.is_setting])
+                raise UsageError(f"{flag} needs a model, and weights are read without one", f"leave out {{{name}}}")
+
+
+@option_group
+class TextRun(EngineChoice, Answer, MayAsk, ModelTexts, GivenFile):
     """One text through one model, or a run that was written down."""
 
     panel = "Input"
@@ -310,6 +341,8 @@ class TextRun(EngineChoice, Answer, MayAsk, ModelTexts):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.weights_file is not None:
+            self.refuse_model()
         if self.answered:  # most texts have none
             from attnscope.inputs.answers import check_answer
 
@@ -321,6 +354,10 @@ class TextRun(EngineChoice, Answer, MayAsk, ModelTexts):
                 "a run is repeated with its own tokens, and no answer after them",
                 "leave out --generate or --answer, or add --text",
             )
+
+    @property
+    def _places(self) -> dict[str, str | None]:
+        return super()._places | {"--weights-file": self.weights_file}
 
     @property
     def answered(self) -> bool:

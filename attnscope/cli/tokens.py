@@ -10,7 +10,7 @@ from attnscope.cli import output
 from attnscope.cli.config import with_options
 from attnscope.cli.one_text import read_text, served
 from attnscope.cli.option_groups import option_group
-from attnscope.cli.options import MayAsk, OneText, Pair, Question
+from attnscope.cli.options import GivenFile, MayAsk, OneText, Pair, Question
 from attnscope.cli.output import Format, Noise
 from attnscope.cli.relations import relations_sheet
 from attnscope.inputs.tokens import GRAMMAR, PRECEDENCE
@@ -34,8 +34,17 @@ MORE_HELP = (
 
 
 @option_group
-class Listed(Pair, OneText, MayAsk):
-    """One text, or a pair, and the model whose tokenizer reads it."""
+class Listed(Pair, OneText, MayAsk, GivenFile):
+    """One text, or a pair, and the model whose tokenizer reads it; or a file that has tokens."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.weights_file is not None:
+            self.refuse_model()
+
+    @property
+    def _places(self) -> dict[str, str | None]:
+        return super()._places | {"--weights-file": self.weights_file}
 
 
 @with_options(Listed, Question, Format, Noise)
@@ -48,7 +57,10 @@ def tokens(asked: Listed, question: Question, printing: Format, noise: Noise) ->
     asks = question.asks()
     format = output.wanted_format(printing.format)
 
-    read = read_tokens(asked, read_text(asked, noise), noise)
+    if asked.weights_file is None:
+        read = read_tokens(asked, read_text(asked, noise), noise)
+    else:
+        read = given_tokens(asked.weights_file)
 
     from attnscope.inputs.tokens import choose, chosen_lines
     from attnscope.utils.tables import integers
@@ -79,6 +91,15 @@ def read_tokens(asked: Listed, text: str | list[int], noise: Noise) -> Tokenised
 
     silence_libraries(noise.verbose)
     return tokenised(load_tokenizer(asked.load_options()), ask)
+
+
+def given_tokens(file: str) -> Tokenised:
+    """The tokens of a file of weights: those that are attended to."""
+    from attnscope.inputs.weights import read_weights
+    from attnscope.serve.questions import Tokenised
+
+    given = read_weights(file)
+    return Tokenised(given.text, f"weights from {given.source}", None)
 
 
 def header(read: Tokenised) -> str:

@@ -43,10 +43,22 @@ SCHEMA = "run/4"  # of a folder; goes up when a file or a column is renamed, or 
 BEFORE = "run/3"  # whose heads.csv has the text's role alone, as `role`: what reads it knows that
 NAME, MARK = "manifest.json", "unfinished.json"
 PROMPT, TARGET = "prompt", "target_prompt"  # where a manifest says the tokens of a text, and of its target
+SOURCE = "source"  # of weights that were given instead of a text to a model
 MEDIA = {"media": "sha256", "step": "step", "unasked": "unasked"}  # what it says there of a Medium, and as which field
 # Options that say where a run comes from, where it goes and what it may do; the rest says what it is.
 AROUND = frozenset(
-    {"out", "file", "ids", "audio", "picture", "generate", "offline", "trust_remote_code", "allow_pickle"}
+    {
+        "out",
+        "file",
+        "ids",
+        "audio",
+        "picture",
+        "weights_file",
+        "generate",
+        "offline",
+        "trust_remote_code",
+        "allow_pickle",
+    }
 )
 OURS = re.compile(
     r"(heads|relations|keys|text|rollout)\.csv|(manifest|unfinished)\.json"
@@ -233,7 +245,7 @@ def _facts(manifest: Mapping[str, Any]) -> dict[str, Any]:
     model, options = _mapping(manifest.get("model")), _mapping(manifest.get("options"))
     facts = {"model": model.get("name"), "revision": model.get("revision")}
     facts |= {name: manifest.get(name) for name in ("device", "dtype")}
-    facts["weights' sha256"] = _mapping(manifest.get("source")).get("sha256")  # of weights that were given
+    facts["weights' sha256"] = _mapping(manifest.get(SOURCE)).get("sha256")  # of weights that were given
     return {name: value for name, value in options.items() if name not in AROUND} | facts
 
 

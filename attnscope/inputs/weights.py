@@ -545,10 +545,10 @@ def save_weights(file: Path | str, given: GivenWeights) -> Path:
     beside = {MODEL: given.name, KV_HEADS: given.kv_heads and str(given.kv_heads)}
     more = {name: value for name, value in beside.items() if value}
     if suffix == SAFETENSORS:
-        from safetensors.torch import save_file
+        from safetensors.torch import save
 
         tensors = {name: tensor.contiguous() for name, tensor in _named_layers(given)}
-        return write_whole(path, lambda temp: save_file(tensors, temp, {**said, **more}))
+        return write_whole(path, lambda temp: temp.write_bytes(save(tensors, {**said, **more})))
     arrays = {name: _for_numpy(tensor) for name, tensor in _named_layers(given)}
     arrays |= {name + UTF8: np.frombuffer(text.encode(), np.uint8) for name, text in said.items()}
     arrays |= {MODEL: np.array(given.name)} if given.name else {}

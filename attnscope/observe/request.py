@@ -45,10 +45,11 @@ if TYPE_CHECKING:
     from attnscope.inputs.pictures import PictureSource
     from attnscope.inputs.prompt import Prompt, Side
     from attnscope.inputs.sound import Sound
+    from attnscope.inputs.weights import GivenWeights
     from attnscope.metrics.texts import Texts
     from attnscope.observe.atlas import HeadNames
 
-    Text: TypeAlias = str | Prompt | Sequence[int] | Sound
+    Text: TypeAlias = str | Prompt | Sequence[int] | Sound | GivenWeights
 
 
 T = TypeVar("T", covariant=True)

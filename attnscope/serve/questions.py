@@ -27,6 +27,7 @@ from attnscope.observe.progress import Progress, RunInfo
 
 if TYPE_CHECKING:
     from attnscope.api.why_record import Why, WhyOptions
+    from attnscope.inputs.weights import GivenWeights
     from attnscope.model.geometry import Geometry
     from attnscope.model.loaded import LoadedModel, LoadedTokenizer
     from attnscope.observe.observation import Observation
@@ -299,6 +300,38 @@ class ShowPage(Purpose):
 
         loaded.check_queries("a page")
         return prepare_told(loaded, ask, tell)
+
+    def of_weights(self, given: GivenWeights, ask: CaptureSpec, tell: Progress) -> PageSide:
+        """What the page holds of weights that were given. Raises UsageError for what needs their model."""
+        from attnscope.inputs.tokens import chosen_lines
+        from attnscope.model.geometry import LayerGeometry
+        from attnscope.observe.request import Request
+        from attnscope.observe.weights import observe_weights
+        from attnscope.viewer.page import Plan
+        from attnscope.viewer.page_data import first_asked, stacked
+
+        for name in ("why", "compare_text"):
+            if getattr(self, name) is not None:
+                raise UsageError("a page of weights alone has no model to ask", f"leave out {{{name}}}")
+        of_two, whole = given.target is not None, dict[int, tuple[int, ...]]()
+        shapes = [(index, of.shape[0]) for layers in given.stacks.values() for index, of in layers.items()]
+        if self.whole is not None and not of_two:
+            whole = select(self.whole, dict(shapes))
+        plan = Plan(self.max_mb, 16 if self.bits == 16 else 8, whole)
+        tokens = len(given.text) + len(given.target or ())
+        keep = plan.request([LayerGeometry(index, "full", heads, 0, 0, 0, None) for index, heads in shapes], tokens)
+        keep |= {"operands": False, **({"maps": None, "weights": keep["weights"] is True} if of_two else {})}
+        asked = replace(ask, keep=Request(**keep), select=ask.select if of_two else None)
+        seen = observe_weights(given, asked, tell)
+        # The page holds all tokens: those that were named say where it opens.
+        texts = (seen.queries, seen.keys) if stacked(seen) else (seen.queries, None)
+        chosen = ask.keep.chosen(*texts)
+        if stacked(seen):
+            chosen = first_asked({stack: chosen.of(stack) for stack in seen.stacks}, len(seen.keys))
+        else:
+            for line in chosen_lines(seen.queries, seen.keys, chosen):
+                tell.say(line)
+        return PageSide(seen, chosen, whole)
 
     def collect(self, runs: Sequence[Run], verify: bool, tell: Progress) -> PageSide:
         """What the page holds of each; with the first side are the logits that are taken apart."""

@@ -404,11 +404,14 @@ class PageAxis:
 
 def stacked(seen: Observation) -> bool:
     """Whether an observation is of several stacks that a page shows."""
-    return seen.of_two_texts or VISION in seen.other_stacks
+    return seen.of_two_texts or CROSS in seen.stacks or VISION in seen.other_stacks
 
 
 def axis_of(seen: Observation) -> PageAxis:
     """Where on one axis the texts of an observation's stacks are."""
+    if CROSS in seen.stacks:  # alone, too, where weights were given
+        source, target = seen.of(CROSS).keys, seen.of(CROSS).queries
+        return PageAxis(source, target, ("text", "target"), starts(len(source)))
     decoder = seen.of(DECODER).queries
     if seen.of_two_texts:
         source = seen.of(ENCODER).queries
@@ -488,7 +491,7 @@ def joined(seen: Observation, axis: PageAxis) -> Observation:
         kv_of=merged(obs.kv_of for obs in seen.stacks.values()),
         visible=merged(obs.visible for obs in seen.stacks.values()),
         kept={**seen.kept, "weights": weights, "relations": related or None, "operands": PerLayer(), "maps": None},
-        chosen=first_asked(chosen, len(axis.front)) if ENCODER in chosen else seen.chosen,
+        chosen=seen.chosen if VISION in chosen else first_asked(chosen, len(axis.front)),
         other_stacks={},
     )
 

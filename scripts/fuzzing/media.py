@@ -1,10 +1,14 @@
-"""Sounds: cut short, of other formats, with headers that lie."""
+"""Sounds: cut short, of other formats, with headers that lie. Files of weights: damaged, and of other arrays."""
 
 from __future__ import annotations
 
+import io
 import random
 import struct
 from pathlib import Path
+
+import torch
+from safetensors.torch import save
 
 from fuzzing.made import sound, whisper
 from fuzzing.trying import Try, kind
@@ -48,3 +52,33 @@ def sounds(rng: random.Random, folder: Path) -> Try:
     path.write_bytes(_damaged(rng) if rng.random() < 0.75 else _lying(rng))
     model = ["--model", str(whisper()), "--target", "hi"] if rng.random() < 0.9 else []
     return Try(["heads", "-q", *model, "--audio", rng.choice((str(path), "-"))], path.read_bytes(), terminal=True)
+
+
+def _weights(rng: random.Random) -> bytes:
+    """A file of attention weights, whole, damaged, or with an array that is none."""
+    import numpy as np
+
+    tokens = [rng.choice(("the", " bank", "<s>", "\x1b[2J", "\u202e")) for _ in range(rng.choice((1, 3, 3, 3)))]
+    weights = np.tile(np.eye(3, dtype=rng.choice(("f2", "f4", "f8", "i4"))), (2, 2, 1, 1))
+    arrays = {"weights": weights[: rng.choice((0, 1, 2))], "tokens": np.array(tokens)}
+    arrays |= rng.choice(({}, {}, {"layer.0": weights[0]}, {"kv_heads": np.array(rng.choice((0, 2, 5)))}))
+    arrays |= rng.choice(({}, {}, {"tokens_utf8": np.frombuffer(rng.randbytes(9), np.uint8)}))
+    stream = io.BytesIO()
+    rng.choice((np.savez, np.savez_compressed))(stream, **arrays)
+    content = stream.getvalue()
+    if rng.random() < 0.3:
+        content = save(
+            {"layer.0": torch.eye(3)[None]}, {"tokens": rng.choice(('["a","b","c"]', "[1]", "{", "[" * 9000))}
+        )
+    for _ in range(rng.choice((0, 0, 1, 4))):
+        at = rng.randrange(len(content))
+        content = content[:at] + rng.choice((b"\0", b"\xff", rng.randbytes(1))) + content[at + 1 :]
+    return content[: rng.choice((len(content), len(content), rng.randrange(len(content))))]
+
+
+@kind
+def weights_files(rng: random.Random, folder: Path) -> Try:
+    path = folder / rng.choice(("bank.npz", "bank.npz", "bank.safetensors", "bank"))
+    path.write_bytes(_weights(rng))
+    command = rng.choice(("heads", "heads", "relations", "tokens", "keys"))
+    return Try([command, "-q", "--weights-file", str(path)], b"", terminal=True)
