@@ -246,6 +246,10 @@ REFUSED: dict[str, tuple[Callable[[Any, Any], object], str]] = {
         lambda model, seen: attnscope.wrap("gpt2", None),
         r"expected a model of transformers \(PreTrainedModel\), got str, which holds none; pass",
     ),
+    "own code": (
+        lambda model, seen: attnscope.wrap(torch.nn.Linear(2, 2), None),
+        r"got Linear, a torch module of other code; .*; matrices alone: attnscope\.from_weights\(weights, tokens\)$",
+    ),
     "envoy": (
         lambda model, seen: attnscope.wrap(Envoy(), None),
         r"expected a model of transformers \(PreTrainedModel\), got Envoy, ",

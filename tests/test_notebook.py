@@ -56,7 +56,7 @@ def test_the_document_is_what_the_cells_show(shown: list[Shown]) -> None:
 def test_what_the_notebook_claims_holds(shown: list[Shown]) -> None:
     """The document would hold a False as faithfully."""
     claims = [line for cell in shown for line in cell.printed.splitlines() if line.endswith((": True", ": False"))]
-    assert len(claims) == 3
+    assert len(claims) == 4
     assert all(line.endswith(": True") for line in claims)
 
 

@@ -576,7 +576,7 @@ def model_inside(holder: Any) -> PreTrainedModel:
     kind = "a torch module of other code" if isinstance(holder, nn.Module) else "which holds none"
     raise UsageError(
         f"expected a model of transformers (PreTrainedModel), got {name}, {kind}",
-        "pass a PreTrainedModel, or an object that holds one",
+        "pass a PreTrainedModel, or an object that holds one; matrices alone: attnscope.from_weights(weights, tokens)",
     )
 
 

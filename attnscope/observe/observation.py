@@ -431,12 +431,13 @@ class Observation:
     def __repr__(self) -> str:
         model, columns = self.facts.get("model", {}), self.every
         layers = len(set(zip(columns.layer.tolist(), columns.stack.tolist(), strict=True)))
+        counted = f"{layers} layer" + "s" * (layers != 1)
         roles = Counter(role for role in columns.role.tolist() if role != NONE)
         kept = [name for name in ("kept_keys", "maps", "weights", "rollout") if getattr(self, name)]
         names = {"kept_keys": "relations"}
         return "\n".join(
             (
-                f"Observation: {len(self.prompt)} tokens, {len(columns.layer)} heads in {layers} layers of "
+                f"Observation: {len(self.prompt)} tokens, {len(columns.layer)} heads in {counted} of "
                 f"{model.get('name', 'a model')}, engine {self.facts.get('engine', 'eager')}",
                 f"  text      {shortened(self.prompt.text, 60)!r}",
                 f"  roles     {', '.join(f'{count} {role}' for role, count in roles.most_common()) or 'none'}",
