@@ -205,7 +205,7 @@ def test_a_library_dataclass_is_filled_by_name():
 def test_a_certificate_may_be_written_again_but_not_over_a_folder(tmp_path):
     (tmp_path / "certificate.json").touch()
     assert Certified(out=tmp_path / "certificate.json").out
-    with pytest.raises(UsageError, match="is not the name of a file; name one: "):
+    with pytest.raises(UsageError, match="is a folder, expected a file; name one: "):
         Certified(out=tmp_path)
     with pytest.raises(UsageError, match=r"certificate\.json is no folder"):
         Certified(out=tmp_path / "certificate.json" / "more.json")

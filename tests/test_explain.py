@@ -524,7 +524,7 @@ def test_the_command_leaves_with_1_where_a_check_fails(monkeypatch: Any, demo: L
     finally:
         handle.remove()
     assert (broken.code, whole.code) == (1, 0)
-    assert "does not hold: step 11, output projection" in broken.err
+    assert "check failed: step 11, output projection" in broken.err
     assert "✗ 1 of 13 checks do not hold" in broken.out.decode()
     assert "✓ all 13 checks hold" in whole.out.decode()
 

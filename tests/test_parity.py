@@ -449,7 +449,7 @@ def test_the_command_on_the_demo_model(tmp_path: Path, capsys: pytest.CaptureFix
 def test_the_command_leaves_with_1_and_names_the_layers(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["parity", "--atol", "1e-12", "--text", "the bank", "--select", "1-2"]) == 1
     lines = capsys.readouterr().err.splitlines()
-    assert [line.split(":")[1].strip() for line in lines if line.startswith("does not hold")] == ["layer 1", "layer 2"]
+    assert [line.split(":")[1].strip() for line in lines if line.startswith("check failed")] == ["layer 1", "layer 2"]
     assert lines[-1].startswith("parity does not hold: ")
 
 

@@ -135,7 +135,7 @@ def test_the_commands_leave_with_1(command: tuple[str, ...], monkeypatch: pytest
     attend_otherwise(monkeypatch, IN_HALF_ONLY["uniform"], BROKEN)
     done = call(*command, "--text", "the bank on the river", "--dtype", "bfloat16")
     assert done.code == 1
-    assert f"does not hold: layer {BROKEN}: as run in bfloat16" in done.err
+    assert f"check failed: layer {BROKEN}: as run in bfloat16" in done.err
 
 
 def test_the_last_line_says_how_far_half_precision_is_from_float32(tmp_path: Path) -> None:

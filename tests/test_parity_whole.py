@@ -331,7 +331,7 @@ def test_the_command_leaves_with_1_where_the_whole_does_not_hold(monkeypatch: py
     monkeypatch.setattr(whole_model, "_second_states", lambda *given: {"logits": torch.ones(1, 9, 2000)})
     done = call("parity", "--whole", "-q", "--text", TEXT)
     assert done.code == 1
-    assert done.err.startswith("does not hold: the whole model differs from a second instance by inf of the norm")
+    assert done.err.startswith("check failed: the whole model differs from a second instance by inf of the norm")
 
 
 def test_a_second_instance_has_the_positions_that_were_set() -> None:

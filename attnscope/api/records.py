@@ -149,7 +149,7 @@ class Explained(DrawnRecord):
     @property
     def line(self) -> str:
         one = self.explanation
-        held = "each checked step is the model's own" if not self.failures else f"does not hold: {self.failures[0]}"
+        held = "each checked step is the model's own" if not self.failures else f"check failed: {self.failures[0]}"
         return f"{one.head} of {one.source}, query {one.query}, {len(one.steps)} steps; {held}"
 
     def table(self) -> pa.Table:

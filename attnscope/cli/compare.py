@@ -166,5 +166,5 @@ def report(comparison: Comparison, quiet: bool) -> int:
             output.log(f"no {name}head differs", quiet)
         elif min(differing) > min(layers):
             output.log(f"no {name}head differs before layer {min(differing)}", quiet)
-    output.log_lines((f"does not hold: {line}" for line in comparison.failures), quiet=False)
+    output.log_lines((f"check failed: {line}" for line in comparison.failures), quiet=False)
     return 1 if comparison.failures else 0

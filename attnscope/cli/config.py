@@ -216,6 +216,8 @@ def _parse(path: Path) -> Any:
         raise UsageError(f"{path} is not YAML: {str(error).splitlines()[0]}", "correct the file") from None
     except UnicodeDecodeError as error:
         raise UsageError(f"{path} is not UTF-8: byte {error.start}", "save it as UTF-8") from None
+    except FileNotFoundError:
+        raise UsageError(f"there is no file {path}", "check the path of --config") from None
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}", "check the path of --config") from None
     except UsageError:

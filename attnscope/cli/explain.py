@@ -159,7 +159,7 @@ def finish(telling: Telling, explanation: Explanation, whole: bool = False) -> i
         for line in json_lines(explanation):
             stream.write(f"{line}\n".encode(errors="backslashreplace"))
         stream.flush()
-    output.log_lines((f"does not hold: {line}" for line in explanation.failures), quiet=False)
+    output.log_lines((f"check failed: {line}" for line in explanation.failures), quiet=False)
     return 1 if explanation.failures else 0
 
 

@@ -11,7 +11,7 @@ from typer import Option
 from attnscope.cli.option_groups import DRAWN, FIRST, HELD, SETTING, fill, option_group
 from attnscope.cli.options import Question
 from attnscope.cli.output import Config, Exporting, Format
-from attnscope.errors import UsageError
+from attnscope.errors import UsageError, nearest
 
 if TYPE_CHECKING:
     from attnscope.figures import Style
@@ -114,7 +114,9 @@ def names(text: str | None, known: tuple[str, ...], option: str) -> tuple[str, .
     parts = [part.strip() for part in (text or "").split(",") if part.strip()]
     for part in parts:
         if part not in known:
-            raise UsageError(f"{option}: expected one of {', '.join(known)}, got {part!r}", "see --help")
+            near = nearest(part, known)
+            hint = f"did you mean {near}?" if near else f"write {option} {known[0]}, several joined by commas"
+            raise UsageError(f"{option}: expected some of {', '.join(known)}, got {part!r}", hint)
     return tuple(name for name in known if name in parts)
 
 

@@ -204,8 +204,8 @@ def report_checks(seen: Observation, quiet: bool) -> int:
     output.log_lines((f"not measured: {line}" for line in seen.unmeasured), quiet)
     parity = seen.facts.get("parity", {})
     broken, unchecked = seen.failures + parity.get("failures", []), parity.get("unchecked", [])
-    output.log_lines((f"does not hold: {line}" for line in broken), quiet=False)
-    output.log_lines((f"not shown: {line}" for line in unchecked), quiet=False)
+    output.log_lines((f"check failed: {line}" for line in broken), quiet=False)
+    output.log_lines((f"not checked: {line}" for line in unchecked), quiet=False)
     return 1 if broken or unchecked else 0
 
 

@@ -142,7 +142,10 @@ class Parameter:
         """The error for a value that it does not take. why: the reason its parser gives. otherwise: the next step."""
         own = why.removeprefix("Value error, ").rstrip(".")
         expected = f"expected {self.expected}" if self.expected and not self.info.parser else own
-        near = nearest(value, self.choices) if isinstance(value, str) else None
+        near = None
+        if isinstance(value, str):
+            known = (choice for choice, others in CHOICES.items() if value.lower() in others.split())
+            near = next((choice for choice in known if choice in self.choices), nearest(value, self.choices))
         got = "" if ", got " in expected else f", got {brief(value)}"
         return UsageError(f"{where}: {expected}{got}", f"did you mean {near}?" if near else otherwise)
 
@@ -425,6 +428,17 @@ SYNONYMS = {
     "dry_run": "n plan estimate",
 }
 
+CHOICES = {  # a value of an option: what others call it
+    "float16": "fp16 half f16",
+    "bfloat16": "bf16 bfp16",
+    "float32": "fp32 float single f32",
+    "8bit": "int8 8 fp8",
+    "4bit": "int4 4 nf4 fp4",
+    "jsonl": "json ndjson",
+    "csv": "excel xls xlsx",
+    "parquet": "pq",
+    "arrow": "feather ipc",
+}
 SENTENCE_END = re.compile(r"(?<!e\.g)\.\s")
 
 

@@ -183,9 +183,11 @@ class OneText(Tokens):
         if self.ids is not None and self.chat:
             raise UsageError("--chat needs a text, and --ids gives token ids", "leave out one of them")
         if self.given and os.path.isfile(self.given):
-            records = f"{{texts={self.given}}} reads its records; " * (Path(self.given).suffix in OF_RECORDS)
-            reads = f"{{file={self.given}}} reads it as one text; {{text={self.given}}} reads the name"
-            raise UsageError(f"TEXT is the name of a file, {self.given}", records + reads)
+            steps = [f"read it as one text with {{file={self.given}}}", f"read the name with {{text={self.given}}}"]
+            if Path(self.given).suffix in OF_RECORDS:
+                steps.insert(0, f"read its records with {{texts={self.given}}}")
+                steps.insert(1, f"measure each record with `attnscope batch {self.given} --out DIR`")
+            raise UsageError(f"TEXT is the name of a file, {self.given}", "; ".join(steps))
         if self.given and os.path.isdir(self.given):
             raise UsageError(f"TEXT is the name of a folder, {self.given}", f"--text {self.given} reads the name")
         if self.given and FILE_NAME.fullmatch(self.given):

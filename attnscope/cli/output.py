@@ -420,8 +420,10 @@ def check_file(path: Path, example: str) -> None:
     """Raise UsageError for a path that cannot be a file such as the example, `page.html`, before a model is loaded."""
     expected = Path(example).suffix
     suffixes = (expected, ".htm") if expected == ".html" else (expected,)
-    if path.is_dir() or not path.suffix:
-        raise UsageError(f"{path} is not the name of a file", f"name one: {path / example}")
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder, expected a file", f"name one: {path / example}")
+    if not path.suffix:
+        raise UsageError(f"{path}: expected a file in {expected}", f"name one: {path.with_suffix(expected)}")
     if suffix_of(path) not in ("", *suffixes):
         raise UsageError(f"{path}: expected a file in {expected}", f"name one: {path.with_suffix(expected)}")
     check_writable(path.parent)

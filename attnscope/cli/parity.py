@@ -110,9 +110,9 @@ def conclude(report: ParityReport, quiet: bool) -> int:
     from attnscope.certificate.check import in_words, whole_in_words
 
     if report.whole and not report.whole.holds:
-        output.log(f"does not hold: {whole_in_words(report.whole)}", quiet=False)
-    output.log_lines((f"does not hold: {in_words(layer, report)}" for layer in report.failures), quiet=False)
-    output.log_lines((f"not shown: {in_words(layer, report)}" for layer in report.unchecked), quiet=False)
+        output.log(f"check failed: {whole_in_words(report.whole)}", quiet=False)
+    output.log_lines((f"check failed: {in_words(layer, report)}" for layer in report.failures), quiet=False)
+    output.log_lines((f"not checked: {in_words(layer, report)}" for layer in report.unchecked), quiet=False)
     if report.quantised:
         output.log("the weights are quantised: rounding is reported, nothing is judged", quiet)
     output.log(f"taken on trust: {report.on_trust}", quiet)

@@ -80,5 +80,5 @@ def report_rollout(seen: Observation, quiet: bool) -> int:
         output.log(f"layers {passed_over} do not attend to tokens: the rollout passes them unchanged", quiet)
     if rolled.row_sum_error <= SUM_TOLERANCE:
         return 0
-    output.log(f"does not hold: rollout rows sum to 1 only within {rolled.row_sum_error:.2g}", quiet=False)
+    output.log(f"check failed: rollout rows sum to 1 only within {rolled.row_sum_error:.2g}", quiet=False)
     return 1

@@ -17,7 +17,7 @@ from attnscope.cli.options import Loading, Seed
 from attnscope.cli.output import Top, writing_to
 from attnscope.cli.study import show_cost
 from attnscope.cli.study_tables import contrasts, effects_at, left_out, probe_answers, scanned_sheet
-from attnscope.errors import UsageError
+from attnscope.errors import UsageError, nearest
 from attnscope.utils import display as cells
 from attnscope.utils.signals import unwinding
 
@@ -161,8 +161,12 @@ def scan_one(
     asked = fill(ScanOptions, probing, kept, **files)
     study = study_of(loaded, asked, probing.drawn)
     if probing.probe not in (None, *study.planned.probes):
-        known = "; ".join(study.planned.probes)  # some names have a comma
-        raise UsageError(f"there is no probe {probing.probe!r}", f"the probes are {known}")
+        probes = study.planned.probes
+        periods = [name for name in probes if name.startswith(f"{probing.probe} p")]
+        near = periods or [name for name in [nearest(str(probing.probe), probes)] if name]
+        hint = f"did you mean {' or '.join(near)}?; " * bool(near)
+        known = "; ".join(probes)  # some names have a comma
+        raise UsageError(f"there is no probe {probing.probe!r}", f"{hint}the probes are {known}")
     output.log(loaded.line, kept.quiet)
     cost = study.cost()
     if probing.dry_run:

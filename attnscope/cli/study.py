@@ -83,7 +83,9 @@ def questions(
         try:
             [question] = make([{"text": item.text, **own}])
         except UsageError as error:
-            raise UsageError(f"{item.name}: {error.message}", error.hint) from error
+            own_field = next((name for name in fields if f"{{{name}}}" in error.hint), None)
+            hint = error.hint + f', or give each record a field "{own_field}"' * (own_field is not None)
+            raise UsageError(f"{item.name}: {error.message}", hint) from error
         asked_each.append(replace(question, where=str(item.id)))  # type: ignore[type-var]
     return asked_each
 

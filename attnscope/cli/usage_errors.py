@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from attnscope.cli.app import COMMANDS, command_named, module_of
 from attnscope.cli.help import whole_help
@@ -18,12 +18,15 @@ if TYPE_CHECKING:
     import typer
 
 MANY = 4  # commands that a message names
+EXTRA = re.compile(r"Got unexpected extra arguments?(?:\(s\))? \((.*)\)")
+MEANT = re.compile(r"did you mean (--[\w-]+(?: [\w-]+)?)")  # an option, with its value where one is known
+MODEL, HEAD = re.compile(r"demo|.*/.*"), re.compile(r"L?[0-9]+[.H][0-9]+")  # what an argument too many may be
 ALL_COMMANDS = "`attnscope --help` lists all commands"
 
 
 def refusal(error: typer.TyperException, arguments: Sequence[str]) -> str:
     """What Typer refuses, in one line with the next step. arguments: the words after `attnscope`."""
-    message = " ".join(error.format_message().split()).rstrip(".")
+    message = " ".join(error.format_message().split()).rstrip(".").replace(". Did you mean", "; did you mean")
     context, typed = getattr(error, "ctx", None), getattr(error, "option_name", "")
     if context is None:  # of an option without its value Typer does not say which command has it
         named = command_named(arguments[0]) if arguments else ""
@@ -35,7 +38,11 @@ def refusal(error: typer.TyperException, arguments: Sequence[str]) -> str:
     if groups is None:  # it comes before the name of the command
         called = next(filter(None, map(command_named, arguments)), None)
         if typed and called:
-            return f"{typed} comes before the command; write it after the command: attnscope {called} {typed}"
+            own = by_key(_groups(called))
+            words = MEANT.search(meant(_key(typed), own, called))
+            typed_after = typed if _key(typed) in own else words[1] if words else ""
+            written = f"; write it after the command: attnscope {called} {typed_after}" * bool(typed_after)
+            return f"{typed} comes before the command{written or f'; {ALL_COMMANDS}'}"
         near = nearest(typed, [name for each in context.command.params for name in each.opts]) if typed else None
         return (
             f"No such option: {typed}; did you mean {near}?; {ALL_COMMANDS}" if near else f"{message}; {ALL_COMMANDS}"
@@ -47,10 +54,26 @@ def refusal(error: typer.TyperException, arguments: Sequence[str]) -> str:
     if option is not None and hasattr(error, "value"):
         where = context.command_path if option.is_argument else f"--{option.spelled}"
         return option.refusal(where, error.value, error.message, listing).for_shell()
-    if message.startswith("Got unexpected extra argument") and "given" in parameters(*groups):
-        second = "give the second text with --compare-text, and " * ("compare_text" in parameters(*groups))
-        return f"{message}; {second}put a text of several words in quotes, and see `{context.command_path} --help`"
+    if extra := EXTRA.fullmatch(message):
+        return _too_many(extra[1], context, groups)
+    if message.startswith("Missing argument"):
+        name = message.partition("'")[2].rstrip("'")
+        return f"{name} is missing; for example: {context.command.examples[0]}"
     return f"{message}; {listing}"
+
+
+def _too_many(extra: str, context: Any, groups: Sequence[type]) -> str:
+    """More arguments than a command takes: a text without quotes, a second text, or the name of a model."""
+    own, command = parameters(*groups), context.command_path
+    arguments = [option.metavar or option.name.upper() for option in own.values() if option.is_argument]
+    expected = f"expected one {arguments[0]}" if arguments else "expected no argument"
+    first, named = extra.split()[0], {"model": MODEL, "head": HEAD, "select": HEAD}
+    steps = [f"write --{name} {first}" for name, kind in named.items() if name in own and kind.fullmatch(first)][:1]
+    if "compare_text" in own:
+        steps.append("give the second text with --compare-text")
+    if "given" in own:
+        steps.append("put a text of several words in quotes")
+    return f"{expected}, got {extra} too; {', or '.join(steps) or 'leave it out'}, and see `{command} --help`"
 
 
 def instead(option: str, command: str, groups: Sequence[type], arguments: Sequence[str]) -> str:
@@ -61,7 +84,7 @@ def instead(option: str, command: str, groups: Sequence[type], arguments: Sequen
     """
     long = re.compile(re.escape(option) + "[a-z_-]{2,}")  # of `-layer`, Typer names -l
     typed = next(filter(long.fullmatch, arguments), option) if len(option) == 2 else option
-    guess = meant(typed.lstrip("-").replace("-", "_"), by_key(groups), command)
+    guess = meant(_key(typed), by_key(groups), command)
     return f"No such option: {typed}; {guess}" if guess else f"No such option: {option}"
 
 
@@ -81,6 +104,11 @@ def meant(word: str, own: Mapping[str, Parameter], command: str) -> str:
         return guess
     places = [(key, commands) for key in synonyms if (commands := _elsewhere(key, command))]
     return "".join(f"--{key.replace('_', '-')} is {commands}" for key, commands in places[:1])
+
+
+def _key(option: str) -> str:
+    """`--top-k` as configuration files have it."""
+    return option.lstrip("-").replace("-", "_")
 
 
 def _groups(command: str) -> tuple[type, ...]:

@@ -361,7 +361,7 @@ def _broken(observation: Observation) -> str:
     failures = observation.failures
     if any(check.no_number for check in observation.calls):
         return f"NaN in the weights: {failures[0]}"
-    return "does not hold: " + "; ".join(failures[:3]) if failures else ""
+    return "check failed: " + "; ".join(failures[:3]) if failures else ""
 
 
 def _is_fatal(error: BaseException) -> bool:

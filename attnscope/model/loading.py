@@ -253,7 +253,8 @@ def locate(options: LoadOptions) -> Source:
     # Values: those of a manifest and of Python have not passed the choices of the command line.
     if not DEVICE.fullmatch(options.device):
         raise UsageError(
-            f"expected a device auto, cpu, cuda, cuda:N or mps, got {options.device!r}", "use {device=auto}"
+            f"expected a device auto, cpu, cuda, cuda:N or mps, got {options.device!r}",
+            "use {device=cuda} for a GPU, {device=auto} for whatever is there",
         )
     if options.positions is not None and not 1 <= options.positions <= MOST_NUMBER:
         raise UsageError(

@@ -26,6 +26,7 @@ from attnscope.utils.isolation import within
 # Connecting, TLS and reading each get ANSWER_SECONDS; DEADLINE_SECONDS bounds them all, and name resolution with them.
 ANSWER_SECONDS = 8.0
 DEADLINE_SECONDS = 14.0
+ERRNO = re.compile(r"\[Errno -?\d+\] ")
 SMALL_FILES = ("*.json", "*.model", "*.txt", "*.jinja", "*.tiktoken", "*.vocab")
 REVISION = re.compile(r"[^\s/\x00-\x1f][^\s\x00-\x1f]{0,199}")
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -75,7 +76,7 @@ def fetch(name: str, revision: str | None = None, offline: bool = False, code: b
         if isinstance(error, HfHubHTTPError):
             refusal = _refusal(name, revision, error)
         else:
-            what = str(error).strip().partition("\n")[0] or type(error).__name__
+            what = ERRNO.sub("", str(error).strip().partition("\n")[0]) or type(error).__name__
             refusal = UnreachableError(f"the Hugging Face Hub ({constants.ENDPOINT}) cannot be reached: {what}")
         if not isinstance(refusal, UnreachableError):
             raise refusal from None

@@ -181,7 +181,7 @@ def place_of(loaded: LoadedModel, reads: Tensor, inputs: Mapping[str, Any], stac
     with hooked(events.hooks()):
         report = listen(loaded.model, reads, events.on_call, engine=UNCHECKED, **inputs)
     for line in turned(report.calls):
-        logger.warning("does not hold: %s", line)
+        logger.warning("check failed: %s", line)
     return events.place(loaded.geometry.stack)
 
 

@@ -75,7 +75,7 @@ def runs(line: str, folder: Path, first: Path | None = None, **environment: str)
 
 
 def _judge(line: str, folder: Path, out: str, err: str) -> None:
-    assert "does not hold" not in err
+    assert "check failed" not in err
     assert "Traceback" not in err
     *_, last = re.split(" && ", line)
     target = re.search(r"(?:--out|-o|>) (\S+)", last)
