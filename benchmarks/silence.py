@@ -3,7 +3,7 @@
     python benchmarks/silence.py [COMMAND ...] [--most 2]
 
 Each command runs twice on the embedded model, once with stderr in a pipe and once on a terminal. A command that ends
-before the limit may say nothing. The exit code is 1 where one is silent for longer.
+before the limit may say nothing. The exit code is 1 where one is silent for longer, or fails.
 """
 
 import argparse
@@ -28,7 +28,7 @@ COMMANDS = {  # name -> what is typed behind it; CORPUS and OUT are paths of the
     "heatmap": (STORY, "--out", "OUT"),
     "view": (STORY, "--out", "OUT.html"),
     "rollout": (STORY,),
-    "explain": (STORY,),
+    "explain": (STORY, "--head", "L3H0"),
     "tokens": (STORY,),
     "batch": ("CORPUS", "--out", "OUT"),
     "scan": ("demo", "--sequences", "8"),
@@ -88,7 +88,7 @@ def main() -> int:
     print("| command | stderr | first words, s | end, s | exit code |\n|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as folder:
         corpus = Path(folder, "corpus.txt")
-        corpus.write_text("".join(f"{STORY} {number}\n" for number in range(200)))
+        corpus.write_text("".join(f"{STORY} {number}\n" for number in range(40)))
         for name in options.commands or COMMANDS:
             for kind in ("pipe", "terminal"):
                 places = {"CORPUS": str(corpus), "OUT": f"{folder}/{name}-{kind}", "OUT.html": f"{folder}/{kind}.html"}
@@ -98,8 +98,8 @@ def main() -> int:
                 )
                 first = "-" if run.first is None else f"{run.first:.1f}"
                 print(f"| {name} | {kind} | {first} | {run.end:.1f} | {run.code} |", flush=True)
-                silent += [f"{name} ({kind})"] * run.over(options.most)
-    print(f"silent for over {options.most:g} s: {', '.join(silent) or 'none'}")
+                silent += [f"{name} ({kind})"] * (run.over(options.most) or run.code != 0)
+    print(f"silent for over {options.most:g} s, or failed: {', '.join(silent) or 'none'}")
     return int(bool(silent))
 
 

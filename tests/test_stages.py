@@ -1,5 +1,6 @@
 """What long work says of itself: stages, the watch that names them, and weights that are counted as they are loaded."""
 
+import json
 import re
 import sys
 import threading
@@ -14,7 +15,7 @@ from attnscope.model.loading import DEMO_FOLDER, load
 from attnscope.model.options import LoadOptions
 from attnscope.utils import stages
 from attnscope.utils.stages import FIRST_SECONDS, NEXT_SECONDS, Stage, Watch
-from helpers.command_line import on_terminal
+from helpers.command_line import call, on_terminal
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 import silence
@@ -188,3 +189,19 @@ def test_a_command_that_would_be_silent_says_something_and_one_without_a_watch_i
     assert said.first is not None
     assert said.first < said.end - 2
     assert (nothing.first, nothing.over(silence.LIMIT)) == (None, True)
+
+
+@pytest.mark.parametrize(
+    ("command", "stage"),
+    [
+        (("knockout", "Mary saw John, and John", "--key", "first", "--set", "random=1"), "cutting"),
+        (("patch", "Mary saw John", "--corrupted", "Lily saw John", "--answer", " and", "--select", "3"), "patching"),
+    ],
+    ids=["knockout", "patch"],
+)
+def test_a_study_says_its_share(command, stage):
+    done = call(*command, ATTNSCOPE_STAGES="json").ok()
+    told = [json.loads(line) for line in done.err.splitlines() if line.startswith("{")]
+    counted = [(line["done"], line["total"], line["unit"]) for line in told if line["stage"] == stage]
+    assert counted[-1][0] > 0
+    assert all(0 <= part <= whole and unit == "tokens x layers" for part, whole, unit in counted)

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from attnscope.studies.study import Study
     from attnscope.studies.study_folder import StudyRecord
 
-PASSED = "tokens x layers"
-
 
 class DrawnRecord(TableRecord):
     """What a call found: a line, a table and a figure, which a notebook shows below the table."""
@@ -110,10 +108,12 @@ def run_study(
     force: bool,
     tell: Progress = NO_PROGRESS,
     total: int | None = None,
-    unit: str = PASSED,
+    unit: str | None = None,
 ) -> Found:
     """Run a study, with a folder there; total: what it takes, in the unit that its progress counts."""
-    with tell.stage(study.stage, total, unit if total else "") as advance:
+    from attnscope.studies.study import PASSED
+
+    with tell.stage(study.stage, total, (unit or PASSED) if total else "") as advance:
         return study.run(None if out is None else Path(out), force=force, advance=advance)
 
 

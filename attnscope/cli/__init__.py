@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from attnscope.errors import LINES, AttnscopeError, is_panic, visible
-from attnscope.utils import signals
+from attnscope.utils import signals, stages
 
 USAGE = 2
 BROKEN_MODEL = 3
@@ -21,6 +21,7 @@ COMPLETION = "_ATTNSCOPE_COMPLETE"
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and leave with its exit code."""
+    stages.begin()
     gc.set_threshold(10 * gc.get_threshold()[0], *gc.get_threshold()[1:])  # what is imported is no garbage
     _mend_streams()
     signals.listen()

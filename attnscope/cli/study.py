@@ -121,8 +121,10 @@ def run_study(study: Study[Record], top: Texts, table: StudyTable, printed: Prin
     if top.dry_run:
         show_cost(study.cost(), table.quiet)
         return 0
+    from attnscope.studies.study import PASSED
+
     with unwinding():
-        with output.progress(study.stage, None, table.quiet) as advance:
+        with output.progress(study.stage, study.cost().steps, table.quiet, PASSED) as advance:
             record = study.run(table.folder, force=table.force, advance=advance)
         if table.folder is not None:
             with output.progress("drawing", None, table.quiet):

@@ -207,11 +207,13 @@ class KnockoutQuestion(Purpose):
         text = AskedText(
             ask.text, keep.query or "last", keep.key, ask.answer, self.foil, keep.define, ask.chat, ask.truncate
         )
+        from attnscope.studies.study import PASSED
+
         tell.say(loaded.line)
         study = self.study(loaded, ask, [text])
         for line in study.lines:
             tell.say(line)
-        with tell.stage(study.stage) as advance:
+        with tell.stage(study.stage, study.cost().steps, PASSED) as advance:
             return KnockedModel(study.run(advance=advance), loaded.geometry)
 
     def study(self, loaded: LoadedModel, ask: CaptureSpec, texts: Sequence[AskedText]) -> KnockoutStudy:

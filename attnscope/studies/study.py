@@ -36,6 +36,7 @@ from attnscope.utils.display import head_name, number_of
 if TYPE_CHECKING:
     from attnscope.model.loaded import LoadedModel
 
+PASSED = "tokens x layers"  # what passes are counted in
 HALF = ("bfloat16", "float16")
 SHARED_FROM = 8  # sets from which sharing layers is worth its own check
 Record = TypeVar("Record", bound=StudyRecord)

@@ -19,6 +19,7 @@ NEXT_SECONDS = 60.0  # between two lines of one stage in a pipe
 LOOK_SECONDS = 0.1
 SIZES = ("kB", "MB", "GB")
 _open: list[Stage] = []
+_begun: float | None = None  # when the process of a command began, until a watch has looked at it
 lock = threading.RLock()  # held while words go to stderr, and while the process forks
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)
@@ -130,6 +131,18 @@ def threads() -> int:
     return sum(not isinstance(thread, Watch) for thread in threading.enumerate())
 
 
+def begin() -> None:
+    """A command begins: its imports are part of its silence."""
+    global _begun
+    _begun = time.monotonic()
+
+
+def _command_start() -> float:
+    global _begun
+    start, _begun = time.monotonic() if _begun is None else _begun, None
+    return start
+
+
 class Watch(threading.Thread):
     """Calls `say` with a line, where nothing was said.
 
@@ -141,7 +154,7 @@ class Watch(threading.Thread):
         super().__init__(name="attnscope-watch", daemon=True)
         self._say, self._terminal = say, terminal
         self._heard: float | None = None
-        self._start = time.monotonic()
+        self._start = _command_start()
         self._over = threading.Event()
 
     def heard(self) -> None:

@@ -245,7 +245,7 @@ def test_what_is_left_out_is_said_on_stderr_and_in_the_page(tmp_path):
     [
         ((SENTENCE,), "--out FILE, or - for stdout"),
         ((SENTENCE, "-o", "{folder}"), "is a folder, expected a file"),
-        ((SENTENCE, "-o", "{folder}/page"), "/page is not the name"),
+        ((SENTENCE, "-o", "{folder}/page"), "/page: expected a file in .html; name one: "),
         ((SENTENCE, "-o", "/dev/null/page.html"), "cannot write to /dev/null"),
         ((SENTENCE, "-o", "x.html", "--precision", "12"), "--precision: expected 8 or 16"),
         ((SENTENCE, "-o", "x.html", "--max-mb", "0"), "--max-mb: expected a number from 0.1"),
