@@ -222,7 +222,8 @@ def test_a_group_is_made_without_its_settings():
         (("info", "--layer", "3"), "--layer; --select is an option of "),
         (
             ("heads", "a", "-n", "3"),
-            "--top (Heads printed and drawn: a number, or all (default: 20 printed, in a pipe all; 8 with a role drawn))?",
+            "--top (Heads printed and drawn: a number, or all (default: 20 printed, in a pipe all; "
+            "8 with a role drawn))?",
         ),
         (("compare", "a", "b"), "(b); give the second text with --compare-text, and put a text of several words in"),
         (("heads", "a", "--json"), "--json; did you mean --format jsonl?"),

@@ -38,9 +38,9 @@ def refusal(error: typer.TyperException, arguments: Sequence[str]) -> str:
     if groups is None:  # it comes before the name of the command
         called = next(filter(None, map(command_named, arguments)), None)
         if typed and called:
-            own = by_key(_groups(called))
-            words = MEANT.search(meant(_key(typed), own, called))
-            typed_after = typed if _key(typed) in own else words[1] if words else ""
+            options = by_key(_groups(called))
+            words = MEANT.search(meant(_key(typed), options, called))
+            typed_after = typed if _key(typed) in options else words[1] if words else ""
             written = f"; write it after the command: attnscope {called} {typed_after}" * bool(typed_after)
             return f"{typed} comes before the command{written or f'; {ALL_COMMANDS}'}"
         near = nearest(typed, [name for each in context.command.params for name in each.opts]) if typed else None

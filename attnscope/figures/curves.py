@@ -547,7 +547,7 @@ def dots_figure(
         effect_N, low_N, high_N, named_N = (
             values[list(rows)] for values in (probe.effect_N, probe.low_N, probe.high_N, probe.named_N)
         )
-        colours = np.where(named_N, BLUE, DOT_GREY)
+        colours = [BLUE if named else DOT_GREY for named in named_N]
         ends = drawn_ends(effect_N, low_N, high_N)
         ax.hlines(places, *ends, colors=colours, linewidth=1.4, zorder=2)
         ax.scatter(effect_N, places, s=14, c=colours, linewidths=0, zorder=3)
