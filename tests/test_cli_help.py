@@ -173,7 +173,7 @@ def test_another_name_of_a_command_means_the_command(other, command):
 
 def test_help_alone_and_of_nothing():
     assert call("help") == call("--help")
-    assert "No such command 'hedas'. Did you mean 'heads'?" in call("help", "hedas").err
+    assert "No such command 'hedas'; did you mean 'heads'?" in call("help", "hedas").err
 
 
 def test_the_version_has_a_short_flag():

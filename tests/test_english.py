@@ -80,7 +80,7 @@ def is_command(node: ast.AST) -> bool:
     return any(ast.unparse(one).startswith("with_options(") for one in decorators)
 
 
-LONGEST = 25  # words of a sentence in help
+HELP_LONGEST = 25  # words of a sentence in help
 SENTENCE = re.compile(r"(?<!e\.g)[.:;](?:\s|$)")
 IN_PLACE_OF_A_NOUN = re.compile(
     r"\b(of (which|what|whom)|whose|what (it|they|is|are|was|no|every|each|any|an?|the)|where (it|the|they))\b",
@@ -96,9 +96,9 @@ def help_texts(command: str) -> Iterator[str]:
 
 
 def not_short(text: str) -> list[str]:
-    """The sentences with over LONGEST words, or with a relative clause for a noun."""
+    """The sentences with over HELP_LONGEST words, or with a relative clause for a noun."""
     sentences = SENTENCE.split(text)
-    return [one for one in sentences if len(one.split()) > LONGEST or IN_PLACE_OF_A_NOUN.search(one)]
+    return [one for one in sentences if len(one.split()) > HELP_LONGEST or IN_PLACE_OF_A_NOUN.search(one)]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
