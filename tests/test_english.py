@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))
 import words  # noqa: E402
 
-MEAN, LONGEST = 25, 40  # words of a sentence, on any page
+PAGE_MEAN, PAGE_LONGEST = 25, 40  # words of a sentence, on any page
 GENERATED = ("commands.md", "metrics.md")
 PLAIN = {  # what is not written, as a pattern of whole words, and what to write
     "came": "got, given, occurred",
@@ -168,8 +168,8 @@ def heads(asked):
 @pytest.mark.parametrize("path", [path for path in PAGES if path.name not in GENERATED], ids=lambda path: path.name)
 def test_a_page_has_short_sentences(path: Path) -> None:
     counts = words.sentences(path.read_text("utf-8"))
-    assert words.mean(path.read_text("utf-8")) <= MEAN, "run scripts/words.py"
-    assert max(counts, default=0) <= LONGEST
+    assert words.mean(path.read_text("utf-8")) <= PAGE_MEAN, "run scripts/words.py"
+    assert max(counts, default=0) <= PAGE_LONGEST
 
 
 def test_words_are_counted_by_sentence() -> None:
