@@ -176,6 +176,23 @@ def test_help_alone_and_of_nothing():
     assert "No such command 'hedas'; did you mean 'heads'?" in call("help", "hedas").err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("plot", "a"), "No such command 'plot'; did you mean draw?; `attnscope --help`"),
+        (("status",), "No such command 'status'; did you mean serve?; "),
+        (("help", "keep"), "No such command 'keep'; --keep is an option of budgets; "),
+        (
+            ("min-weight",),
+            "No such command 'min-weight'; --min-weight is an option of heads, relations, rollout, batch; ",
+        ),
+        (("xyzzy",), "No such command 'xyzzy'; `attnscope --help`"),
+    ],
+)
+def test_a_word_that_is_no_command_names_what_was_meant(arguments, says):
+    assert says in call(*arguments).refusal
+
+
 def test_the_version_has_a_short_flag():
     assert call("-V") == call("--version")
 

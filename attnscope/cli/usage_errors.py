@@ -43,6 +43,10 @@ def refusal(error: typer.TyperException, arguments: Sequence[str]) -> str:
             typed_after = typed if _key(typed) in options else words[1] if words else ""
             written = f"; write it after the command: attnscope {called} {typed_after}" * bool(typed_after)
             return f"{typed} comes before the command{written or f'; {ALL_COMMANDS}'}"
+        if message.startswith("No such command") and "did you mean" not in message:
+            word = message.partition("'")[2].partition("'")[0]
+            guess = command_meant(word.replace("-", "_"))
+            return f"{message}; {guess + '; ' * bool(guess)}{ALL_COMMANDS}"
         near = nearest(typed, [name for each in context.command.params for name in each.opts]) if typed else None
         return (
             f"No such option: {typed}; did you mean {near}?; {ALL_COMMANDS}" if near else f"{message}; {ALL_COMMANDS}"
@@ -109,6 +113,19 @@ def meant(word: str, own: Mapping[str, Parameter], command: str) -> str:
 def _key(option: str) -> str:
     """`--top-k` as configuration files have it."""
     return option.lstrip("-").replace("-", "_")
+
+
+def command_meant(word: str) -> str:
+    """What a word probably means that is no command: a command that others call so, or an option; empty for neither.
+
+    >>> command_meant("visualize")
+    'did you mean draw?'
+    """
+    named = [key for key, value in synonyms_of(word) if key in COMMANDS and not value]
+    if named:
+        return f"did you mean {named[0]}?"
+    commands = _elsewhere(word, next(iter(COMMANDS)))
+    return f"--{word.replace('_', '-')} is {commands}" if commands else ""
 
 
 def _groups(command: str) -> tuple[type, ...]:
