@@ -1,6 +1,8 @@
 """Figures for a paper, and what a reader is to see at a glance: sizes, scales, labels, colours, marks."""
 
+import json
 import math
+import re
 from dataclasses import replace
 from itertools import combinations, pairwise
 from pathlib import Path
@@ -13,6 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from PIL import Image
 
+import attnscope
 from attnscope.cli.app import make_command
 from attnscope.cli.batch_options import BatchRun
 from attnscope.cli.figure_options import Look
@@ -20,9 +23,8 @@ from attnscope.cli.option_groups import parameters
 from attnscope.errors import UsageError
 from attnscope.export.study_figures import costs_of, minus, probe_rows, save_probes, shown_of
 from attnscope.figures import About, Dots, Maps, Panel, Patches, PatchSheet, SetCost, Style, layout
-from attnscope.figures.colours import find_cmap, greys_of
+from attnscope.figures.colours import cmap_of, find_cmap, greys_of
 from attnscope.figures.curves import (
-    BLUE,
     DOT_GREY,
     BudgetLine,
     Course,
@@ -38,7 +40,7 @@ from attnscope.figures.metrics import metrics_figure
 from attnscope.figures.overview import overview_figure
 from attnscope.figures.pictures import patches_figure
 from attnscope.figures.style import DPI, Axis, ordinal
-from attnscope.figures.writer import drawing
+from attnscope.figures.writer import COLOURS, drawing
 from attnscope.studies.atlas import Finding
 from attnscope.utils.display import model_name
 from helpers.atlases import made_atlas
@@ -117,8 +119,8 @@ def test_a_papers_files_are_written_with_fine_dots(tmp_path: Path) -> None:
     with Image.open(tmp_path / "heads" / "L01H04.png") as found:
         assert found.info["dpi"][0] == pytest.approx(300, abs=0.05)
         assert found.size[0] == pytest.approx(3.25 * 300, abs=4)
-    assert Look(width="column", dpi=200).style().dpi == 200
-    assert Look(width="5").style().dpi == DPI
+    assert Look(width="column", dpi=200).figure_style().dpi == 200
+    assert Look(width="5").figure_style().dpi == DPI
 
 
 @pytest.mark.parametrize("style", [COLUMN, pytest.param(PAGE, marks=pytest.mark.e2e)])
@@ -454,7 +456,7 @@ def test_dots_and_intervals_of_probes_are_their_effects() -> None:
     np.testing.assert_array_equal(dots.get_offsets(), np.stack([effect, np.arange(3)], 1))
     ends = [segment[:, 0].tolist() for segment in intervals.get_segments()]
     assert ends == [[-0.1, 0.1], [0.4, 1.0], [-0.6, -0.5]], "an open end is drawn no farther than the dot"
-    assert [to_hex(colour) for colour in dots.get_facecolors()] == [DOT_GREY, BLUE, DOT_GREY]
+    assert [to_hex(colour) for colour in dots.get_facecolors()] == [DOT_GREY, COLOURS[0], DOT_GREY]
     assert words(ax.get_yticklabels()) == heads
     assert figure.texts[0].get_text() == "Probes"
     assert any("a list" in text.get_text() for text in figure.texts)
@@ -493,3 +495,112 @@ def test_names_of_probes_do_not_run_into_each_other(width: str) -> None:
         assert figure.get_size_inches()[0] <= style.inches + 0.01
     assert not any(one.overlaps(other) for one, other in combinations(boxes, 2))
     assert max(box.x1 for box in boxes) <= figure.bbox.x1
+
+
+# A style file
+
+PAPER = """# a paper's looks
+font.family: serif
+font.serif: "Nonesuch, DejaVu Serif"
+font.size: 7
+axes.prop_cycle: cycler('color', ['#cc3311', '0077BB'])
+lines.linewidth: 2.5   # thick
+axes.edgecolor: .3
+axes.spines.top: True
+text.color: 224488
+image.cmap: "white,#0072b2"
+"""
+
+
+def test_a_style_file_gives_fonts_colours_lines_and_axes(tmp_path: Path) -> None:
+    path = tmp_path / "paper.mplstyle"
+    path.write_text(PAPER)
+    style = Style(style=path)
+    assert style == replace(style, title="")  # what was read goes along, and not the path
+    line = BudgetLine("top", np.array([0.5, 1.0]), np.array([1.0, 0.0]), *[np.full(2, np.nan)] * 2)
+    with drawing(Fonts(), style.sheet):
+        figure = budget_lines_figure([line, line], style, "Cost", unit="nats")
+        head = head_figure(bank_maps(), style)
+    ax = figure.axes[0]
+    assert [(to_hex(drawn.get_color()), drawn.get_linewidth()) for drawn in ax.lines[:2]] == [
+        ("#cc3311", 2.5),
+        ("#0077bb", 2.5),
+    ]
+    assert ax.spines["top"].get_visible()
+    assert to_hex(ax.spines["top"].get_edgecolor()) == to_hex("0.3")
+    title = figure.texts[0]
+    assert (to_hex(title.get_color()), title.get_fontsize()) == ("#224488", 7)
+    assert title.get_fontname() == "DejaVu Serif", "the first of its fonts that is installed"
+    assert to_hex(head.map.cmap(0.0)) == "#ffffff"
+    assert to_hex(head.map.cmap(1.0)) == "#0072b2"
+    with drawing(Fonts()):
+        plain = budget_lines_figure([line], Style(), "Cost", unit="nats")
+    assert to_hex(plain.axes[0].lines[0].get_color()) == COLOURS[0]
+    assert not plain.axes[0].spines["top"].get_visible()
+
+
+def test_what_is_asked_for_wins_over_a_style_file(tmp_path: Path) -> None:
+    path = tmp_path / "paper.mplstyle"
+    path.write_text(PAPER)
+    style = Style(style=path, font_size=9, cmap="magma")
+    assert style.points == (9, 9)
+    assert cmap_of(style, "weight").name == "magma"
+    signed = Style(style=path)
+    assert cmap_of(signed, "difference").name == "RdBu_r", "a map of one sign says nothing of two"
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("text.usetex: True", "text.usetex of"),
+        ("text.latex.preamble: \\input{x}", "text.latex.preamble of"),
+        ("backend: agg\nfigure.figsize: 3, 3", "backend, figure.figsize of"),
+        ("savefig.directory: /tmp", "savefig.directory of"),
+        ("axes.labelsize: 8", "font.size is the size of every text"),
+        ("font.family: /etc/fonts/x.ttf", "font.family of {} names a file"),
+        ("font.size: 90", "expected points from 4 to 24, got 90"),
+        ("lines.linewidth: 1e9", "lines.linewidth of {}"),
+        ("axes.linewidth: nan", "axes.linewidth of {}"),
+        ("text.color: nocolour", "text.color of {}"),
+        ("axes.prop_cycle: __import__('os').getcwd()", "axes.prop_cycle of {}"),
+        ("axes.prop_cycle: cycler('color', [open('x')])", "axes.prop_cycle of {}"),
+        ("axes.prop_cycle: " + "(" * 100_000, "axes.prop_cycle of {}"),
+        ("image.cmap: nomap", "image.cmap of {}"),
+        ("just words", "line 1: expected NAME: VALUE"),
+        ("#" * (1 << 20) + "#", "cannot be read"),
+        (None, "No such file"),
+    ],
+)
+def test_other_settings_of_a_style_file_are_refused_by_name(tmp_path: Path, content: str | None, words: str) -> None:
+    path = tmp_path / "bad.mplstyle"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(UsageError) as refused:
+        Style(style=str(path))
+    said = str(refused.value)
+    assert words.format(path) in said
+    assert "\n" not in said
+    assert len(said) < 400 + len(str(path))
+
+
+def test_a_style_file_is_one_setting_in_shell_config_redrawing_and_python(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("paper.mplstyle").write_text("text.color: 224488\nfont.size: 6\n")
+    Path("c.yaml").write_text("figures:\n  style: paper.mplstyle\n")
+    Path("bad.mplstyle").write_text("text.usetex: True\n")
+    made_atlas(tmp_path, {(0, 1): ("sink",)}).save(tmp_path / "atlas")
+    text = ("heatmap", "the bank", "--select", "1.4", "--figures", "heads", "--image", "svg", "-q", "--out")
+    call(*text, "a", "--style", "paper.mplstyle").ok()
+    call(*text, "b", "--config", "c.yaml").ok()
+    call("heatmap", "atlas", "--set", "style=paper.mplstyle", "--image", "svg", "--out", "c", "-q").ok()
+    for path in ("a/heads/L01H04.svg", "b/heads/L01H04.svg", "c/probes.svg"):
+        drawn = Path(path).read_text()
+        assert "#224488" in drawn
+        assert set(re.findall(r"font(?:-size)?: ([0-9.]+)px", drawn)) == {"6"}
+    sheet = json.loads(Path("a/manifest.json").read_text())["export"]["style"]
+    assert sheet == {"name": "paper.mplstyle", "settings": [["text.color", "224488"], ["font.size", "6"]]}
+    seen = attnscope.capture(attnscope.load("demo"), "the bank", request=attnscope.Request(maps="all"))
+    assert seen.heatmap("L1H4", style="paper.mplstyle").png != seen.heatmap("L1H4").png
+    refused = call(*text, "d", "--style", "bad.mplstyle")
+    assert (refused.code, "text.usetex" in refused.err, refused.err.count("\n")) == (2, True, 1)
+    assert not Path("d").exists()

@@ -216,7 +216,7 @@ def ablate(studied: Studied, taken: Taken, on: On, otherwise: VariantOptions, me
             f"random set at most {on.of_all(task.tokens, task)} tokens x {layers} layers"
         )
         return 0
-    style = look.style(command_line("ablate", studied, taken, on, otherwise, look))
+    style = look.figure_style(command_line("ablate", studied, taken, on, otherwise, look))
     tell = output.TerminalProgress(measured.quiet)
     with unwinding():
         heads = taken.sets if taken.sets is not None else taken.select

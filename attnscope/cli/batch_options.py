@@ -326,7 +326,7 @@ class BatchRun(Ray, Work, EngineName, Dataset, Questions, Sources, Loading):
         if self.figure_kinds:
             from attnscope.export.drawing import Pictures
 
-            pictures = Pictures(self.figure_kinds, self.style(command_line("batch", self)))
+            pictures = Pictures(self.figure_kinds, self.figure_style(command_line("batch", self)))
         asked = fill(
             BatchOptions,
             self,

@@ -72,7 +72,7 @@ def measure_budgets(
     heads = chosen_heads(loaded, portions.select, portions.atlas)
     plan = BudgetPlan(keep, budgets.below, over=portions.over, **heads)
     # Pictures are drawn from a folder alone, and matplotlib is imported for them alone.
-    style = look.style(command_line("budgets", answered, portions, budgets, look))
+    style = look.figure_style(command_line("budgets", answered, portions, budgets, look))
 
     def draw(record: BudgetCosts, folder: Path) -> list[Path]:
         from attnscope.export.study_figures import save_budgets

@@ -108,7 +108,7 @@ def compare(asked: Sides, room: Room, selected: Selected, top: Top, printing: Re
         drawn = comparison.pair.drawn.values() if comparison.pair else ()
         pictures = len(comparison.stacks) + sum(len(maps.values) for maps in drawn)
         save = partial(save_comparison, places=held.places, spreadsheet=printing.spreadsheet)
-        style = look.style(command_line("compare", *groups))
+        style = look.figure_style(command_line("compare", *groups))
         with unwinding(), output.progress("drawing", pictures, printing.quiet, "pictures") as advance:
             written = save(comparison, printing.out, held.asked, style, advance=advance)
         output.log(f"wrote {len(written)} files to {printing.out}", printing.quiet)

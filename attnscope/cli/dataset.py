@@ -144,7 +144,7 @@ def dataset_heads(context: typer.Context, folder: Path, asked: Ranked, printing:
     dataset, heads, places = chosen.dataset, chosen.heads, chosen.places
     order = heads.order(chosen.sort, places)
     if printing.out is not None:
-        draw = partial(chosen.draw, style=drawing.style(command_line("heads", drawing)), figures=figures or "")
+        draw = partial(chosen.draw, style=drawing.figure_style(command_line("heads", drawing)), figures=figures or "")
         if printing.file is not None:
             table = partial(heads.table, order)
             write_file(printing.file, table, draw, printing.quiet, spreadsheet=printing.spreadsheet)

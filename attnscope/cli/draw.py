@@ -116,7 +116,7 @@ def draw(
     groups = (asked, entries, question, ranking.as_given(question), pictures, drawing)
     drawn = pictures.out is not None
     options = of_run("draw", *groups) | {"sort": ranking.by(question)}
-    style, to = drawing.style(command_line("draw", *groups)), stream(only=not drawn)
+    style, to = drawing.figure_style(command_line("draw", *groups)), stream(only=not drawn)
     # Metrics cost time, and are measured for the pictures that show them or order heads by them.
     measured = not drawn or bool({"overview", "metrics", "top", DEPTH} & set(kinds))
     maps: MapFields = {"maps": "all"} if drawn else showing.maps(lambda: style, to)
@@ -179,7 +179,7 @@ def redraw(
     again = f"leave it out, or read the text again: attnscope draw --from {folder}"
     refuse_others(context, drawing, f"{folder} is drawn again from its tables", again)
     into = pictures.file or place_of_pictures(folder, pictures.out)
-    style = looks.style(command_line("draw", pictures, looks))
+    style = looks.figure_style(command_line("draw", pictures, looks))
 
     from attnscope.export.drawing import draw_alone
     from attnscope.export.redraw import STUDIES, Redrawn, redraw_study

@@ -131,7 +131,7 @@ def run_scaling(telling: Telling, seed: int) -> int:
         ]
         note = f"points: measured on {SAMPLES} random pairs, seed {seed}; lines: √Var, {FORMULA}"
         with unwinding():
-            style = telling.style(command_line("explain", telling))
+            style = telling.figure_style(command_line("explain", telling))
             save_scaling_curves(place, curves, note=note, style=style)
         output.log(f"wrote {place}", telling.quiet)
     output.emit(spread_table(spreads), telling.on_stdout, lambda: spread_picture(spreads))
@@ -146,7 +146,7 @@ def finish(telling: Telling, explanation: Explanation, whole: bool = False) -> i
         from attnscope.api.records import draw_scaling
 
         with unwinding():
-            written = draw_scaling(explanation, place, telling.style(command_line("explain", telling)))
+            written = draw_scaling(explanation, place, telling.figure_style(command_line("explain", telling)))
         output.log(f"wrote {written}", telling.quiet)
     if telling.on_stdout == "table":
         from attnscope.cli.explain_tables import steps_sheet

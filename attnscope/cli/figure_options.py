@@ -52,6 +52,9 @@ class Look:
     dpi: Annotated[
         int | None, "Pixels per inch (default: 120, in a paper 300).", Option(min=10, max=1200), DRAWN, SETTING
     ] = None
+    style: Annotated[
+        Path | None, "A style file of matplotlib: its fonts, colours, lines and axes.", "FILE", SETTING
+    ] = None
     cmap: Annotated[
         str | None,
         "Colour map of matplotlib, or colours by commas (default: viridis, for signed values RdBu_r).",
@@ -61,13 +64,13 @@ class Look:
 
     def __post_init__(self) -> None:
         if any(getattr(self, field.name) != field.default for field in fields(self)):
-            _ = self.style()  # refused before a model is loaded
+            _ = self.figure_style()  # refused before a model is loaded
         if self.cmap:
             from attnscope.figures.colours import find_cmap
 
             find_cmap(self.cmap)
 
-    def style(self, command: str = "") -> Style:
+    def figure_style(self, command: str = "") -> Style:
         """How figures are drawn, those for a paper with its dots; command: what the files say made them."""
         from attnscope.figures import About, Style
         from attnscope.figures.style import PRINT_DPI

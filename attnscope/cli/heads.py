@@ -201,7 +201,7 @@ def heads(
 
     groups = (asked, entries, question, ranking.as_given(question), printing, relations, drawing)
     options = of_run("heads", *groups) | {"sort": ranking.by(question)}
-    style = partial(drawing.style, command_line("heads", *groups))
+    style = partial(drawing.figure_style, command_line("heads", *groups))
     # Kept is what will be printed or drawn, and no more: relations and maps are the most of a pass's memory.
     maps: MapFields = {"maps": "all"} if printing.draws else showing.maps(style, stream(only=False))
     maps = {**drawing.maps(), **maps}

@@ -66,7 +66,7 @@ def knockout(answered: Answered, edges: Edges, other: OtherName, compared: Compa
     said = command_line("knockout", answered, edges, compared, look)
     asked_as = (answered, edges, compared, text)
     again = Again(said, knockout_command(*asked_as), knockout_python(*asked_as))
-    style = look.style(said)
+    style = look.figure_style(said)
 
     def draw(record: KnockoutResult, folder: Path) -> list[Path | None]:
         from attnscope.export.study_figures import save_knockout

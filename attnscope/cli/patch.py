@@ -112,7 +112,7 @@ def patch(paired: Paired, patches: Patches, beside: BesideOthers, table: StudyTa
     plan = PatchPlan(
         what=patches.what, over=patches.over, method=patches.method, random=beside.random, seed=beside.seed, **heads
     )
-    style = look.style(command_line("patch", paired, patches, beside, look))
+    style = look.figure_style(command_line("patch", paired, patches, beside, look))
 
     def draw(record: PatchedPairs, folder: Path) -> list[Path | None]:
         from attnscope.export.study_figures import save_patching

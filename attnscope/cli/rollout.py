@@ -60,7 +60,7 @@ def rollout(asked: TextRun, question: Queries, top: Top, printing: Results, unit
     seen = observe_text(asked, Selected(), printing, options, keep)
     top_k = units.keys_per_query
     table = seen.rollout_table(top_k, units.min_weight)
-    style = drawing.style(command_line("rollout", *groups))
+    style = drawing.figure_style(command_line("rollout", *groups))
     export_text(seen, printing, options=options, figures=(), style=style, top_k=top_k, min_weight=units.min_weight)
     sheet = partial(relations_sheet, table, top.shown)
     output.emit_first(table, top, format, sheet, printing.quiet, printing.spreadsheet)

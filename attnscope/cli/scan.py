@@ -124,7 +124,7 @@ def scan(scanned: Scanned, probing: Probing, kept: StudyTable, look: Look) -> in
     pool = None if probing.pool is None else read_ids(str(probing.pool))
     texts = None if probing.texts is None else [item.text for item in texts_in(probing.texts)]
     files = {"pool": pool, "texts": texts}
-    style = look.style(command_line("scan", scanned, probing, look))
+    style = look.figure_style(command_line("scan", scanned, probing, look))
     if len(scanned.revisions) > 1:
         return scan_each(scanned, files, probing, kept, style)
     result = scan_one(scanned.load_options(), files, probing, kept, style)

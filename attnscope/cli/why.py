@@ -97,10 +97,10 @@ def why(asked: LogitText, logit: Logit, top: Top, table: StudyTable, look: Look)
     result: Why = answer(asked, ask_of(text, options), AttributeLogit.of(head, options), table)
 
     def draw(record: Why, folder: Path) -> list[Path]:
-        return [record.draw(folder, look.style(command_line("why", asked, logit, look)))]
+        return [record.draw(folder, look.figure_style(command_line("why", asked, logit, look)))]
 
     if table.folder is not None:
-        style = look.style(command_line("why", asked, logit, look))
+        style = look.figure_style(command_line("why", asked, logit, look))
         with unwinding(), output.progress("drawing", None, table.quiet):
             result.export(table.folder, style=style, force=table.force)
     return print_study(result, top, table, Printed(logit_sheet, why_notes, draw, hint="name a folder"))

@@ -126,8 +126,9 @@ def drawable(values: np.ndarray, limits: Limits, style: Style) -> np.ma.MaskedAr
 
 
 def cmap_of(style: Style, quantity: Quantity) -> Colormap:
-    """The style's colour map, or the one for what the values are."""
-    return find_cmap(style.cmap or CMAPS[quantity])
+    """The style's colour map, or the one for what the values are; one of a style file is for values of one sign."""
+    of_sheet = style.sheet.get("image.cmap") if style.sheet and quantity not in SIGNED else None
+    return find_cmap(style.cmap or of_sheet or CMAPS[quantity])
 
 
 def find_cmap(name: str) -> Colormap:
@@ -157,7 +158,7 @@ def greys_of(quantity: Quantity) -> tuple[str, str]:
 
 def hatch(quantity: Quantity) -> dict[str, Any]:
     """Hatching over colours, as keywords of a patch: light, but dark where 0 is light."""
-    colour = "#26262680" if quantity in SIGNED else "#ffffff88"
+    colour = "#26262659" if quantity in SIGNED else "#ffffff88"
     return {"fill": False, "hatch": "////", "edgecolor": colour, "linewidth": 0}
 
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import matplotlib as mpl
 import numpy as np
 import seaborn as sns
 from matplotlib.axes import Axes
@@ -33,12 +34,16 @@ from attnscope.figures.layout import drawn_ends, save_drawn
 from attnscope.figures.style import DPI, MARKERS, Depth, Style
 from attnscope.figures.terminal import RAMP
 from attnscope.figures.writer import px
-from attnscope.utils.display import printed
+from attnscope.utils.display import number_of, printed
 
 TITLE_SIZE, NAME_SIZE, MARK_SIZE = 13.0, 10.5, 8.0
 WIDE_PX, STEP_PX, TITLE_PX, LINE_PX = 560, 22, 34, 17  # a picture, a column, a title or foot, a line of legend or foot
-COLOURS = sns.color_palette("colorblind").as_hex()
-BLUE, ORANGE, *_ = COLOURS
+
+
+def line_colours(count: int = 2) -> list[str]:
+    """The colours of so many lines, in the order of the style."""
+    colours = [str(colour) for colour in mpl.rcParams["axes.prop_cycle"].by_key()["color"]]
+    return (colours * count)[:count]
 
 
 class Frame:
@@ -59,6 +64,8 @@ class Frame:
         title_px: float = TITLE_PX,
     ) -> None:
         self.style, self.wide = style, min(size[0], (style.inches or math.inf) * DPI)
+        growth = layout.growth(style)
+        left, right, above, below, title_px = (growth * room for room in (left, right, above, below, title_px))
         above, below = above + title_px * style.titled, below + title_px * style.captioned
         high = size[1] + above + below
         self.figure = layout.new_figure()
@@ -69,7 +76,7 @@ class Frame:
 
     def line(self, x_N: Sequence[float] | np.ndarray, y_N: np.ndarray, colour: str, name: str) -> None:
         """A line through points; name: in the legend."""
-        self.ax.plot(x_N, y_N, "o-", color=colour, markersize=4, linewidth=1.5, label=name)
+        self.ax.plot(x_N, y_N, "o-", color=colour, label=name)
 
     def axes(self, x_name: str, y_name: str, columns: int) -> None:
         """The line of 0, what both axes are, and a legend above them with so many columns."""
@@ -103,7 +110,9 @@ class Panels:
     def __init__(
         self, count: int, style: Style, room: float, size: tuple[float, float], before: float, after: float
     ) -> None:
-        self.style, self.before, self.after = style, before, after
+        self.style, self.growth = style, layout.growth(style)
+        before, after = before * self.growth, after * self.growth
+        self.before, self.after = before, after
         self.columns = max(1, min(3, count, int(room // (size[0] + before + after))))
         self.size = min(size[0], room - before - after), size[1]
         self.figure = layout.new_figure()
@@ -120,20 +129,21 @@ class Panels:
         """What is above a panel, and the lines across it."""
         layout.rule(ax, pale=True)
         ax.tick_params(axis="y", labelsize=MARK_SIZE)
-        layout.say_above(ax, ((name, self.NAME_SIZE, 22, DARK_INK), (unit, MARK_SIZE, 7, layout.NOTE_COLOUR)))
+        up = round(22 * self.growth), round(7 * self.growth)
+        layout.say_above(ax, ((name, self.NAME_SIZE, up[0], DARK_INK), (unit, MARK_SIZE, up[1], layout.NOTE_COLOUR)))
 
     def titled(self, title: str, note: str, below: float, legend: Sequence[tuple[str, str]] = ()) -> Figure:
         """The figure with everything in its place; below: pixels for what is below a panel."""
-        (wide, high), edge = self.size, self.EDGE
+        (wide, high), edge, above, below = self.size, self.EDGE, self.TITLE_ROOM * self.growth, below * self.growth
         plan = layout.PanelPlan(
             left=edge + self.before,
-            top=self.TITLE_ROOM,
+            top=above,
             size=self.size,
             right=self.after,
             below=below,
             edge=edge,
             columns=self.columns,
-            pitch=(self.before + wide + self.after, self.TITLE_ROOM + high + below),
+            pitch=(self.before + wide + self.after, above + high + below),
         )
         texts = (self.style.headed(title), note, [self.style.about.line])
         words = layout.Words(self.figure, texts, self.HEADING_SIZE, self.style, legend)
@@ -172,7 +182,7 @@ def budget_lines_figure(
     """The lines; to be called within `writer.drawing`."""
     columns = 3
     frame = Frame(style, (600, 320), right=40, above=10 + LINE_PX * math.ceil(len(lines) / columns), below=56)
-    for number, (line, colour) in enumerate(zip(lines, COLOURS * len(lines), strict=False)):
+    for number, (line, colour) in enumerate(zip(lines, line_colours(len(lines)), strict=True)):
         order = np.argsort(line.x, kind="stable")
         x_N, effect_N = line.x[order], line.effect[order]
         frame.line(x_N, effect_N, colour, line.name)
@@ -217,6 +227,7 @@ def save_curve(path: Path, curve: Curve, style: Style, title: str) -> Path:
 
 def curve_figure(curve: Curve, style: Style, title: str) -> Figure:
     """The curve; to be called within `writer.drawing`."""
+    blue, orange = line_colours()
     count, most_named = len(curve.names), 50
     others = curve.others if curve.others is not None and np.isfinite(curve.others[0]).any() else None
     low_N, high_N = drawn_ends(curve.effect, curve.low, curve.high)
@@ -226,12 +237,12 @@ def curve_figure(curve: Curve, style: Style, title: str) -> Figure:
     # The bands first, so that the curve itself is never covered.
     if others is not None:
         least_N, mean_N, most_N = others
-        frame.ax.plot(mean_N, color=ORANGE, linewidth=1.2, label="same weights on other keys: mean, 95 %")
-        frame.ax.fill_between(range(count), least_N, most_N, color=ORANGE, alpha=0.18, linewidth=0)
+        frame.ax.plot(mean_N, color=orange, linewidth=1.2, label="same weights on other keys: mean, 95 %")
+        frame.ax.fill_between(range(count), least_N, most_N, color=orange, alpha=0.18, linewidth=0)
     if interval:
-        band = {"color": BLUE, "alpha": 0.2, "linewidth": 0, "label": "95 % interval, of all cuts"}
+        band: dict[str, Any] = {"color": blue, "alpha": 0.2, "linewidth": 0, "label": "95 % interval, of all cuts"}
         frame.ax.fill_between(range(count), low_N, high_N, **band)
-    frame.line(range(count), curve.effect, BLUE, "these keys")
+    frame.line(range(count), curve.effect, blue, "these keys")
     layout.name_columns(frame.ax, curve.names, most_named, MARK_SIZE)
     frame.axes("layers that are cut", f"{curve.unit} lost", 1)
     return frame.titled(title)
@@ -258,7 +269,7 @@ def lines_figure(lines: Lines, style: Style, title: str) -> Figure:
     count, most_named = len(lines.names), 60
     wide = max(WIDE_PX, STEP_PX * min(count, most_named) + 64)
     frame = Frame(style, (wide, 280), left=64, above=28, below=84, title_px=38)
-    for (name, (value_N, ends_2N)), colour in zip(lines.series.items(), COLOURS, strict=False):
+    for (name, (value_N, ends_2N)), colour in zip(lines.series.items(), line_colours(len(lines.series)), strict=True):
         if np.isfinite(ends_2N).any():
             ends = drawn_ends(value_N, *ends_2N)
             frame.ax.fill_between(range(count), *ends, color=colour, alpha=0.2, linewidth=0)
@@ -289,15 +300,16 @@ def pruning_figure(
     heads: Sequence[str], losses: Sequence[float], references: Sequence[tuple[str, float]], style: Style
 ) -> Figure:
     """The curve; to be called within `writer.drawing`."""
+    blue, orange = line_colours()
     named = len(heads) <= 60
     wide = max(WIDE_PX, 24 * (len(heads) + 1) + 110) if named else 2 * WIDE_PX
     # The figure is as high with a title as without: the axes take the room.
     above, below, high = 49.0 if style.titled else 14.7, 102.9, 490
     frame = Frame(style, (wide, high - above - below), above=above, below=below, title_px=0)
     ax, loss_N = frame.ax, np.maximum(losses, LEAST)
-    ax.plot(loss_N, "o-", color=BLUE, markersize=4, markeredgewidth=0.75, linewidth=1.4)
+    ax.plot(loss_N, "o-", color=blue, markeredgewidth=0.75)
     for name, height in (("intact", loss_N[0]), *references):
-        ax.axhline(height, linestyle="--", color=DARK_INK if name == "intact" else ORANGE, linewidth=1)
+        ax.axhline(height, linestyle="--", color=DARK_INK if name == "intact" else orange, linewidth=1)
         ax.annotate(name, (0, height), (2, 3), textcoords="offset points", fontsize=MARK_SIZE, color=DARK_INK)
     if named:
         ax.set_xticks(range(len(losses)), ["intact", *heads], fontsize=MARK_SIZE, rotation=90)
@@ -318,7 +330,7 @@ def pruning_figure(
     return frame.figure
 
 
-BAR, BAND = "#0072b2", "#808080"  # as roles are coloured: kept apart by colour-blind readers
+BAND = "#808080"
 UNKNOWN = math.nan, math.nan
 
 
@@ -357,7 +369,7 @@ def sets_figure(costs: Sequence[SetCost], style: Style, texts: tuple[str, str, s
             low, high = cost.random
             corner = low, row - band_thick / 2
             ax.add_patch(Rectangle(corner, high - low, band_thick, facecolor=BAND, edgecolor=BAND, linewidth=px(2)))
-        ax.barh(row, cost.value, thick, color=BAR, zorder=2)
+        ax.barh(row, cost.value, thick, color=line_colours(1)[0], zorder=2)
         low, high = map(float, drawn_ends(np.array(cost.value), *map(np.array, cost.interval)))
         if math.isfinite(low):
             ax.hlines(row, low, high, color=DARK_INK, linewidth=1.6, zorder=3)
@@ -512,6 +524,7 @@ def dots_figure(
     room: float,
 ) -> Figure:
     """The picture; to be called within `writer.drawing`. shown: heads and rows, see `save_dots`."""
+    [blue] = line_colours(1)
     (heads, rows), (title, note, foot) = shown, texts
     others = np.setdiff1d(np.arange(len(heads)), rows)
     names = [heads[head] for head in rows] + [f"{len(others)} others"] * bool(len(others))
@@ -547,7 +560,7 @@ def dots_figure(
         effect_N, low_N, high_N, named_N = (
             values[list(rows)] for values in (probe.effect_N, probe.low_N, probe.high_N, probe.named_N)
         )
-        colours = [BLUE if named else DOT_GREY for named in named_N]
+        colours = [blue if named else DOT_GREY for named in named_N]
         ends = drawn_ends(effect_N, low_N, high_N)
         ax.hlines(places, *ends, colors=colours, linewidth=1.4, zorder=2)
         ax.scatter(effect_N, places, s=14, c=colours, linewidths=0, zorder=3)
@@ -591,6 +604,7 @@ def save_depth(path: Path, depths: Sequence[Depth], style: Style, note: str = ""
 
 def depth_figure(depths: Sequence[Depth], style: Style, note: str, room: float) -> Figure:
     """A line for the mean of the heads, and bands for their spread; to be called within `writer.drawing`."""
+    blue, orange = line_colours()
     panels = Panels(len(depths), style, room, (360, 210), before=46, after=24)
     for (ax, _), depth in zip(panels.pairs, depths, strict=True):
         # The bands first, so that they cover no line.
@@ -599,9 +613,9 @@ def depth_figure(depths: Sequence[Depth], style: Style, note: str, room: float) 
             solid = {"alpha": 1.0, "linewidth": 0}
             sns.lineplot(**heads, errorbar=("pi", share), color=colour, linewidth=0, err_kws=solid)
         if np.isfinite(depth.null_N).any():
-            dashes = {"color": ORANGE, "linestyle": "--", "linewidth": 1.2}
+            dashes = {"color": orange, "linestyle": "--", "linewidth": 1.2}
             sns.lineplot(x=depth.layer_N, y=depth.null_N, ax=ax, errorbar=None, **dashes)
-        points = {"color": BLUE, "marker": "o", "markersize": 4.5, "markeredgecolor": BLUE, "linewidth": 1.6}
+        points = {"color": blue, "marker": "o", "markeredgecolor": blue}
         sns.lineplot(**heads, errorbar=None, **points)
         if depth.interval:
             layers, low, high = depth.interval
@@ -617,13 +631,14 @@ def depth_figure(depths: Sequence[Depth], style: Style, note: str, room: float) 
         ax.set_ylabel("")
         panels.finish(ax, depth.name, depth.unit)
     # The legend says only what some panel has.
-    legend = [("mean of the heads", BLUE), *((name, colour) for _, name, colour in reversed(BANDS))]
+    legend = [("mean of the heads", blue), *((name, colour) for _, name, colour in reversed(BANDS))]
     intervals = any(depth.interval for depth in depths)
     uniform = any(np.isfinite(depth.null_N).any() for depth in depths)
     legend += [("95 % interval of the mean over the texts", DARK_INK)] * intervals
-    legend += [("uniform attention", ORANGE)] * uniform
-    count = len(np.unique(np.concatenate([depth.layer_N for depth in depths])))
-    return panels.titled(f"{', '.join(depth.name for depth in depths)} over {count} layers", note, 48, legend)
+    legend += [("uniform attention", orange)] * uniform
+    over = number_of(len(np.unique(np.concatenate([depth.layer_N for depth in depths]))), "layer")
+    title = f"{', '.join(depth.name for depth in depths)} over {over}"
+    return panels.titled(title, note, 48, legend)
 
 
 @dataclass(frozen=True)

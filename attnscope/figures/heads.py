@@ -268,7 +268,7 @@ def head_maps(
         yield from draw_in_workers(partial(_draw_in_worker, style, fonts), heads, workers)
         return
     built: dict[tuple, HeadFigure] = {}
-    with drawing(fonts):
+    with drawing(fonts, style.sheet):
         if style.image == "png":
             yield from save_behind(((head.path, _shown(head, style, built).pixels()) for head in heads), style)
         else:
@@ -290,5 +290,5 @@ def _draw_in_worker(style: Style, fonts: Fonts, head: HeadMap) -> Path:
 @cache
 def _of_worker(style: Style, fonts: Fonts) -> dict[tuple, HeadFigure]:
     """A worker's figures, one per kind; they and matplotlib's settings stay for as long as it lives."""
-    configure(fonts)
+    configure(fonts, style.sheet)
     return {}

@@ -83,6 +83,11 @@ def sized(points: float, style: Style) -> float:
     return points if style.font_size is None else style.font_size
 
 
+def growth(style: Style) -> float:
+    """How many times the room of a text grows, where larger letters than the usual are asked for."""
+    return max(1.0, (style.font_size or 0.0) / NOTE_SIZE)
+
+
 def number_size(cell: float, style: Style) -> float:
     """Points at which "0.53" fits into a cell of so many pixels; 0 in a paper, where it would be too small."""
     if style.points is not None:
@@ -196,7 +201,7 @@ class Words:
         title, note, foot = texts
         self.style, self.titled, self.captioned = style, style.titled, style.captioned
         foot = foot if self.captioned else ()
-        self.room = math.inf
+        self.room, self.note_size = math.inf, sized(NOTE_SIZE, style)
         self.least = min(WORDS_PX, (style.inches or math.inf) * DPI - 40)  # pixels, beside a small map
         self.title = figure.text(0, 0, title * self.titled, fontsize=size, va="top")
         self.note, self.foot = (
@@ -217,21 +222,21 @@ class Words:
 
     def set_note(self, text: str) -> None:
         """Another note, as wide as there is room for."""
-        self.note.set_text(wrapped(text * self.captioned, self.room, NOTE_SIZE))
+        self.note.set_text(wrapped(text * self.captioned, self.room, self.note_size))
 
     def wrap(self, room: float) -> float:
         """Break the lines where so many pixels are full; how wide the widest is."""
         self.room = room
         self.set_title(self.title.get_text())
         self.set_note(self.note.get_text())
-        self.foot.set_text(wrapped(self.foot.get_text(), room, NOTE_SIZE))
+        self.foot.set_text(wrapped(self.foot.get_text(), room, self.note_size))
         legend = [sum(map(_width, line)) for line in self._legend_lines()]
         return max([extent([self.title, self.note, self.foot])[0], *legend])
 
     def heights(self) -> tuple[float, float]:
         """Pixels that the words take above the panels, and below them."""
         title, note, foot = map(_height, (self.title, self.note, self.foot))
-        legend = LINE * line_px(NOTE_SIZE) * len(self._legend_lines())
+        legend = LINE * line_px(self.note_size) * len(self._legend_lines())
         return title + note + legend + 4, foot + (FOOT_GAP if foot else 0)
 
     def _legend_lines(self) -> list[list[list[Text]]]:
@@ -258,7 +263,7 @@ class Words:
                     put_words(figure, text, right, down)
                     right += extent([text])[0] + SIGN_GAP
                 right += ENTRY_GAP
-            down += LINE * line_px(NOTE_SIZE)
+            down += LINE * line_px(self.note_size)
         put_words(figure, self.foot, left, figure.bbox.height - edge - self.heights()[1] + FOOT_GAP)
 
 
@@ -345,7 +350,7 @@ def save_drawn(
     texts: what is drawn besides the line of the foot. room: infinite for a figure that keeps to the width by itself.
     Raises UsageError for a folder that cannot be written.
     """
-    with drawing(fonts_for([style.about.line, *texts])):
+    with drawing(fonts_for([style.about.line, *texts]), style.sheet):
         figure = build(room) if room == math.inf else fitted(build, room, style, lambda figure: figure)
         return save_figure(figure, path, style)
 
@@ -376,14 +381,13 @@ def put_words(figure: Figure, text: Text, left: float, down: float) -> None:
 
 
 def rule(ax: Axes, axis: Literal["x", "y", "both"] = "y", *, pale: bool = False) -> None:
-    """Lines across the axes at their marks, and none around them at the top and at the right.
+    """Lines across the axes at their marks.
 
     pale: below all that is drawn, where that has no colour which such a line could be seen through.
     """
-    ax.grid(axis=axis, color="#ececec" if pale else "#e6e6e6", linewidth=0.8 if pale else 0.6)
+    ax.grid(axis=axis)
     if pale:
         ax.set_axisbelow(True)
-    ax.spines[["top", "right"]].set_visible(False)
 
 
 def log_axis(ax: Axes, marks: Sequence[float]) -> None:

@@ -66,7 +66,7 @@ def save_metrics(
     shapes = {np.shape(panel.values_LH) for panel in panels}
     if len(shapes) != 1 or next(iter(shapes))[0] != len(labels):
         raise ValueError(f"expected metrics of one shape with {len(labels)} layers, got {sorted(shapes)}")
-    with drawing(fonts_for([style.title, style.about.line, note, "▸"])):
+    with drawing(fonts_for([style.title, style.about.line, note, "▸"]), style.sheet):
         if style.image != "png":
             return save_figure(metrics_figure(panels, style, labels, title, note), path, style)
         return save_pixels(_fitted(panels, style, labels, (title, note), in_turn=True).pixels(), path, style)
@@ -104,7 +104,7 @@ class Sheet:
         *,
         in_turn: bool,
     ) -> None:
-        self.style = style
+        self.style, self.growth = style, layout.growth(style)
         self.shown = [panel for panel in panels if panel.always or _varies(panel)] or list(panels)
         layers, heads = panels[0].values_LH.shape
         most = MOST_COLUMNS if style.inches is None else max(1, int(style.inches * DPI / COLUMN_PX))
@@ -154,8 +154,9 @@ class Sheet:
         # Name, unit, and in a third line what uniform attention scores and how many rows there are.
         uniform = " / ".join(f"{value:.2f}" for value in panel.uniform)
         third = ", ".join(filter(None, (f"uniform {uniform}" if uniform else "", panel.support)))
-        small = ((panel.unit, MARK_SIZE, 20, layout.NOTE_COLOUR), (third, MARK_SIZE, 5, layout.NOTE_COLOUR))
-        layout.say_above(ax, ((panel.name, TITLE_SIZE, 36, DARK_INK), *small))
+        up = [round(place * self.growth) for place in (36, 20, 5)]
+        small = ((panel.unit, MARK_SIZE, up[1], layout.NOTE_COLOUR), (third, MARK_SIZE, up[2], layout.NOTE_COLOUR))
+        layout.say_above(ax, ((panel.name, TITLE_SIZE, up[0], DARK_INK), *small))
         # Layers without attention in a row are one grey box, with what they are where it has room.
         for name, run in groupby(range(len(panel.without_L)), lambda row: panel.without_L[row]):
             first, *rest = run
@@ -181,17 +182,19 @@ class Sheet:
     def _place(self, panels: Sequence[Panel], words: tuple[str, str]) -> None:
         """Title, notes and foot, and everything in its place."""
         (layers, _), (wide, high) = panels[0].values_LH.shape, self.size
-        beside = BAR_GAP if self.shared else BAR_GAP + BAR_PX + BAR_ROOM
+        rooms = (room * self.growth for room in (NAME_ROOM, TITLE_ROOM, MARK_ROOM, BAR_ROOM))
+        name_room, title_room, mark_room, bar_room = rooms
+        beside = BAR_GAP if self.shared else BAR_GAP + BAR_PX + bar_room
         plan = layout.PanelPlan(
-            left=EDGE + NAME_ROOM,
-            top=TITLE_ROOM,
+            left=EDGE + name_room,
+            top=title_room,
             size=(wide, high),
             bar=(BAR_GAP, BAR_PX, high),
-            right=BAR_GAP + BAR_PX + BAR_ROOM - NAME_ROOM / 2,
-            below=MARK_ROOM,
+            right=BAR_GAP + BAR_PX + bar_room - name_room / 2,
+            below=mark_room,
             edge=EDGE,
             columns=self.columns,
-            pitch=(NAME_ROOM + wide + beside, TITLE_ROOM + high + MARK_ROOM),
+            pitch=(name_room + wide + beside, title_room + high + mark_room),
         )
         measured = int(np.isfinite([panel.values_LH for panel in panels]).any(0).sum())
         layers -= len([name for name in panels[0].without_L if name])

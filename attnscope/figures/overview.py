@@ -73,7 +73,7 @@ def save_overview(path: Path, layers: Sequence[Maps], style: Style, *, subtitle:
         save_overview(Path("overview.png"), layers, Style(), subtitle="demo · the financial bank …")
         save_overview(Path("overview.png"), layers, Style(scale="log"))
     """
-    with drawing(fonts_for([subtitle, style.title, style.about.line])):
+    with drawing(fonts_for([subtitle, style.title, style.about.line]), style.sheet):
         return save_figure(overview_figure(layers, style, subtitle), path, style)
 
 
@@ -223,7 +223,7 @@ def save_layers(jobs: Sequence[tuple[Path, Maps]], style: Style) -> Iterator[Pat
 
     for path in save_layers([(Path("layers/L27.png"), maps)], Style()): ...
     """
-    with drawing(fonts_for(texts_of((maps for _, maps in jobs), style))):
+    with drawing(fonts_for(texts_of((maps for _, maps in jobs), style)), style.sheet):
         shown = figures_of(jobs, style)
         if style.image == "png":
             yield from save_behind(((path, layer.pixels()) for path, layer in shown), style)

@@ -75,7 +75,8 @@ def patches_figure(sheet: PatchSheet, style: Style, room: float = SHEET_PX) -> F
     pairs = [layout.new_panel(figure) for _ in range(len(heads) + 1)]
     # First the picture itself, with the edges of its patches where they are far enough apart to be seen.
     scaled = image.resize((2 * int(size[0]), 2 * int(size[1])), Image.Resampling.LANCZOS)
-    _show(pairs[0][0], np.asarray(scaled), ("picture", ""))
+    growth = layout.growth(style)
+    _show(pairs[0][0], np.asarray(scaled), ("picture", ""), growth)
     for left, top, right, bottom in box_N4 if len(box_N4) <= 1024 else []:
         box = (left, top), right - left, bottom - top
         pairs[0][0].add_patch(Rectangle(*box, fill=False, edgecolor="#ffffff88", linewidth=px(0.7)))
@@ -90,7 +91,7 @@ def patches_figure(sheet: PatchSheet, style: Style, room: float = SHEET_PX) -> F
     with_bar = max(1, min(columns - 1, len(heads)))
     for place, (head, cell, limits) in enumerate(zip(heads, cells, scales, strict=True), start=1):
         ax, bar_ax = pairs[place]
-        _show(ax, pale.astype(np.uint8), (head.title, head.note))
+        _show(ax, pale.astype(np.uint8), (head.title, head.note), growth)
         mesh = ax.pcolormesh(*edges, drawable(cell, limits, style), cmap=cmap, norm=make_norm(limits, style))
         mesh.set(linewidth=0, antialiased=False)
         ax.set(xlim=(0, 1), ylim=(1, 0))
@@ -103,14 +104,14 @@ def patches_figure(sheet: PatchSheet, style: Style, room: float = SHEET_PX) -> F
     layout.in_print(figure, style)
     plan = layout.PanelPlan(
         left=EDGE,
-        top=TITLE_ROOM,
+        top=TITLE_ROOM * growth,
         size=size,
         bar=(BAR_GAP, BAR_PX, size[1]),
         right=bar_room - GAP,
         below=0,
         edge=EDGE,
         columns=columns,
-        pitch=(size[0] + side, TITLE_ROOM + size[1] + BELOW),
+        pitch=(size[0] + side, TITLE_ROOM * growth + size[1] + BELOW),
     )
     texts = (style.headed(sheet.title), sheet.note, [style.about.line])
     words = layout.Words(figure, texts, HEADING_SIZE, style)
@@ -150,12 +151,13 @@ def _size(image: Image.Image, room: float) -> tuple[float, float]:
     return math.floor(wide), math.ceil(wide * image.height / image.width)
 
 
-def _show(ax: Axes, pixels: np.ndarray, words: tuple[str, str]) -> None:
-    """A picture with a frame, a title and a line below that."""
+def _show(ax: Axes, pixels: np.ndarray, words: tuple[str, str], growth: float) -> None:
+    """A picture with a frame, a title and a line below that; growth: of their room."""
     ax.imshow(pixels, extent=(0, 1, 1, 0), aspect="auto", interpolation="antialiased")
     ax.add_patch(Rectangle((0, 0), 1, 1, fill=False, edgecolor=DARK_INK, linewidth=px(1), clip_on=False))
     title, note = words
-    layout.say_above(ax, ((title, TITLE_SIZE, 20, DARK_INK), (note, MARK_SIZE, 5, layout.NOTE_COLOUR)))
+    up = round(20 * growth), round(5 * growth)
+    layout.say_above(ax, ((title, TITLE_SIZE, up[0], DARK_INK), (note, MARK_SIZE, up[1], layout.NOTE_COLOUR)))
     ax.set_axis_off()
 
 

@@ -10,9 +10,11 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args, get_origin, get_type_hints
 
 from attnscope.errors import BLANKS, UsageError, visible
+from attnscope.figures.style_sheet import StyleSheet, read_style_sheet
 from attnscope.utils.display import head_name, model_name, printed
 
 if TYPE_CHECKING:
@@ -80,6 +82,7 @@ class StyleFields(TypedDict, total=False):
     caption: bool | None
     width: float | str | None
     font_size: float | None
+    style: StyleSheet | str | Path | None
     dpi: int
 
 
@@ -95,8 +98,8 @@ class Style:
     around 0, light there; it may be colours, by commas. `annotate=None` writes numbers into the cells when there are at
     most 12 tokens. `title` is put before each figure's own. `width`: inches, or `column` or `page` of a paper; there
     text has 7 to 8 points, and title and caption are drawn only where they are asked for. `font_size`: points of every
-    text, but the numbers in cells that are too small for it. `caption`: the lines below title and panels; `dpi`: pixels
-    per inch.
+    text, but the numbers in cells that are too small for it. `style`: a style file of matplotlib, whose fonts, colours,
+    lines and axes are read. `caption`: the lines below title and panels; `dpi`: pixels per inch.
 
     Raises UsageError for a choice that does not exist.
 
@@ -115,6 +118,7 @@ class Style:
     caption: bool | None = None
     width: float | str | None = None
     font_size: float | None = None
+    style: StyleSheet | str | Path | None = None
     dpi: int = DPI
     about: About = About()
 
@@ -130,6 +134,11 @@ class Style:
                 f"{'linear' if self.scale == 'auto' else self.scale} scale",
                 "write scale log and floor 0.001",
             )
+        if isinstance(self.style, str | Path):
+            object.__setattr__(self, "style", read_style_sheet(self.style))
+        size = self.sheet.get("font.size") if self.sheet else None
+        if size and self.font_size is None:
+            object.__setattr__(self, "font_size", float(size))
         if self.font_size is not None and not FONT_SIZES[0] <= self.font_size <= FONT_SIZES[1]:
             expected = f"points from {FONT_SIZES[0]:g} to {FONT_SIZES[1]:g}"
             raise UsageError(f"font_size: expected {expected}, got {self.font_size}")
@@ -137,6 +146,11 @@ class Style:
             raise UsageError(f"dpi: expected pixels per inch from 10 to {HIGHEST_DPI}, got {self.dpi}")
         _ = self.inches
         object.__setattr__(self, "title", visible(self.title, BLANKS))
+
+    @property
+    def sheet(self) -> StyleSheet | None:
+        """The style file that was read."""
+        return self.style if isinstance(self.style, StyleSheet) else None
 
     def of(self, about: About) -> Style:
         """The same of another figure."""

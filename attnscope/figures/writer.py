@@ -23,6 +23,7 @@ from typing import Any, cast
 
 import matplotlib as mpl
 import numpy as np
+from cycler import cycler
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -37,12 +38,18 @@ from PIL import Image
 
 from attnscope.figures.fonts import Fonts, caption, isolated, register
 from attnscope.figures.style import DPI, About, Style
+from attnscope.figures.style_sheet import StyleSheet, parameters
 from attnscope.utils.files import write_whole
 
 PNG_ZLIB_LEVEL = 3  # flat colours: level 6 takes twice the time for a few percent
 MOST_KEPT = 4096  # strings; scores have many more than weights
 LONGEST_NUMBER = 200  # pixels that a number may take beyond its cell
 NOTHING = np.array([255, 255, 255, 0], np.uint8).view(np.uint32)  # what a canvas holds on which nothing is drawn
+# Kept apart by colour-blind readers: seaborn's `colorblind`.
+COLOURS = (
+    *("#0173b2", "#de8f05", "#029e73", "#d55e00", "#cc78bc"),
+    *("#ca9161", "#fbafe4", "#949494", "#ece133", "#56b4e9"),
+)
 UP = 2  # the filter that stores a row as its difference to the row above: nearly all zeros in a heatmap
 INCH_PER_METRE = 39.3701
 NO_COMPRESSION_NO_LANGUAGE = bytes(5)  # ends the keyword; flag and method 0; two empty strings
@@ -207,14 +214,14 @@ def px(pixels: float) -> float:
 
 
 @contextmanager
-def drawing(fonts: Fonts) -> Iterator[None]:
-    """Matplotlib as shipped, whatever the user's own settings are, and no text read as a formula."""
+def drawing(fonts: Fonts, sheet: StyleSheet | None = None) -> Iterator[None]:
+    """Matplotlib as shipped, whatever the user's own settings are, but for those of a sheet; no text is a formula."""
     with mpl.rc_context(), warnings.catch_warnings():
-        configure(fonts)
+        configure(fonts, sheet)
         yield
 
 
-def configure(fonts: Fonts) -> None:
+def configure(fonts: Fonts, sheet: StyleSheet | None = None) -> None:
     """The settings of `drawing`, for good: for a process that does nothing else."""
     register(fonts)
     mpl.rcdefaults()
@@ -229,12 +236,21 @@ def configure(fonts: Fonts) -> None:
             "pdf.fonttype": 42,  # TrueType: some venues refuse Type 3
             "axes.unicode_minus": True,
             "axes.edgecolor": "#262626",
+            "axes.prop_cycle": cycler(color=COLOURS),
+            "axes.spines.right": False,
+            "axes.spines.top": False,
+            "grid.color": "#e6e6e6",
+            "grid.linewidth": 0.6,
+            "lines.linewidth": 1.5,
+            "lines.markersize": 4,
             "xtick.major.size": 3,
             "ytick.major.size": 3,
             "xtick.major.pad": 3,
             "ytick.major.pad": 3,
         }
     )
+    if sheet is not None:
+        mpl.rcParams.update(parameters(sheet, fonts.families))
     # fonts_for has said it already, once and with what to do
     warnings.filterwarnings("ignore", message=r"Glyph .* missing from")
 

@@ -1,0 +1,166 @@
+"""A matplotlib style file as data: its fonts, colours, lines and axes, and nothing else of it.
+
+    sheet = read_style_sheet("paper.mplstyle")
+    Style(style=sheet)
+
+A setting outside READ is refused by its name. Nothing of a file is run, and none names another file. Matplotlib is
+loaded when a file is read.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+import warnings
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from attnscope.errors import UsageError, visible
+from attnscope.utils.files import read_small
+
+log = logging.getLogger("attnscope")
+
+MOST_BYTES = 1 << 20
+MOST_NUMBER = 100.0  # points, of a line or a mark
+GENERIC = ("sans-serif", "serif", "monospace", "cursive", "fantasy")
+FAMILY, CYCLE, CMAP, SIZE = "font.family", "axes.prop_cycle", "image.cmap", "font.size"
+MARKS = ("color", "labelcolor", "direction", "major.size", "major.width", "major.pad", "minor.size", "minor.width")
+READ = (
+    *(FAMILY, SIZE, "font.weight", "font.style", *(f"font.{name}" for name in GENERIC)),
+    *("text.color", "figure.facecolor", "grid.color", "grid.linewidth", "grid.linestyle", "grid.alpha"),
+    *("lines.linewidth", "lines.markersize", "hatch.linewidth", CMAP, CYCLE),
+    *(f"axes.{name}" for name in ("facecolor", "edgecolor", "labelcolor", "titlecolor", "linewidth", "labelweight")),
+    *(f"axes.spines.{side}" for side in ("left", "right", "top", "bottom")),
+    *(f"{axis}tick.{name}" for axis in "xy" for name in MARKS),
+)
+OF_COLOURS = re.compile(r"cycler\(\s*(?:['\"]color['\"]\s*,|color\s*=)\s*[\[(]([^\[\]()]*)[\])]\s*\)")
+NO_SHEET = "name a style file of matplotlib"
+HINT = "take these lines out; docs/pictures.md lists what is read"
+
+
+@dataclass(frozen=True)
+class StyleSheet:
+    """A style file: its name, and the settings that are read of it with their values as texts."""
+
+    name: str
+    settings: tuple[tuple[str, str], ...]
+
+    def get(self, setting: str) -> str | None:
+        """The value of a setting."""
+        return dict(self.settings).get(setting)
+
+
+def read_style_sheet(path: str | Path) -> StyleSheet:
+    """The settings of a style file. Raises UsageError, in one line, for a file or a setting that is not read."""
+    name = visible(str(path))
+    try:
+        text = read_small(Path(path), MOST_BYTES).decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) and error.strerror else "it is not text in UTF-8"
+        raise UsageError(f"style: {name} cannot be read: {why}", NO_SHEET) from None
+    settings: dict[str, str] = {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        if content := _without_comment(line):
+            key, colon, value = content.partition(":")
+            if not colon:
+                raise UsageError(f"style: {name}, line {number}: expected NAME: VALUE", NO_SHEET)
+            settings[key.strip()] = value.strip()
+    if unknown := [visible(key) for key in settings if key not in READ]:
+        more = f" and {len(unknown) - 5} others" * (len(unknown) > 5)
+        size = f"; {SIZE} is the size of every text" * any("size" in key for key in unknown)
+        raise UsageError(f"style: {', '.join(unknown[:5])}{more} of {name} cannot be used", HINT + size)
+    sheet = StyleSheet(name, tuple(settings.items()))
+    for key, value in settings.items():
+        _check(name, key, value)
+    named, known = _families(sheet), _installed()
+    if named and not any(family in known for family in named):
+        called = ", ".join(visible(family) for family in named[:5])
+        log.warning("no installed font is called %s: %s names none that is here", called, name)
+    return sheet
+
+
+def parameters(sheet: StyleSheet, families: tuple[str, ...]) -> dict[Any, Any]:
+    """What matplotlib is told of a sheet; families: those that follow the sheet's own, for what it has no letters."""
+    from cycler import cycler
+
+    values = {key: value for key, value in sheet.settings if key not in (SIZE, CYCLE, FAMILY, CMAP)}
+    own = [family for family in _families(sheet) if family in _installed()]
+    told: dict[str, Any] = {**values, FAMILY: [*own, *families]}
+    colours = dict(sheet.settings).get(CYCLE)
+    return told | ({CYCLE: cycler(color=_colours(colours))} if colours else {})
+
+
+def _without_comment(line: str) -> str:
+    """A line without its comment; a # within quotes is a colour. Quotes around a whole value go."""
+    parts = re.match(r"""(?:[^#"']|"[^"]*"|'[^']*')*""", line)
+    key, colon, value = (parts[0] if parts else "").strip().partition(":")
+    quoted = re.fullmatch(r'\s*"([^"]*)"\s*', value)
+    return f"{key}{colon}{quoted[1] if quoted else value}"
+
+
+def _check(name: str, key: Any, value: str) -> None:
+    """Raise UsageError for a value that names a file, or that the setting does not take."""
+    import matplotlib as mpl
+    from matplotlib.colors import is_color_like
+
+    refused = UsageError(f"style: {key} of {name}: there is no such value: {visible(value[:60])!r}", HINT)
+    if "/" in value or "\\" in value:
+        raise UsageError(f"style: {key} of {name} names a file or a folder", HINT)
+    if key == CYCLE:
+        if not _colours(value):
+            raise refused
+        return
+    if key == CMAP:
+        if value not in mpl.colormaps and not (len(colours := _listed(value)) > 1 and all(map(is_color_like, colours))):
+            raise refused
+        return
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            checked = mpl.RcParams({key: value})[key]
+    except (ValueError, TypeError, KeyError, Warning):
+        raise refused from None
+    if isinstance(checked, float) and not (math.isfinite(checked) and 0 <= checked <= MOST_NUMBER):
+        raise refused
+
+
+def _colours(value: str) -> list[str]:
+    """The colours of `cycler('color', ['#0072b2', 'd55e00'])`; none where one of them is no colour."""
+    from matplotlib.colors import is_color_like
+
+    found = OF_COLOURS.fullmatch(value)
+    names = [part.strip().strip("'\"") for part in found[1].split(",") if part.strip()] if found else []
+    colours = [name if is_color_like(name) else f"#{name}" for name in names]
+    return colours if all(map(is_color_like, colours)) else []
+
+
+def _families(sheet: StyleSheet) -> list[str]:
+    """The fonts that a sheet names, best first."""
+    import matplotlib as mpl
+
+    settings = dict(sheet.settings)
+    if not any(key in settings for key in (FAMILY, *(f"font.{name}" for name in GENERIC))):
+        return []
+    families: list[str] = []
+    for family in _listed(settings.get(FAMILY, GENERIC[0])):
+        of_kind: Any = f"font.{family}"
+        if family in GENERIC:
+            families += _listed(settings[of_kind]) if of_kind in settings else list(mpl.rcParamsDefault[of_kind])
+        else:
+            families.append(family)
+    return families
+
+
+def _listed(value: str) -> list[str]:
+    return [part.strip().strip("'\"") for part in value.split(",") if part.strip()]
+
+
+@cache
+def _installed() -> frozenset[str]:
+    """The names of the fonts that matplotlib knows."""
+    from matplotlib import font_manager
+
+    return frozenset(entry.name for entry in font_manager.fontManager.ttflist)
