@@ -1,4 +1,4 @@
-/* attnscope viewer, made by scripts/build_viewer.mjs of sources c2e173c6fa8a9871955ceb3454b0d8dc329f60a6986ec2588ec952e40913f326 */
+/* attnscope viewer, made by scripts/build_viewer.mjs of sources f3dad238d8ab457b517a94c2eb51a0a8869225f35125afa9ac39c4d7e56333d9 */
 /* d3-color
 Copyright 2010-2026 Mike Bostock
 

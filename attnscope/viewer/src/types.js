@@ -20,7 +20,7 @@
  * @property {number} layer
  * @property {string} stack
  * @property {number} heads
- * @property {number} kv_heads
+ * @property {number | null} kv_heads
  * @property {string} visible
  * @property {[number, number]} [queries] of several stacks: its tokens, where their texts are one behind the other
  * @property {[number, number]} [keys]
@@ -38,7 +38,7 @@
  * @typedef {object} Head
  * @property {number} at
  * @property {number} head
- * @property {number} kv_head
+ * @property {number | null} kv_head
  * @property {string} role what it is called, "-" for nothing
  * @property {string} text_role on this text
  * @property {boolean|null} near_uniform
