@@ -351,3 +351,42 @@ def test_no_stack_is_wider_than_the_window(browser: Any, page: Path, seen: Any, 
                 visit.settled(view=view, at=at)
                 visit.view(view).locator(":is(canvas, .piece, table):visible").first.wait_for(state="visible")
                 assert visit.page.evaluate("document.scrollingElement.scrollWidth - innerWidth") <= 0, (view, at)
+
+
+@pytest.fixture(scope="module")
+def of_weights(folder: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
+    """A capture, and the page of a file that has its cross-attention alone."""
+    seen = attnscope.capture(attnscope.load(folder, device="cpu"), SOURCE, target=TARGET, engine="eager")
+    cross, place = seen.of(CROSS), tmp_path_factory.mktemp("weights")
+    layers = [cross.weights[key] for key in cross.weights]
+    attnscope.save_weights(place / "cross.npz", layers, cross.keys, query_tokens=cross.queries, model="mine")
+    result = call("view", "--weights-file", str(place / "cross.npz"), "--out", str(place / "page.html"))
+    assert (result.code, result.out) == (0, b""), result.err
+    return seen, place / "page.html"
+
+
+def test_a_page_of_cross_attention_alone_has_its_weights_where_both_texts_are(of_weights: tuple[Any, Path]) -> None:
+    seen, path = of_weights
+    found, source = read(path), len(seen.of(ENCODER).queries)
+    side = found.said["sides"][0]
+    assert {layer["stack"] for layer in side["layers"]} == {CROSS}
+    assert {layer["kv_heads"] for layer in side["layers"]} == {head["kv_head"] for head in side["heads"]} == {None}
+    for entry in side["maps"]:
+        key = side["layers"][entry["at"]]["layer"]
+        own_QK = seen.of(CROSS).weights[key][entry["head"]].numpy()
+        page_TT = found.map(entry)
+        np.testing.assert_allclose(page_TT[source:, :source], own_QK, atol=0.005)
+
+
+@pytest.mark.e2e
+def test_the_page_of_weights_opens_in_every_view_and_says_that_they_are_not_verified(
+    browser: Any, of_weights: tuple[Any, Path]
+) -> None:
+    with visiting(browser, of_weights[1]) as visit:
+        title = visit.page.locator("h1").inner_text()
+        assert title == f"weights not verified: mine: “{SOURCE}” → “{TARGET}”"
+        for view in ("model", "metrics", "head", "matrix", "text", "token"):
+            visit.page.locator(f"[role=tab][data-view={view}]").click()
+            visit.settled(view=view)
+            visit.view(view).locator("canvas, .piece, table").first.wait_for(state="visible")
+        assert "(" not in visit.page.locator(".facts").inner_text()  # no kv heads
