@@ -47,7 +47,7 @@ def test_a_command_that_says_nothing_is_named_once_it_was_silent(clocked, termin
     with opened():
         assert after(watch, FIRST_SECONDS - 0.1) == ""
         assert after(watch, FIRST_SECONDS + 0.1) == "loading demo"
-    assert after(watch, FIRST_SECONDS + 0.1) == "starting"
+    assert after(watch, FIRST_SECONDS + 0.1) == "starting attnscope"
     with opened(drawn=True):  # its bar says it
         assert after(watch, LONG) == ""
 

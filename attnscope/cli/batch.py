@@ -175,7 +175,9 @@ def ending(outcome: Outcome, corpus: Corpus, stop: GracefulStop, writing: Writin
     done = f"{several(tally.texts, 'text')}, {several(tally.tokens, 'token')} measured{where}{there}"
     output.log(done if tally.items or not before else f"all {before:,} are there already{where}", writing.quiet)
     for name, texts in sorted(outcome.lacking.items()):  # a run that goes on counts them in another order
-        output.log(f"span {name!r} is not in {texts:,} of {several(before + tally.texts, 'text')}", writing.quiet)
+        of = before + tally.texts
+        how = f'; a record gives it as "spans": {{"{name}": [[0, 4]]}}, in characters of its text' * (texts == of)
+        output.log(f"span {name!r} is not in {texts:,} of {several(of, 'text')}{how}", writing.quiet)
     if cut := outcome.targets.get("cut"):
         from attnscope.hooks.generation import MOST_MADE
 

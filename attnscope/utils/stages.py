@@ -17,6 +17,7 @@ from datetime import timedelta
 FIRST_SECONDS = 1.0  # of silence, until the first words of a command: two seconds are the most that a person waits
 NEXT_SECONDS = 60.0  # between two lines of one stage in a pipe
 LOOK_SECONDS = 0.1
+STARTING = "starting attnscope"  # before any stage
 SIZES = ("kB", "MB", "GB")
 _open: list[Stage] = []
 _begun: float | None = None  # when the process of a command began, until a watch has looked at it
@@ -182,9 +183,9 @@ class Watch(threading.Thread):
         if silent < FIRST_SECONDS or (current is not None and current.changed is not None):
             return ""
         if self._terminal:
-            return current.doing if current else importing() or "starting" * (self._heard is None)
+            return current.doing if current else importing() or STARTING * (self._heard is None)
         if self._heard is None:
-            return current.line if current else importing() or "starting"
+            return current.line if current else importing() or STARTING
         return current.line if current and silent >= NEXT_SECONDS else ""
 
 

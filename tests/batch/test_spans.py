@@ -127,7 +127,7 @@ def test_it_is_the_mass_of_query_and_key(tmp_path: Path, tiny_folder: Path, corp
 
 def lacking(err: str) -> list[tuple[str, int, int]]:
     """What stderr says of spans, in its order: how many texts lack each, and of how many."""
-    said = re.findall(r"^span '(\w+)' is not in (\d+) of (\d+) texts$", err, re.MULTILINE)
+    said = re.findall(r"^span '(\w+)' is not in (\d+) of (\d+) texts(?:;.*)?$", err, re.MULTILINE)
     return [(name, int(count), int(of)) for name, count, of in said]
 
 
@@ -144,6 +144,12 @@ def test_texts_without_a_span_are_counted(tmp_path: Path, tiny_folder: Path, cor
     assert len(said[0]["spans"]) == 4 * 4 * 9
     columns = {"layer", "head", "kv_head", "query_span", "key_span", "mass", "uniform", "stack"}
     assert said[0]["spans"][0].keys() == columns
+
+
+def test_a_span_that_no_record_has_is_said_with_how_a_record_gives_it(tmp_path: Path, tiny_folder: Path) -> None:
+    corpus = written(tmp_path / "c.jsonl", [{"text": "Mary met John", "subject": [[0, 4]]}])
+    done = call("batch", str(corpus), "--model", str(tiny_folder), "--spans", "subject", "--out", str(tmp_path / "o"))
+    assert """1 of 1 text; a record gives it as "spans": {"subject": [[0, 4]]}, in characters""" in done.ok().err
 
 
 @pytest.mark.parametrize(
