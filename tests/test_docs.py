@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from attnscope.cli.app import COMMANDS
+from attnscope.cli.app import COMMANDS, command_named
 from helpers import gallery, samples
 from helpers.documented import DEAR, first_of_each, in_a_shell, makers, quick, runs, runs_here
 from helpers.gallery import IMAGES, PARTS, RECORD, document, page_hash
@@ -115,7 +115,7 @@ def test_the_commands_for_other_tools_calls_are_typed_in_full_elsewhere():
     """Each command of the tables, whose TEXT is left open, is on another page in full."""
     page = (DOCS / "coming-from.md").read_text("utf-8")
     named = set(re.findall(r"\| `attnscope (\w+)", page))
-    assert named <= {line.split()[1] for line in LINES}
+    assert {command_named(name) for name in named} <= {line.split()[1] for line in LINES}
     assert len(LINES) > 20
 
 

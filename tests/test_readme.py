@@ -49,9 +49,7 @@ def test_the_table_shows_roles_and_the_words_below_it_are_true_of_it():
 
 def test_the_picture_is_the_overview_and_its_dark_blue_frames_are_the_heads_that_are_named():
     [shown] = re.findall(r'<img src="docs/([^"]+)"', README)
-    assert [entry.command for entry in FILES if entry.image == shown] == [
-        f"attnscope heatmap {STORY} --out runs/overview"
-    ]
+    assert [entry.command for entry in FILES if entry.image == shown] == [f"attnscope draw {STORY} --out runs/overview"]
     names = re.search(r"dark blue frames are induction heads, (L\dH\d) and (L\dH\d):", README).groups()
     rows = call("heads", "--file", str(ROOT / "examples" / "story.txt"), "--top", "all", "-q", "--format", "csv").rows
     first = {f"L{row['layer']}H{row['head']}": [*row["atlas_roles"].split(), "-"][0] for row in rows}

@@ -42,6 +42,7 @@ def command_section(name: str) -> str:
 def command_sections() -> Iterator[str]:
     """The page of commands, part by part: its head, and the commands under the headings of `attnscope --help`."""
     yield COMMAND_HEAD
+    yield "## Model and engine\n\n```text\n" + call("help", "model", COLUMNS=WIDE).ok().out.decode().strip() + "\n```\n"
     for panel, rows in groupby(COMMANDS.items(), lambda row: row[1][0]):
         yield f"## {panel}\n"
         yield from (command_section(name) for name, _ in rows)
