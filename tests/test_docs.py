@@ -26,7 +26,15 @@ PAGES = [
     "budgets",
     "why",
 ]
-FILES = ("facts.jsonl", "pairs.jsonl", "subjects.jsonl", "rag.jsonl", "sentences.txt", "README.md")  # a reader's own
+FILES = (
+    "facts.jsonl",
+    "pairs.jsonl",
+    "subjects.jsonl",
+    "rag.jsonl",
+    "sentences.txt",
+    "attention.npz",
+    "README.md",
+)  # a reader's own
 LINES = [  # of each page in its order
     *dict.fromkeys(
         line
