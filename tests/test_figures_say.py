@@ -432,7 +432,8 @@ def test_a_figure_of_a_script_without_a_font_says_what_its_numbers_are(
     assert words(figure.ax.get_xticklabels()) == ["<s>", "1", "2", "3", "·bank"]
     foot = figure.words.foot.get_text().replace("\n", " ")
     assert foot.startswith("demo, text in a script without a font (CJK), 5 tokens")
-    assert "a number alone: the position of a token without a font" in foot
+    assert "a number alone: a token in a script without a font (" in foot
+    assert "; install Noto Sans" in foot
     assert "a number alone" not in shown(bank_maps(), style).words.foot.get_text()
     layer = layer_figure(maps, style)
     assert {"1", "2", "3"} <= {tick for ax in layer.figure.axes for tick in words(ax.get_yticklabels())}

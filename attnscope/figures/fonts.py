@@ -172,15 +172,29 @@ def fonts_for(texts: Iterable[str]) -> Fonts:
         scripts = sorted({_script(char) for char in new})
         named = " ".join(new[:NAMED_IN_WARNING]) + (" …" if len(new) > NAMED_IN_WARNING else "")
         by_position = any(map(str.isalpha, new))
-        core = "Noto Sans (fonts-noto-core in Debian and Ubuntu)"
         log.warning(
             "no installed font has %s (%s): %s; install one that has them, such as %s",
             named,
             ", ".join(scripts),
             "their tokens are labelled by position" if by_position else f"drawn as {numbered(new[0])}",
-            " and ".join(sorted({INSTALL.get(script, core) for script in scripts})),
+            _fonts_with(scripts),
         )
     return replace(fonts, missing=frozenset(_missing))
+
+
+def missing_words(labels: Iterable[str]) -> str:
+    """Which scripts of token labels no font has, and the fonts that have them; nothing where every label is drawn."""
+    letters = {char for label in labels if undrawable(label) for char in label if char in _missing and char.isalpha()}
+    if not letters:
+        return ""
+    font = _fonts_with(sorted({_script(char) for char in letters}))
+    return f"a number alone: a token in a script without a font ({_scripts(''.join(letters))}); install {font}"
+
+
+def _fonts_with(scripts: Iterable[str]) -> str:
+    """Fonts that have some scripts, with the packages to install."""
+    core = "Noto Sans (fonts-noto-core in Debian and Ubuntu)"
+    return " and ".join(sorted({INSTALL.get(script, core) for script in scripts}))
 
 
 def register(fonts: Fonts) -> None:

@@ -33,7 +33,7 @@ from attnscope.figures.colours import (
     seen,
     sink_limits,
 )
-from attnscope.figures.fonts import shown_label, undrawable
+from attnscope.figures.fonts import missing_words, shown_label, undrawable
 from attnscope.figures.style import (
     OPEN,
     TAKEN,
@@ -383,8 +383,8 @@ def foot(maps: Maps, style: Style, *, tokens: bool = True, roles: str = "") -> t
     signs = [f"grey: {later}"] if not np.isfinite(maps.values_HQK).all() else []
     if tokens and any("·" in label for label in (*maps.labels_Q, *maps.labels_K)):
         signs.append("“·”: a space")
-    if tokens and any(map(undrawable, {*maps.labels_Q, *maps.labels_K})):
-        signs.append("a number alone: the position of a token without a font")
+    if tokens and (missing := missing_words({*maps.labels_Q, *maps.labels_K})):
+        signs.append(missing)
     if maps.sinks and style.sink == "mask":
         signs.append("darker grey: the sink, taken out")
     if maps.kv_heads or maps.by_kv:
