@@ -335,7 +335,8 @@ def sentences(side: Mapping[str, Any]) -> Iterator[str]:
         return  # a page of cuts alone is asked for no map
     binned, related = [entry for entry in held if entry["bin"] > 1], side["relations"]
     name, of = brief(side["name"]), f"of {heads} heads"
-    strongest = f"with the {related['k']} strongest keys of every query" if related else "without single keys"
+    kept = related and ("strongest key" if related["k"] == 1 else f"{related['k']} strongest keys")
+    strongest = f"with the {kept} of every query" if kept else "without single keys"
     if binned:
         yield (
             f"{name}: the maps of {len(binned)} {of} are in bins of {binned[0]['bin']} tokens, {strongest}; "

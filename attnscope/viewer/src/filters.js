@@ -2,7 +2,7 @@
 import { make } from "./canvas.js";
 import { roleChip, showRole } from "./roles.js";
 import { digits } from "./scales.js";
-import { short } from "./views/parts.js";
+import { short } from "./views/labels.js";
 
 /**
  * @typedef {import("./types.js").State} State

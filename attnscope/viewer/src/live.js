@@ -22,7 +22,7 @@ export class Live {
     this.element = make(
       "span",
       { class: "live", hidden: true },
-      ask("knockout", "Does it matter?", "Cut this edge and see what the answer loses"),
+      ask("knockout", "Does it matter?", "Cut this edge and measure the loss of the answer"),
       " ",
       ask("why", "Why here?", "Take this head's logits apart"),
     );

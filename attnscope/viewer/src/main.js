@@ -3,7 +3,7 @@ import { make } from "./canvas.js";
 import { isDark, onScheme } from "./colours.js";
 import { Blobs, Page } from "./data.js";
 import { Shell } from "./shell.js";
-import { shown } from "./shown.js";
+import { escaped } from "./escaping.js";
 import { Store } from "./store.js";
 import { tabsOf } from "./tabs.js";
 
@@ -33,7 +33,7 @@ function opening({ data: { open, asked } }) {
 /** @param {HTMLElement} app */
 function start(app) {
   const page = new Page(
-    shown(JSON.parse(element("page").textContent ?? "")),
+    escaped(JSON.parse(element("page").textContent ?? "")),
     new Blobs((blob) => element(`blob-${blob}`).textContent ?? ""),
   );
   const tabs = tabsOf(page.data.sides);

@@ -3,10 +3,10 @@ import { make, tooltip } from "./canvas.js";
 import { Filters, inLayer } from "./filters.js";
 import { HelpDialog, SearchDialog } from "./dialogs.js";
 import { ShareDialog } from "./share.js";
-import { isolated } from "./shown.js";
+import { isolated } from "./escaping.js";
 import { Status } from "./status.js";
 import { alone, greyed } from "./tabs.js";
-import { excerpt } from "./views/parts.js";
+import { excerpt } from "./views/labels.js";
 
 /**
  * @typedef {import("./types.js").State} State
@@ -59,7 +59,7 @@ export class Shell {
     const share = make("button", { type: "button", class: "plain", onclick: () => void this.share.open() });
     share.append(make("span", { "aria-hidden": "true" }, "⤓"), make("span", { class: "wide-only" }, " Save, copy"));
     share.setAttribute("aria-label", "Save, copy"); // the words that are seen, for who speaks to the page
-    share.title = "Save what is seen, copy what makes it (s)";
+    share.title = "Save this view, copy its command (s)";
     theme.setAttribute("aria-label", "Light or dark");
     help.setAttribute("aria-label", "Keys and help");
     return make(

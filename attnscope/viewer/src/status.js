@@ -3,7 +3,7 @@ import { latest, make } from "./canvas.js";
 import { exactly, massOn, said } from "./data.js";
 import { Live } from "./live.js";
 import { Stepper } from "./stepper.js";
-import { short } from "./views/parts.js";
+import { short } from "./views/labels.js";
 
 /**
  * @typedef {import("./types.js").State} State

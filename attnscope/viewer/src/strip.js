@@ -1,6 +1,6 @@
 /** A line of tokens to pick a query or a key from; of a long text, those about the chosen one. */
 import { make } from "./canvas.js";
-import { short } from "./views/parts.js";
+import { short } from "./views/labels.js";
 
 /**
  * @typedef {import("./types.js").Side} Side

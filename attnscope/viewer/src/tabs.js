@@ -35,7 +35,7 @@ const TABS = [
   { id: "compare", title: "Compare", mount: compare, shows: (_, sides) => sides > 1 },
 ];
 
-const NO_STEPS = "only of a decoder's text of up to 256 tokens, where q, k and v have room in the page";
+const NO_STEPS = "not in this page: they need q, k and v, kept for decoders and texts of up to 256 tokens";
 
 /** @param {SideData[]} sides @returns {{id: string, title: string, reason: string}[]} greyed, with why */
 export const greyed = (sides) =>

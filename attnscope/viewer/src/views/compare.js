@@ -15,9 +15,9 @@ import { latest, make, onResize, tooltip } from "../canvas.js";
 import { css, diverging, intensity, pixel, sequential } from "../colours.js";
 import { said } from "../data.js";
 import { colourScale, digits, divergence, fixed, gradient } from "../scales.js";
-import { isolated } from "../shown.js";
+import { isolated } from "../escaping.js";
 import { compared, ranked } from "./difference.js";
-import { excerpt, named, unitOf } from "./parts.js";
+import { excerpt, named, unitOf } from "./labels.js";
 import { Plot } from "./plot.js";
 
 const SIDES = /** @type {const} */ ([0, 1]);
@@ -26,9 +26,9 @@ const TITLE = 24; // characters of a text
 const LISTED = 30; // heads
 const BREATH = 40; // ms of listing before the page draws again
 const NAMED = 8; // tokens without a partner
-const CUT = "What the two texts cut differently counts as one token: its weights are summed over keys and averaged over queries.";
+const CUT = "A word with other tokens in the other text is one unit: weights are summed over its keys and averaged over its queries.";
 const RANKED =
-  "The Jensen-Shannon divergence of their weights on shared tokens before any filter, as attnscope compare has it.";
+  "Jensen-Shannon divergence of the weights on shared tokens, before any filter: the order of attnscope compare.";
 
 /** @type {Mount} */
 export function mount(element, page, store) {
@@ -203,7 +203,7 @@ class CompareView {
   /** How many units there are, and what has no partner. */
   #says() {
     const { maps: [a, b], rows, columns } = this.held;
-    if (!a || !b) return "This page holds no map of this head on both sides.";
+    if (!a || !b) return "This page has no map of this head for both sides.";
     if (!rows.length || !columns.length)
       return a.bin > 1 || b.bin > 1
         ? "These maps are binned: there is no difference to draw."

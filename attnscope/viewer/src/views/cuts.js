@@ -15,7 +15,7 @@ import { css, diverging, inkOn } from "../colours.js";
 import { HeadGrid } from "../headgrid.js";
 import { colourScale, digits, fixed } from "../scales.js";
 import { Curve } from "./curve.js";
-import { short, swatch } from "./parts.js";
+import { short, swatch } from "./labels.js";
 import { piece, tokenOf } from "./text.js";
 
 const FIRST_ROWS = 200; // of a text with thousands of keys

@@ -2,7 +2,7 @@
 import { latest, make, onResize } from "../canvas.js";
 import { intensity, pixel, sequential } from "../colours.js";
 import { roleChip } from "../roles.js";
-import { lacking, named, told } from "./parts.js";
+import { lacking, named, told } from "./labels.js";
 import { Plot } from "./plot.js";
 
 /**
@@ -25,7 +25,7 @@ export class Enlarged {
     this.turn = latest();
     this.title = make("h2", {});
     this.note = make("p", { class: "note" });
-    this.value = make("p", { class: "hint" }, "Point at a head to enlarge it; a click opens it. The arrow keys choose the one that stays.");
+    this.value = make("p", { class: "hint" }, "Point at a head to enlarge it; a click opens it. Arrow keys choose the head shown here.");
     this.plot = new Plot(GUTTER);
     const share = () => (innerWidth > NARROW ? 1 : 0.34 * (innerHeight / this.plot.element.clientWidth)); // the heads have room below it
     this.plot.most = () => Math.min(1, share()) * this.plot.element.clientWidth;

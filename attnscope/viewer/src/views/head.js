@@ -7,16 +7,16 @@
  * @typedef {import("../data.js").Look} Look
  * @typedef {import("../data.js").Page} Page
  * @typedef {import("../units.js").Units} Units
- * @typedef {import("./looks.js").Focus} Focus
+ * @typedef {import("./look_cache.js").Focus} Focus
  */
 import { fit, latest, make, onResize, tooltip } from "../canvas.js";
 import { intensity } from "../colours.js";
 import { said } from "../data.js";
 import { paintedBy } from "../picture.js";
 import { bands, boxOf, largest, line } from "./lines.js";
-import { Looks } from "./looks.js";
+import { LookCache } from "./look_cache.js";
 import { Overlay, headsOf } from "./overlay.js";
-import { lacking, named, ranking, short, strongest, told, unitOf } from "./parts.js";
+import { lacking, named, ranking, short, strongest, told, unitOf } from "./labels.js";
 
 const ROW = 22; // CSS pixels of a token
 const TALL = 30; // of one of few
@@ -50,7 +50,7 @@ class HeadView {
     this.drawing = latest();
     /** @type {Map<string, HTMLElement>} */
     this.placed = new Map();
-    this.looks = new Looks(page);
+    this.looks = new LookCache(page);
     this.overlay = new Overlay(page, store);
     this.first = { query: 0, key: 0 }; // the first unit of either side: of several stacks each has a text of its own
     this.axes = "";
@@ -322,7 +322,7 @@ class HeadView {
     const { at, head } = state;
     const name = this.page.side(state).name(at, head);
     if (!focus || !look || !units) {
-      const hint = "Hover a token to see where it looks, or on the right who looks at it; click to pin it.";
+      const hint = "Point at a query on the left for its keys, at a key on the right for its queries. A click pins it.";
       this.side.replaceChildren(make("p", { class: "hint" }, hint));
       return;
     }

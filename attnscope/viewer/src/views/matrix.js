@@ -13,7 +13,7 @@ import { latest, make, onResize, place, tooltip } from "../canvas.js";
 import { css, intensity, pixel, sequential } from "../colours.js";
 import { said } from "../data.js";
 import { colourScale } from "../scales.js";
-import { lacking, named, ranking, swatch, told, unitOf } from "./parts.js";
+import { lacking, named, ranking, strongestKeys, swatch, told, unitOf } from "./labels.js";
 import { Plot } from "./plot.js";
 
 const [BESIDE, NARROW] = [340, 900]; // pixels of the panel beside the map; below that width it stands under it
@@ -148,7 +148,7 @@ class MatrixView {
     const zoom = "Click a cell to choose its query and key. Ctrl and wheel, or a pinch, zooms; drag to move.";
     if (bin === 1) return zoom;
     const cells = `Cells are ${bin} × ${bin} tokens: the sum over their keys, the mean over their queries.`;
-    return k ? `${cells} ${zoom} Zoomed in, the ${k} strongest keys of each token are drawn.` : cells;
+    return k ? `${cells} ${zoom} Zoom in for the ${strongestKeys(k)} of each token.` : cells;
   }
 
   /** @returns {number} CSS pixels of a token */

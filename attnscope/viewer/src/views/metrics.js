@@ -112,7 +112,7 @@ class MetricsView {
     const scores = values(this.#heads(side), (head) => this.#score(head, this.place));
     const uniform = values(this.#heads(side), ({ uniform }) => uniform[this.place]);
     if (!scores.length) {
-      this.legend.replaceChildren(make("span", {}, "This text has no row on which the metric could be measured."));
+      this.legend.replaceChildren(make("span", {}, "This text has no row for this metric."));
       return;
     }
     const [low, high] = this.#limits(side);

@@ -10,7 +10,7 @@ import { once } from "../side.js";
 import { thumb } from "../thumbs.js";
 import { digits } from "../scales.js";
 import { Enlarged } from "./enlarged.js";
-import { short } from "./parts.js";
+import { short } from "./labels.js";
 
 /**
  * @typedef {import("../types.js").State} State

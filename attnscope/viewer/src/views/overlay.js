@@ -10,7 +10,7 @@
 import { make } from "../canvas.js";
 import { inkOnHex, several } from "../colours.js";
 import { roleWords } from "../roles.js";
-import { swatch } from "./parts.js";
+import { swatch } from "./labels.js";
 
 /** @param {State} state @returns {Name[]} the chosen head, then the others */
 export function headsOf({ at, head, heads }) {

@@ -16,7 +16,7 @@ import { css, ink, intensity, sequential } from "../colours.js";
 import { said } from "../data.js";
 import { colourScale, digits } from "../scales.js";
 import { Strip } from "../strip.js";
-import { lacking, ranking, short, told } from "./parts.js";
+import { lacking, ranking, short, told } from "./labels.js";
 
 const [WIDEST, HIGHEST] = [560, 460]; // pixels of a picture
 const LISTED = 6; // heads

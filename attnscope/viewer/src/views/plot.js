@@ -23,7 +23,7 @@ import { ink, inkOnPixel } from "../colours.js";
 import { paintedBy } from "../picture.js";
 import { fixed } from "../scales.js";
 import { hatched, line, picture, ticks } from "./cells.js";
-import { short } from "./parts.js";
+import { short } from "./labels.js";
 
 const GUTTER = { left: 104, top: 92, right: 2, bottom: 2 };
 const LEAST = 240; // height of a map, where the window is low

@@ -21,7 +21,7 @@ import { latest, make, spoken } from "../canvas.js";
 import { said } from "../data.js";
 import { length, opened, stepsOf } from "./arithmetic.js";
 import { foremost, number, numbers, strip, total } from "./numbers.js";
-import { named, short } from "./parts.js";
+import { named, short } from "./labels.js";
 
 const FIRST = 4; // numbers shown of a vector
 const IN_COLUMN = 3; // and of one in a column beside others
@@ -66,9 +66,9 @@ export function mount(element, page, store) {
 /** @param {Side} side @param {State} state @param {import("../types.js").Store} store */
 function missing(side, state, store) {
   const there = side.data.steps?.heads ?? [];
-  const says = `This page holds no q, k and v of ${side.name(state.at, state.head)}: `;
+  const says = `This page has no q, k and v for ${side.name(state.at, state.head)}`;
   if (!there.length)
-    return [make("p", { class: "note" }, `${says}a page of a short text does, and attnscope explain shows them.`)];
+    return [make("p", { class: "note" }, `${says}. Pages of short texts have them, and so has attnscope explain.`)];
   const buttons = there
     .slice(0, 12)
     .map(({ at, head }) =>
@@ -78,7 +78,7 @@ function missing(side, state, store) {
         side.name(at, head),
       ),
     );
-  return [make("p", { class: "note" }, `${says}it does of`), make("div", { class: "legend" }, ...buttons)];
+  return [make("p", { class: "note" }, `${says}, but for`), make("div", { class: "legend" }, ...buttons)];
 }
 
 /** The steps as tables. */

@@ -12,8 +12,8 @@ import { latest, make, tooltip } from "../canvas.js";
 import { intensity } from "../colours.js";
 import { said } from "../data.js";
 import { colourScale } from "../scales.js";
-import { visible } from "../shown.js";
-import { choice, lacking, named, ranking, shade, short, swatch, told, unitOf } from "./parts.js";
+import { visible } from "../escaping.js";
+import { choice, lacking, named, ranking, shade, short, swatch, told, unitOf } from "./labels.js";
 
 const LEVELS = 64; // colours that are told apart: a token whose colour stays is left alone
 
@@ -144,10 +144,10 @@ class TextView {
     const { state, side, look } = this;
     if (!side) return "";
     if (state.over === "head") return lacking(side, state.at, state.head);
-    if (!look) return "This page holds no weights of these heads in tokens.";
+    if (!look) return "This page has no weights between single tokens for these heads.";
     return look.whole
       ? ""
-      : "Of some heads this page holds only the strongest keys of each token: their means are lower bounds.";
+      : "For some heads this page has only the strongest keys of each token: means are lower bounds.";
   }
 
   #list() {

@@ -122,15 +122,15 @@ class TokenView {
     );
     const chosen =
       state.key === null
-        ? `No key is chosen: ${side.name(state.at, state.head)} gives this one most of this query's weight. `
+        ? `No key was chosen: this one has the largest weight in ${side.name(state.at, state.head)}. `
         : "";
     const some = [...this.answers.values()].some(({ whole }) => !whole);
-    const least = some ? "Only the strongest keys of each query are known: a head gives at least this. " : "";
+    const least = some ? "This page has only the strongest keys of each query: masses are lower bounds. " : "";
     const causal = side.stackOf(state.at) === "decoder" && keys[0][0] > query;
     const later = causal ? "The key comes after the query: no head can see it." : "";
     const none = this.answers.size && ![...this.answers.values()].some(({ mass }) => mass > 0) && !later;
     this.note.textContent =
-      chosen + least + later + (none ? "No head gives these keys a weight that the page holds." : "");
+      chosen + least + later + (none ? "No head has a weight for these keys in this page." : "");
     this.note.hidden = !this.note.textContent;
     this.#paint();
     this.#rank(side);

@@ -12,7 +12,7 @@
  */
 import { latest, make, spoken } from "../canvas.js";
 import { Strip } from "../strip.js";
-import { named } from "./parts.js";
+import { named } from "./labels.js";
 
 const KEPT = 12; // components that are shown at first
 const OFFERED = 12; // heads or queries that the page has instead
@@ -166,9 +166,9 @@ function notes(head, rows, logit) {
   const holds = off <= ALLOWED * size;
   const check = `${holds ? "✓" : "✗"} the contributions sum to ${number(sum)}, the logit is ${number(logit)}`;
   const says = [
-    "A contribution is what a component gives to this key's logit, before the softmax, with the scale of norms as it is.",
-    "Its contrast is that less its mean over the keys that the query sees: the softmax does not see what all keys share.",
-    head.sinks && "This head has a sink logit, which does see what all keys share.",
+    "Contribution: the part of this key's logit from one component, before the softmax, with the scale of norms held fixed.",
+    "Contrast: the contribution minus its mean over visible keys. What all keys share has no effect on the softmax.",
+    head.sinks && "This head has a sink logit, so that what all keys share has an effect.",
     head.cap !== null && `This family then caps the logit at ${number(head.cap)}.`,
   ];
   return [
@@ -193,6 +193,6 @@ function missing(side, state, query, head, store) {
     ? head.queries.map((one) => button(named(side.tokenUnits, one, 16), { query: one }, { "data-query": one }))
     : (side.data.why ?? []).map((one) => button(side.name(one.at, one.head), { at: one.at, head: one.head }, { "data-head": `${one.at}.${one.head}` }));
   const command = `attnscope why --head ${name} --query ${side.number(query)} takes it apart`;
-  const says = `This page holds no logits of ${of}; ${command}.${there.length ? " It does of" : ""}`;
+  const says = `This page has no logits for ${of}: ${command}.${there.length ? " It has those for" : ""}`;
   return [make("p", { class: "note" }, says), make("div", { class: "legend" }, ...there.slice(0, OFFERED))];
 }

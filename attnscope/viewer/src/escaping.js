@@ -32,10 +32,10 @@ export function isolated(line) {
  *
  * @param {any} value @returns {any}
  */
-export function shown(value) {
+export function escaped(value) {
   if (typeof value === "string") return visible(value);
-  if (Array.isArray(value)) return value.map(shown);
+  if (Array.isArray(value)) return value.map(escaped);
   if (value === null || typeof value !== "object") return value;
-  const entries = Object.entries(value).map(([name, one]) => [visible(name), EXACT.has(name) ? one : shown(one)]);
+  const entries = Object.entries(value).map(([name, one]) => [visible(name), EXACT.has(name) ? one : escaped(one)]);
   return Object.fromEntries(entries);
 }

@@ -10,7 +10,7 @@
 import { make } from "../canvas.js";
 import { css, inkOn, sequential } from "../colours.js";
 import { exactly, said } from "../data.js";
-import { isolated, visible } from "../shown.js";
+import { isolated, visible } from "../escaping.js";
 
 const LONGEST = 32; // characters of a label
 
@@ -124,11 +124,14 @@ export function lacking(side, at, head) {
   const [name, held] = [side.name(at, head), side.holds(at, head)];
   if (held === "weights") return "";
   if (held === "strongest")
-    return `Of ${name} this page holds the ${side.data.relations?.k} strongest keys of each token.`;
-  const cells = held === "bins" ? "its map in bins alone" : "no weights";
+    return `For ${name} this page has the ${strongestKeys(side.data.relations?.k ?? 0)} of each token.`;
+  const cells = held === "bins" ? "a binned map only" : "no weights";
   const select = `--select ${side.stack(at).replace(" ", ".")}${side.layers[at]?.layer}.${head}`;
-  return `Of ${name} this page holds ${cells}: make it with ${select} to see each token.`;
+  return `For ${name} this page has ${cells}: ${select} adds single tokens.`;
 }
+
+/** @param {number} k @returns {string} */
+export const strongestKeys = (k) => (k === 1 ? "strongest key" : `${k} strongest keys`);
 
 /** @param {string} kind class of the swatch @param {string} text */
 export function swatch(kind, text) {

@@ -9,7 +9,7 @@
 
 const MOST_LOOKS = 2000; // rows that are remembered: of a layer's heads those in sight
 
-export class Looks {
+export class LookCache {
   /** @param {Page} page */
   constructor(page) {
     this.page = page;
