@@ -28,6 +28,9 @@ const IN_COLUMN = 3; // and of one in a column beside others
 const MOST_KEYS = 12; // more than that: the strongest are shown
 const KEPT_KEYS = 10;
 
+/** By an array: what is drawn beside it. @type {Record<string, [id: string, title: string][]>} */
+const STRIPS = { k: [["k", "k"], ["products", "q × k"]], weighted: [["weighted", "weight × v"]] };
+
 /** @type {Mount} */
 export function mount(element, page, store) {
   const drawing = latest();
@@ -123,7 +126,7 @@ class Explained {
   #body(arrays, bars) {
     const { numbers } = this.steps;
     const perKey = arrays.filter(([, , axes]) => axes.includes("key"));
-    const columns = perKey.flatMap((array) => (array[2].endsWith("dim") ? [this.#column(array), ...this.#strips(array)] : [this.#column(array)]));
+    const columns = perKey.flatMap((array) => [this.#column(array), ...this.#strips(array)]);
     const table = this.#table(columns, bars);
     return arrays.flatMap((array) => {
       if (array === perKey[0]) return array[0] === "k" ? [table, this.#products()] : [table];
@@ -154,14 +157,13 @@ class Explained {
   }
 
   /**
-   * A vector of each key as a strip of colours; of k also its products with q, of which the score is the sum.
+   * Vectors of each key as strips of colours: k and its products with q, whose sum is the score; what each v adds.
    *
    * @param {StepArray} array @returns {Column[]}
    */
-  #strips([id, name]) {
+  #strips([id]) {
     const { vectors, numbers: of } = this.steps;
-    const told = [[id, name], ...(id === "k" ? [["products", "q × k"]] : [])];
-    return told.map(([one, title]) => {
+    return (STRIPS[id] ?? []).map(([one, title]) => {
       const rows = new Map(this.keys.map((key) => [key, vectors[one](key)]));
       const most = Math.max(...[...rows.values()].flatMap((row) => [...row.map(Math.abs)])) || 1;
       /** @param {number} key @returns {(at: number) => [string, string][]} */
