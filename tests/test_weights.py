@@ -568,6 +568,8 @@ def test_pages_and_pictures_are_drawn_of_a_file(saved, tmp_path):
         (("heads", "--weights", "value"), "norms of what keys write need the model"),
         (("heads", "--weights", "scores"), "logits before the softmax need the model"),
         (("heads", "--atlas", "."), "an atlas is of a model"),
+        (("heads", "--select", "@induction"), "'@induction' names a role, and weights alone have no atlas"),
+        (("heads", "--select", "9.1"), "'9.1' names layer 9, but this set of weights has layers 0 to 3"),
         (("heads", "--text", "the bank"), "--text and --weights-file were both given"),
         (("keys", "the bank"), "TEXT and --weights-file were both given"),
         (("view", "--out", "x.html", "--why", "1.4"), "leave out --why"),
@@ -580,6 +582,12 @@ def test_options_that_need_the_model_are_refused_by_name(saved, command, words):
     done = call(*command, "--weights-file", str(saved / "half.npz"))
     assert (done.code, done.out) == (2, b"")
     assert words in done.err
+
+
+def test_the_name_of_such_a_file_in_place_of_a_text_says_how_it_is_read(saved):
+    file = str(saved / "bank.npz")
+    done = call("heads", file)
+    assert (done.code, done.err.endswith(f"--weights-file {file} reads its weights\n")) == (2, True)
 
 
 def test_a_run_of_weights_is_repeated_with_the_same_ones_or_not_at_all(saved, captured, layers, tmp_path):

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 # The sections of --help in their order.
 PANELS = ("What to ask", "Input", "Output", "Model and engine", "Settings")
 OF_RECORDS = (".jsonl", ".csv", ".tsv", ".parquet")  # suffixes of corpora
+OF_WEIGHTS = (".npz", ".safetensors")
 ENDS = r"txt|md|json|jsonl|csv|tsv|html?|ya?ml|log|pdf"
 FILE_NAME = re.compile(rf"[^\s\"'<>]*/[^\s\"'<>]*|[^\s\"'<>]+\.({ENDS})")  # one word: what else has a slash is a text
 
@@ -184,9 +185,12 @@ class OneText(Tokens):
             raise UsageError("--chat needs a text, and --ids gives token ids", "leave out one of them")
         if self.given and os.path.isfile(self.given):
             steps = [f"read it as one text with {{file={self.given}}}", f"read the name with {{text={self.given}}}"]
-            if Path(self.given).suffix in OF_RECORDS:
+            suffix = Path(self.given).suffix
+            if suffix in OF_RECORDS:
                 steps.insert(0, f"read its records with {{texts={self.given}}}")
                 steps.insert(1, f"measure each record with `attnscope batch {self.given} --out DIR`")
+            elif suffix in OF_WEIGHTS and isinstance(self, GivenFile):
+                steps = [f"read its weights with {{weights_file={self.given}}}"]
             raise UsageError(f"TEXT is the name of a file, {self.given}", "; ".join(steps))
         if self.given and os.path.isdir(self.given):
             raise UsageError(f"TEXT is the name of a folder, {self.given}", f"--text {self.given} reads the name")

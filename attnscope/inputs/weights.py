@@ -326,7 +326,7 @@ def read_weights(file: Path | str) -> GivenWeights:
     path = Path(file)
     reading = {NPZ: _npz, SAFETENSORS: _safetensors}.get(path.suffix.lower())
     if reading is None:
-        raise InputError(f"expected weights in a file of .npz or .safetensors, got {path.name}", "save it as one")
+        raise InputError(f"expected weights in a file of .npz or .safetensors, got {path.name}", "name such a file")
     try:
         with open_regular(path) as stream:
             return _checked(_of_entries(path, *reading(path, stream)))

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from attnscope.observe.request import CaptureSpec, Request
 
 NOT_VERIFIED = "not verified"
-THESE = "these weights"
+THESE = "this set of weights"
 SURELY_FREE = 2**20  # bytes that are not asked after
 NARROW = ("bfloat16", "float16")  # dtypes that numbers may have gone through, whatever holds them now
 WITHOUT_MODEL = {
@@ -321,6 +321,8 @@ def _selected(ask: CaptureSpec, shown: Mapping[str, Mapping[int, LayerGeometry]]
         select = CROSS  # as of a pass: which tokens of the text a target looks at
     if select is None:
         return ask.keep
+    if "@" in select:
+        raise UsageError(f"{select!r} names a role, and weights alone have no atlas", "name heads, as {select=1.4}")
     heads = {stack: {index: layer.heads for index, layer in layers.items()} for stack, layers in shown.items()}
     return ask.keep.selecting(select_stacks(select, heads, plain, of=THESE), plain, len(shown) > 1)
 
