@@ -225,7 +225,10 @@ def test_a_group_is_made_without_its_settings():
             "--top (Heads printed and drawn: a number, or all (default: 20 printed, in a pipe all; "
             "8 with a role drawn))?",
         ),
-        (("compare", "a", "b"), "(b); give the second text with --compare-text, and put a text of several words in"),
+        (
+            ("compare", "a", "b"),
+            "got b too; give the second text with --compare-text, or put a text of several words in",
+        ),
         (("heads", "a", "--json"), "--json; did you mean --format jsonl?"),
         (("info", "--json"), "--json; did you mean --format json?"),
         (("heads", "a", "--steps"), "--steps; `attnscope explain` does that; "),

@@ -125,7 +125,7 @@ def test_what_a_section_cannot_say(tmp_path, text, says):
 
 
 def test_a_file_that_cannot_be_read(tmp_path):
-    with pytest.raises(UsageError, match="No such file"):
+    with pytest.raises(UsageError, match="there is no file"):
         read_config(tmp_path / "absent.yaml", KEYS)
     with pytest.raises(UsageError, match="cannot be read"):
         read_config(tmp_path, KEYS)

@@ -587,7 +587,7 @@ def test_options_that_need_the_model_are_refused_by_name(saved, command, words):
 def test_the_name_of_such_a_file_in_place_of_a_text_says_how_it_is_read(saved):
     file = str(saved / "bank.npz")
     done = call("heads", file)
-    assert (done.code, done.err.endswith(f"--weights-file {file} reads its weights\n")) == (2, True)
+    assert (done.code, done.err.endswith(f"read its weights with --weights-file {file}\n")) == (2, True)
 
 
 def test_a_run_of_weights_is_repeated_with_the_same_ones_or_not_at_all(saved, captured, layers, tmp_path):

@@ -18,7 +18,6 @@ from attnscope.cli.option_groups import Mark, option_group
 from attnscope.cli.options import Checkpoint, MayAsk, ModelTexts, OneText, Selected, TextRun
 from attnscope.cli.output import ONE_PICTURE, Config, Exporting, Noise, Spreadsheet, Writing
 from attnscope.errors import UsageError
-from attnscope.utils import display as cells
 from attnscope.utils.signals import unwinding
 
 if TYPE_CHECKING:
@@ -175,7 +174,7 @@ def load_model(asked: Checkpoint, writing: Writing) -> LoadedModel:
 
     silence_libraries(writing.verbose)
     options = asked.load_options()
-    with output.progress(f"loading {cells.model_name(str(options.model))}", None, writing.quiet):
+    with output.loading(str(options.model), writing.quiet):
         return (load if KEPT is None else KEPT.load)(options)
 
 

@@ -24,6 +24,7 @@ from attnscope.cli.option_groups import DRAWN, FIRST, HELD, SETTING, UNRECORDED,
 from attnscope.errors import LINES, UsageError, in_a_line, numbered, visible
 from attnscope.observe.progress import Progress
 from attnscope.utils import signals, stages
+from attnscope.utils.display import model_name
 from attnscope.utils.folders import PICTURES, TABLES, suffix_of
 from attnscope.utils.signals import unwinding
 from attnscope.utils.stages import Stage, Watch
@@ -248,6 +249,11 @@ def progress(title: str, total: int | None, quiet: bool, unit: str = "") -> Iter
             stage.advance(steps)
 
         yield advance
+
+
+def loading(model: str, quiet: bool) -> AbstractContextManager[Callable[[int], None]]:
+    """The stage in which a model is loaded, which counts the bytes of its weights by itself."""
+    return progress(f"loading {model_name(model)}", None, quiet)
 
 
 @contextmanager

@@ -18,7 +18,6 @@ from attnscope.cli.output import Top, writing_to
 from attnscope.cli.study import show_cost
 from attnscope.cli.study_tables import contrasts, effects_at, left_out, probe_answers, scanned_sheet
 from attnscope.errors import UsageError, nearest
-from attnscope.utils import display as cells
 from attnscope.utils.signals import unwinding
 
 if TYPE_CHECKING:
@@ -153,7 +152,7 @@ def scan_one(
     """
     from attnscope.model.loading import load
 
-    with output.progress(f"loading {cells.model_name(str(options.model))}", None, kept.quiet):
+    with output.loading(str(options.model), kept.quiet):
         loaded = load(options)
 
     from attnscope.api.scan import ScanOptions, run_scan, study_of

@@ -22,7 +22,6 @@ from attnscope.cli.option_groups import FIRST, HIDDEN, check_one_given, fill, op
 from attnscope.cli.options import Loading
 from attnscope.cli.output import Quiet
 from attnscope.errors import UsageError, in_a_line
-from attnscope.utils import display as cells
 from attnscope.utils.stages import clock
 
 if TYPE_CHECKING:
@@ -134,7 +133,7 @@ def hold(served: Served, session: Session, quiet: bool) -> int:
     Page = page_class() if session.page else None
     with Server(idle, lambda line: output.log(line, quiet)) as server, GracefulStop(lambda: server.stop()) as stopped:
         for name in dict.fromkeys(served.model or ["demo"]):
-            with output.progress(f"loading {cells.model_name(name)}", None, quiet):
+            with output.loading(name, quiet):
                 if not server.hold(fill(LoadOptions, served, model=name)):
                     return 0
         names = ", ".join(options.model for options in server.options)
