@@ -191,7 +191,9 @@ def uncommented(modules: list[Module]) -> Iterator[Place]:
 def dialect(modules: list[Module]) -> Iterator[Place]:
     """Words in docstrings that `tests/test_english.py` lists; not `behind`, which names places."""
     lists = [root / "tests" / "test_english.py" for root in (modules[0].path.parents[1], ROOT)]
-    spec = importlib.util.spec_from_file_location("test_english", next(path for path in lists if path.exists()))
+    path = next(path for path in lists if path.exists())
+    sys.path.insert(0, str(path.parent))  # it imports from tests/helpers
+    spec = importlib.util.spec_from_file_location("test_english", path)
     assert spec
     assert spec.loader
     english = importlib.util.module_from_spec(spec)
