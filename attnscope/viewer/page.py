@@ -128,7 +128,7 @@ class Page:
 
     @property
     def size(self) -> str:
-        """Its size and that of its parts, in words: `1.93 MB: steps 1.37, maps 0.30, page 0.26`."""
+        """Its size and that of its parts, in words: `1.93 MB: steps 1.40, maps 0.26, page 0.27`."""
         rest = {"page": len(self.html) - sum(self.arrays.values())}
         parts = [f"{name} {count / 1e6:.2f}" for name, count in {**self.arrays, **rest}.items() if count >= LEAST_PART]
         return f"{len(self.html) / 1e6:.2f} MB" + (f": {', '.join(parts)}" if len(parts) > 1 else "")

@@ -94,11 +94,11 @@ def test_a_head_opens_where_it_wrote(browser, path):
 def test_what_the_page_does_not_hold_is_offered(browser, path):
     with visiting(browser, path, f"view=why&at=1&head=2&query={QUERY}") as visit:
         note = visit.view("why").locator(".note")
-        note.filter(has_text="no logits of L1H2; attnscope why --head L1H2 --query 10").wait_for()
+        note.filter(has_text="no logits for L1H2: attnscope why --head L1H2 --query 10").wait_for()
         visit.view("why").locator("[data-head='3.0']").click()
         visit.settled(at=3, head=0)
         visit.go(view="why", at=3, head=0, query=4)
-        note.filter(has_text="no logits of query 4 ·the of L3H0").wait_for()
+        note.filter(has_text="no logits for query 4 ·the of L3H0").wait_for()
         visit.view("why").locator("[data-query='9']").click()
         visit.settled(query=9)
         assert rows_of(visit)
