@@ -67,12 +67,16 @@ EXTENSIONS: Mapping[str, Mapping[str, tuple[tuple[str, str], ...]]] = {
     },
     "a command": {
         "cli/sentences.py": new("sentences.py"),
-        "cli/app.py": (('    "metrics": (', '    "sentences": (LOOK_UP, "The sentences of a text, one a row."),\n'),),
+        "cli/app.py": (
+            ('    "metrics": Row(', '    "sentences": Row(TOOL, "The sentences of a text, one a row."),\n'),
+        ),
     },
     "a study": {
         "studies/silence.py": new("silence.py"),
         "cli/silence.py": new("silence_command.py"),
-        "cli/app.py": (('    "why": (', '    "silence": (STUDY, "What texts lose where a layer gives nothing."),\n'),),
+        "cli/app.py": (
+            ('    "why": Row(', '    "silence": Row(CAUSE, "What texts lose where a layer gives nothing."),\n'),
+        ),
     },
 }
 

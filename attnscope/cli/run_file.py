@@ -16,7 +16,7 @@ from attnscope.errors import InputError, UsageError
 
 EXAMPLES = (
     "echo 'heads \"the cat sat on the mat\"' | attnscope run -",
-    "attnscope run questions.txt > answers.csv",
+    'printf \'heads "the cat sat"\\nkeys "the cat sat"\\n\' | attnscope run - > tables.csv',
 )
 LONGEST_LINE = 2**20  # bytes
 PART = re.compile(  # of a line of commands, as a shell reads it
