@@ -1,7 +1,7 @@
 """What the studies show on a terminal: of each its table as a `Sheet`, and what a reader has to know of it as lines.
 
 First what the tables share, effects with their intervals. Then ablate with its screen, pairs and pruning; the budgets
-of `knockout --keep`; compare; knockout with the text in colours; patch; scan, also over checkpoints; why.
+of `budgets`; compare; knockout with the text in colours; patch; scan, also over checkpoints; why.
 """
 
 from __future__ import annotations
