@@ -128,6 +128,16 @@ def test_so_are_those_of_named_tokens_groups_and_spans(demo, layers):
     same(attnscope.from_weights(layers, expected.prompt, kv_heads=3, request=by_kv), expected)
 
 
+def test_no_matrix_is_kept_that_was_not_asked_for_and_none_is_copied(captured, layers):
+    seen = attnscope.from_weights(layers, captured.prompt)
+    for key, weights in seen.weights.items():
+        assert weights.untyped_storage().data_ptr() == layers[key.layer].untyped_storage().data_ptr()
+    lean = attnscope.from_weights(layers, captured.prompt, request=Request(relations=True))
+    assert (lean.maps, len(lean.weights), len(lean.operands)) == (None, 0, 0)
+    with pytest.raises(UsageError, match="the matrix of L0H0 was not kept"):
+        lean.matrix("L0H0")
+
+
 def test_the_comparison_sees_one_wrong_weight(captured, layers):
     wrong = [layer.clone() for layer in layers]
     wrong[2][3, 7, :2] = wrong[2][3, 7, :2].flip(0)
