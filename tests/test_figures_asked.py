@@ -288,7 +288,7 @@ def test_heads_draws_what_is_named_beside_its_tables(tmp_path: Path) -> None:
         (("draw", "--figures", "mass", "--out", "x"), "--figures mass shows the mass on named keys; name them with"),
         (
             ("draw", "--figures", "mas", "--out", "x"),
-            "--figures: expected one of overview, layers, heads, metrics, mass, top",
+            "--figures: expected some of overview, layers, heads, metrics, mass, top",
         ),
         (("draw", "--figures", ",", "--out", "x"), "--figures names no figure; write"),
         (("heads", "--figures", "overview"), "--figures are files; name a folder with --out DIR"),

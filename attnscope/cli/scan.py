@@ -161,9 +161,10 @@ def scan_one(
     study = study_of(loaded, asked, probing.drawn)
     if probing.probe not in (None, *study.planned.probes):
         probes = study.planned.probes
-        periods = [name for name in probes if name.startswith(f"{probing.probe} p")]
-        near = periods or [name for name in [nearest(str(probing.probe), probes)] if name]
-        hint = f"did you mean {' or '.join(near)}?; " * bool(near)
+        stems = dict.fromkeys(name.partition(" p")[0] for name in probes)  # of several periods without the period
+        stem = nearest(str(probing.probe), stems)
+        near = [name for name in probes if name.partition(" p")[0] == stem]
+        hint = f"did you mean {', '.join(near)}?; " * bool(near)
         known = "; ".join(probes)  # some names have a comma
         raise UsageError(f"there is no probe {probing.probe!r}", f"{hint}the probes are {known}")
     output.log(loaded.line, kept.quiet)

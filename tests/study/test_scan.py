@@ -417,7 +417,12 @@ def test_whatever_is_named_is_said_with_its_condition(kept, two):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--probe", "inducton"], "there is no probe 'inducton'; the probes are induction p10"),
+        (
+            ["--probe", "inducton"],
+            "did you mean induction p10, induction p25, induction p50, induction p100?; the probes are ",
+        ),
+        (["--probe", "induction"], "there is no probe 'induction'; did you mean induction p10, induction p25, "),
+        (["--probe", "zzzz"], "there is no probe 'zzzz'; the probes are induction p10; "),
         (["--sequences", "1"], "--sequences: expected a whole number from 2 to 1,000,000, got '1'"),
         (["--pool", "nowhere.txt"], "there is no file nowhere.txt"),
     ],
