@@ -19,7 +19,6 @@ from attnscope.model.loaded import check_loaded
 from attnscope.model.options import LoadOptions
 from attnscope.model.selection import everything, pairs, select
 from attnscope.observe.atlas import atlas_of
-from attnscope.observe.progress import NO_PROGRESS, Progress
 from attnscope.studies import ablation as tasks
 from attnscope.studies.ablation import Ablation, AblationStudy, HeadSets, direct_means
 from attnscope.studies.ablation_search import (
@@ -38,6 +37,7 @@ from attnscope.studies.ablation_search import (
 from attnscope.studies.atlas import ScanStudy, load_atlas, plan
 from attnscope.utils.display import head_name, model_name
 from attnscope.utils.schema import takes_fields
+from attnscope.utils.stages import NO_PROGRESS, Progress
 
 if TYPE_CHECKING:
     from attnscope.export.drawing import Picture

@@ -16,7 +16,6 @@ from attnscope.model.loaded import check_loaded
 from attnscope.model.options import LoadOptions
 from attnscope.model.selection import everything, select_stacks
 from attnscope.observe.atlas import atlas_of
-from attnscope.observe.progress import NO_PROGRESS, Progress
 from attnscope.observe.request import CaptureSpec
 from attnscope.observe.run import prepare
 from attnscope.studies.comparison import (
@@ -32,6 +31,7 @@ from attnscope.studies.comparison import (
 from attnscope.studies.comparison import heads_of as counts_of
 from attnscope.utils.display import number_of
 from attnscope.utils.schema import takes_fields
+from attnscope.utils.stages import NO_PROGRESS, Progress
 
 if TYPE_CHECKING:
     import pyarrow as pa

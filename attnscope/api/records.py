@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from attnscope.errors import visible
 from attnscope.export.drawing import Picture
 from attnscope.figures import Style
-from attnscope.observe.progress import NO_PROGRESS, Progress
 from attnscope.steps.records import divisor, json_lines
 from attnscope.utils.display import model_name
 from attnscope.utils.files import write_whole
 from attnscope.utils.folders import refuse_file_name
+from attnscope.utils.stages import NO_PROGRESS, Progress
 from attnscope.utils.tables import TableRecord, as_table, words
 
 if TYPE_CHECKING:

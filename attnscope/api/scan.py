@@ -14,12 +14,12 @@ from attnscope.export.study_figures import HEAD_JS, save_head_js, save_probes
 from attnscope.figures import Style
 from attnscope.model.loaded import check_loaded
 from attnscope.model.options import LoadOptions
-from attnscope.observe.progress import NO_PROGRESS, Progress
 from attnscope.studies.atlas import Atlas, ScanStudy, plan
 from attnscope.studies.head_distances import DIVERGENCES, LOOKS, on_texts, prompts_of
 from attnscope.studies.probes import SEQUENCES
 from attnscope.utils.display import head_name
 from attnscope.utils.schema import takes_fields
+from attnscope.utils.stages import NO_PROGRESS, Progress
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -26,9 +26,8 @@ if TYPE_CHECKING:
     from attnscope.inputs.sound import Sound
     from attnscope.model.loaded import LoadedModel
     from attnscope.observe.observation import Observation
-    from attnscope.observe.progress import RunInfo
     from attnscope.observe.records import Head
-    from attnscope.observe.request import CaptureSpec, MapFields, Request, Text
+    from attnscope.observe.request import CaptureSpec, MapFields, Request, RunInfo, Text
     from attnscope.serve.questions import Purpose
     from attnscope.serve.worker import KeptModels
 

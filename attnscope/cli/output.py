@@ -22,12 +22,11 @@ from typer import Option
 
 from attnscope.cli.option_groups import DRAWN, FIRST, HELD, SETTING, UNRECORDED, option_group, parameters
 from attnscope.errors import LINES, UsageError, in_a_line, numbered, visible
-from attnscope.observe.progress import Progress
 from attnscope.utils import signals, stages
 from attnscope.utils.display import model_name
 from attnscope.utils.folders import PICTURES, TABLES, suffix_of
 from attnscope.utils.signals import unwinding
-from attnscope.utils.stages import Stage, Watch
+from attnscope.utils.stages import Progress, Stage, Watch
 
 if TYPE_CHECKING:
     import pyarrow as pa

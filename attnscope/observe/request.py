@@ -517,3 +517,18 @@ _Form = make_dataclass(
     ],
     namespace={"__module__": __name__},
 )
+
+
+@dataclass(frozen=True)
+class RunInfo:
+    """What is known before the forward pass: the text that was given, and who reads it.
+
+    by_memory: whether the engine was chosen by the memory that was free.
+    """
+
+    text: Prompt
+    name: str
+    revision: str | None
+    device: str
+    dtype: str
+    by_memory: bool = False

@@ -53,9 +53,9 @@ from attnscope.observe.inputs import (
 )
 from attnscope.observe.logit_path import asked_of_answer, directions_of_answer
 from attnscope.observe.observation import NamesBeside, Observation
-from attnscope.observe.progress import NO_PROGRESS, Progress, RunInfo
-from attnscope.observe.request import CaptureSpec, Request, TextInputs
+from attnscope.observe.request import CaptureSpec, Request, RunInfo, TextInputs
 from attnscope.utils.memory import free_memory, human_bytes
+from attnscope.utils.stages import NO_PROGRESS, Progress
 
 if TYPE_CHECKING:
     from torch import Tensor

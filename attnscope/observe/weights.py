@@ -28,9 +28,9 @@ from attnscope.inputs.weights import MEMORY, GivenWeights, axes_of
 from attnscope.model.geometry import LayerGeometry
 from attnscope.model.selection import CROSS, DECODER, ENCODER, as_ranges, prefix, select_stacks
 from attnscope.observe.collect import StackCollector
-from attnscope.observe.progress import NO_PROGRESS, Progress
 from attnscope.observe.request import TextInputs
 from attnscope.utils.memory import free_memory, human_bytes
+from attnscope.utils.stages import NO_PROGRESS, Progress
 
 if TYPE_CHECKING:
     from attnscope.observe.observation import Observation

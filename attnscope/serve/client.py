@@ -33,12 +33,12 @@ import attnscope.errors
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.inputs.prompt import Prompt
 from attnscope.model.options import DEMO
-from attnscope.observe.progress import Progress
 from attnscope.serve import wire
 from attnscope.serve.questions import Check, Observe, Purpose
 from attnscope.serve.records import packed, type_of, unpacked
 from attnscope.serve.wire import Frame, Status, UnansweredError, WireError, framed, is_readable, receive, send
 from attnscope.utils.schema import from_json, to_json
+from attnscope.utils.stages import Progress
 
 if TYPE_CHECKING:
     import numpy as np

@@ -23,7 +23,8 @@ from attnscope.inputs.spans import Align
 from attnscope.inputs.tokens import TokenSelection
 from attnscope.interventions.spec import DRAWS, AskedText, CutPlan
 from attnscope.model.selection import SEQ2SEQ, is_vision, select
-from attnscope.observe.progress import Progress, RunInfo
+from attnscope.observe.request import RunInfo
+from attnscope.utils.stages import Progress
 
 if TYPE_CHECKING:
     from attnscope.api.why_record import Why, WhyOptions

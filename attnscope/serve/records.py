@@ -21,7 +21,7 @@ from attnscope.serve.wire import WireError
 
 TAG = "~"
 RECORDS = {  # by name, where the type is; each is imported without torch
-    "attnscope.observe.request": ("LayerKey", "View", "CaptureSpec", "TextInputs", "Request"),
+    "attnscope.observe.request": ("LayerKey", "View", "CaptureSpec", "TextInputs", "Request", "RunInfo"),
     "attnscope.api.why_record": ("Why",),
     "attnscope.steps.records": ("Check", "Explanation", "Numbers", "Step"),
     "attnscope.interventions.spec": ("Cut",),
@@ -44,7 +44,6 @@ RECORDS = {  # by name, where the type is; each is imported without torch
     "attnscope.hooks.report": ("CallCheck", "CaptureReport"),
     "attnscope.studies.knockout_records": ("AskedCut", "Case", "Draw", "KnockoutResult", "Masses", "Null"),
     "attnscope.studies.attribution_records": ("LogitQuery", "Component", "KeyParts", "LogitParts"),
-    "attnscope.observe.progress": ("RunInfo",),
     "attnscope.inputs.prompt": ("Medium", "Patch", "Prompt", "Span"),
     "attnscope.inputs.tokens": ("TokenSelection", "TokenMatch"),
 }

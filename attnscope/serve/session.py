@@ -12,11 +12,11 @@ from attnscope.api.capture import is_several, kept
 from attnscope.api.captured import Capture
 from attnscope.errors import ModelError, UsageError, hints_of
 from attnscope.model.options import LoadOptions
-from attnscope.observe.progress import NO_PROGRESS
 from attnscope.observe.request import CaptureOptions, CaptureSpec, Request, View
 from attnscope.serve.client import ask_server, request_status
 from attnscope.serve.wire import UnansweredError
 from attnscope.utils.schema import takes_fields
+from attnscope.utils.stages import NO_PROGRESS
 
 START = "start one: attnscope serve --model "
 

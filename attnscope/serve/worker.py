@@ -34,8 +34,7 @@ from attnscope.model.libraries import silence_libraries
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.loading import bytes_in_memory, chosen_device, load, load_config, load_tokenizer
 from attnscope.model.options import LoadOptions
-from attnscope.observe.progress import Progress, RunInfo
-from attnscope.observe.request import CaptureSpec
+from attnscope.observe.request import CaptureSpec, RunInfo
 from attnscope.serve.questions import PURPOSES, Purpose
 from attnscope.serve.records import packed, unpacked
 from attnscope.serve.wire import Contents, Files, Frame, UnansweredError, WireError, files, receive, send
@@ -43,6 +42,7 @@ from attnscope.utils.isolation import Answer, IsolatedCall, answer_of, call_else
 from attnscope.utils.memory import free_memory, human_bytes
 from attnscope.utils.schema import from_json
 from attnscope.utils.signals import begin_helper
+from attnscope.utils.stages import Progress
 
 MORE_SECONDS = 5  # than a text may take: a reader that is not suspended has answered by then
 

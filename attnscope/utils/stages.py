@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 
 FIRST_SECONDS = 1.0  # of silence, until the first words of a command: two seconds are the most that a person waits
@@ -125,6 +125,26 @@ def during(opened: Stage) -> Iterator[Stage]:
 def at_hand() -> Stage:
     """The stage that was opened last, which a lower room may give a total; one of its own where there is none."""
     return _open[-1] if _open else Stage("")
+
+
+class Progress:
+    """What a call of the library says, and its stages: nothing here; `cli/output.py` has one that talks on stderr.
+
+    >>> with NO_PROGRESS.stage("forward pass", 4, "layers") as advance:
+    ...     advance(1)
+    """
+
+    def say(self, line: str) -> None:
+        """A line for a person."""
+
+    def stage(
+        self, title: str, total: int | None = None, unit: str = ""
+    ) -> AbstractContextManager[Callable[[int], object]]:
+        """A stage of the work while the block runs; yields what is called with the steps that were done."""
+        return nullcontext(lambda steps: None)
+
+
+NO_PROGRESS = Progress()
 
 
 def threads() -> int:

@@ -14,12 +14,12 @@ from typing import ClassVar
 import pytest
 
 from attnscope.model.options import LoadOptions
-from attnscope.observe.progress import NO_PROGRESS
 from attnscope.observe.request import CaptureSpec
 from attnscope.serve import client, wire
 from attnscope.serve import client as relay
 from attnscope.serve.wire import UnansweredError
 from attnscope.utils.schema import to_json
+from attnscope.utils.stages import NO_PROGRESS
 from helpers.command_line import ATTNSCOPE, HANGS, SENTENCE, call
 
 

@@ -8,11 +8,11 @@ import pytest
 
 from attnscope.errors import AttnscopeError
 from attnscope.model.options import LoadOptions
-from attnscope.observe.progress import NO_PROGRESS
 from attnscope.observe.request import CaptureSpec, Request
 from attnscope.serve import client
 from attnscope.serve import wire as place
 from attnscope.serve.wire import UnansweredError
+from attnscope.utils.stages import NO_PROGRESS
 from helpers.command_line import SENTENCE, call
 from helpers.forks import until
 from helpers.serving import serving

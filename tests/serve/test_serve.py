@@ -24,7 +24,6 @@ from attnscope.inputs.prompt import _read, from_text
 from attnscope.model.loading import load_tokenizer
 from attnscope.model.options import LoadOptions
 from attnscope.model.sources import DEMO_FOLDER
-from attnscope.observe.progress import NO_PROGRESS
 from attnscope.observe.request import CaptureSpec, Request
 from attnscope.serve import client, wire
 from attnscope.serve import server as serving_module
@@ -35,6 +34,7 @@ from attnscope.serve.questions import PURPOSES
 from attnscope.serve.wire import UnansweredError
 from attnscope.serve.worker import CancelledError, cancellable
 from attnscope.utils.files import state_of
+from attnscope.utils.stages import NO_PROGRESS
 from helpers.command_line import ATTNSCOPE, HANGS, SENTENCE, call
 from helpers.folders import rewrite
 from helpers.forks import until

@@ -14,14 +14,14 @@ import pytest
 from attnscope.errors import ModelError, UsageError
 from attnscope.inputs.prompt import from_text
 from attnscope.model.options import LoadOptions
-from attnscope.observe.progress import NO_PROGRESS, Progress, RunInfo
-from attnscope.observe.request import CaptureSpec
+from attnscope.observe.request import CaptureSpec, RunInfo
 from attnscope.serve import client, wire, worker
 from attnscope.serve import client as relay
 from attnscope.serve import server as serving_module
 from attnscope.serve import wire as place
 from attnscope.serve import worker as reader
 from attnscope.serve.wire import UnansweredError, WireError
+from attnscope.utils.stages import NO_PROGRESS, Progress
 from helpers.command_line import HANGS, SENTENCE, call
 from helpers.forks import until
 from helpers.serving import Stub, serving, why_unanswered
