@@ -83,7 +83,7 @@ def test_a_title_names_the_role_of_the_head_and_its_score_on_the_text(tmp_path: 
 def test_a_figure_that_heads_share_has_room_for_the_longest_title() -> None:
     maps = first_tokens(replace(bank_maps(), roles=("sink", "long-range-copying" * 3, "", "")), 2)
     short, long = (shown(maps, Style(), index) for index in (0, 1))
-    assert [figure.words.title.get_text().count("\n") for figure in (short, long)] == [0, 1]
+    assert short.words.title.get_text().count("\n") == 0 < long.words.title.get_text().count("\n")
     assert short.figure.get_size_inches().tolist() == long.figure.get_size_inches().tolist()
 
 

@@ -117,8 +117,8 @@ def draw(
     drawn = pictures.out is not None
     options = of_run("draw", *groups) | {"sort": ranking.by(question)}
     style, to = drawing.figure_style(command_line("draw", *groups)), stream(only=not drawn)
-    # Metrics cost time, and are measured for the pictures that show them or order heads by them.
-    measured = not drawn or bool({"overview", "metrics", "top", DEPTH} & set(kinds))
+    # Metrics cost time, and are measured for the pictures that show them or roles, or order heads by them.
+    measured = not drawn or bool({"overview", "heads", "metrics", "top", DEPTH} & set(kinds))
     maps: MapFields = {"maps": "all"} if drawn else showing.maps(lambda: style, to)
     maps = {**drawing.maps(), **maps}
     metrics = entries.ids(order) if measured else ()

@@ -331,7 +331,8 @@ def prepare_heads(
     titles = [style.headed(title(maps, index)) for _, maps, index in jobs]
     longest = max(titles, key=len, default="")
     roles = next((role_words(maps) for _, maps, head in jobs if title is head_title and any(maps.roles[head:][:1])), "")
-    roles += ", number: its score on this text" * bool(roles)
+    scored = any(not math.isnan(score) for _, maps, head in jobs for score in maps.role_scores[head:][:1])
+    roles += ", number: its score on this text" * bool(roles and scored)
     heads = []
     for (path, maps, index), name, (rest, sink_HQ), values_QK in zip(jobs, titles, split, values, strict=True):
         sink_Q = None if sink_HQ is None else sink_HQ[index]
