@@ -205,6 +205,7 @@ def from_weights(
     from attnscope.inputs.weights import read_weights, weights_of
     from attnscope.observe.weights import observe_weights
 
+    # A file has tokens and names of its own, which an argument would contradict.
     if isinstance(weights, str | os.PathLike):
         options = {"tokens": tokens, "query_tokens": query_tokens, "tokenizer": tokenizer, "kv_heads": kv_heads}
         other = next((name for name, value in options.items() if value is not None), None)
@@ -218,6 +219,7 @@ def from_weights(
         given = weights_of(
             weights, tokens, query_tokens, tokenizer, model=model, kv_heads=kv_heads, sink_logits=sink_logits
         )
+    # A request as of a text: the same collectors read these matrices.
     keep = kept(None, request, query, key, define, {})
     return Capture.made_of(observe_weights(given, CaptureSpec("", keep, select=select)))
 

@@ -129,7 +129,7 @@ def most_used(options: Sequence[Any], groups: Sequence[type]) -> tuple[list[Any]
 
 
 def is_few(options: Sequence[Any]) -> bool:
-    """Whether a command has so few options besides those of the model that they stand in one panel."""
+    """Whether a command has so few options besides those of the model that one panel holds them."""
     return sum(panel_of(option) not in (MODEL, SETTINGS) for option in options) <= FEW
 
 

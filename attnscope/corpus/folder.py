@@ -238,13 +238,13 @@ def check_options(folder: Path, options: Mapping[str, Any], about: Mapping[str, 
 
 
 def layout_of(folder: Path) -> int:
-    """The version of a folder's layout: that which it was begun with, or for a new one the newest."""
+    """The version of a folder's layout: of an unfinished or finished one its own, of a new one the newest."""
     path = folder / OPTIONS
     return SCHEMA if _options(path) is None else int(read_json(path)["schema"])
 
 
 def begun_ids(folder: Path) -> str | None:
-    """What the ids of a folder were begun as: `integer` or `text`; None for a new folder."""
+    """The kind of a folder's ids: `integer` or `text`; None for a new folder."""
     path = folder / OPTIONS
     return None if _options(path) is None else str(read_json(path).get("ids", TEXT_IDS))
 

@@ -61,6 +61,7 @@ def read_style_sheet(path: str | Path) -> StyleSheet:
     except (OSError, UnicodeDecodeError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else "it is not text in UTF-8"
         raise UsageError(f"style: {name} cannot be read: {why}", NO_SHEET) from None
+    # Lines of `NAME: VALUE`, as matplotlib has them. Its own reader would also set backends and paths.
     settings: dict[str, str] = {}
     for number, line in enumerate(text.splitlines(), start=1):
         if content := _without_comment(line):
@@ -75,6 +76,7 @@ def read_style_sheet(path: str | Path) -> StyleSheet:
     sheet = StyleSheet(name, tuple(settings.items()))
     for key, value in settings.items():
         _check(name, key, value)
+    # A font that is missing here may be there where the figure is made for print: a warning, no error.
     named, known = _families(sheet), _installed()
     if named and not any(family in known for family in named):
         called = ", ".join(visible(family) for family in named[:5])
@@ -83,14 +85,14 @@ def read_style_sheet(path: str | Path) -> StyleSheet:
 
 
 def parameters(sheet: StyleSheet, families: tuple[str, ...]) -> dict[Any, Any]:
-    """What matplotlib is told of a sheet; families: those that follow the sheet's own, for what it has no letters."""
+    """A sheet as rcParams of matplotlib. families: further fonts, for letters that the sheet's own lack."""
     from cycler import cycler
 
-    values = {key: value for key, value in sheet.settings if key not in (SIZE, CYCLE, FAMILY, CMAP)}
+    values: dict[str, Any] = {key: value for key, value in sheet.settings if key not in (SIZE, CYCLE, FAMILY, CMAP)}
     own = [family for family in _families(sheet) if family in _installed()]
-    told: dict[str, Any] = {**values, FAMILY: [*own, *families]}
+    values |= {FAMILY: [*own, *families]}
     colours = dict(sheet.settings).get(CYCLE)
-    return told | ({CYCLE: cycler(color=_colours(colours))} if colours else {})
+    return values | ({CYCLE: cycler(color=_colours(colours))} if colours else {})
 
 
 def _without_comment(line: str) -> str:

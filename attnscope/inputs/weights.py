@@ -350,6 +350,7 @@ def _of_entries(path: Path, entries: Mapping[str, Entry], said: Mapping[str, str
     tokens, query_tokens = (_strings(path, name, entries, said) for name in (TOKENS, QUERY_TOKENS))
     if tokens is None:
         raise InputError(f"{path} has no tokens", f"it should hold {NAMES}")
+    # Only names that are known: a misspelt layer would be missing without a word.
     plain, found = DECODER if query_tokens is None else CROSS, dict[str, dict[int | None, Entry]]()
     for name, entry in entries.items():
         match = LAYER.fullmatch(name)
@@ -360,6 +361,7 @@ def _of_entries(path: Path, entries: Mapping[str, Entry], said: Mapping[str, str
             of_stack[None if match[2] is None else int(match[2])] = entry
     if not found:
         raise InputError(f"{path} has no weights", f"it should hold {NAMES}")
+    # All shapes are compared with the tokens before the first array is unpacked.
     _check_declared(path, found, len(tokens), None if query_tokens is None else len(query_tokens))
     text = prompt_of_tokens(tokens)
     target = None if query_tokens is None else prompt_of_tokens(query_tokens, what=QUERY_TOKENS)
@@ -459,7 +461,7 @@ def _check_size(path: Path, needed: int) -> None:
 
 
 def _npz(path: Path, stream: IO[bytes]) -> tuple[dict[str, Entry], dict[str, str]]:
-    """The arrays of an npz file by name, their headers read and held against what the archive declares."""
+    """The arrays of an npz file by name, with headers that agree with the archive's sizes."""
     archive = zipfile.ZipFile(stream)
     members = archive.infolist()
     if len(members) > MOST_ARRAYS:

@@ -151,6 +151,7 @@ def checked(given: GivenWeights) -> CheckedWeights:
 def _check_numbers(name: str, weights_HQK: Tensor, sink_logits: bool) -> tuple[str, float]:
     """The narrowest dtype that its row sums allow, and how far the furthest is from 1; head by head, as float32."""
     dtype, furthest = "float32", 0.0
+    # Head by head: a float32 copy of a layer in half precision would take twice its memory.
     for head, weights in enumerate(weights_HQK):
         weights_QK = weights.float()
         if not torch.isfinite(weights_QK).all():
@@ -163,6 +164,7 @@ def _check_numbers(name: str, weights_HQK: Tensor, sink_logits: bool) -> tuple[s
                 f"row {row} of {name}H{head} has a weight of {least:.3g}, expected 0 to 1",
                 "give weights after the softmax, not logits",
             )
+        # A sink outside the keys takes a share of each row, so that a sum may be too small, and never too large.
         sum_Q = weights_QK.sum(-1, dtype=torch.float64)
         off_Q = (sum_Q - 1).clamp_min(0) if sink_logits else (sum_Q - 1).abs()
         error = float(off_Q.max())
@@ -192,6 +194,7 @@ def _without_padding(given: GivenWeights) -> tuple[GivenWeights, tuple[int, int]
     A token is padding where it has no row in any head, only zeros. Raises InputError for such a row between others,
     and where a token of padding receives weight.
     """
+    # A token is padding only where every layer and stack agrees: one empty row may be a dropped head.
     empty: dict[int, Tensor] = {}  # of each text, by its place: which of its queries have no row
     for stack, layers in given.stacks.items():
         none_Q = torch.stack([(weights == 0).all(-1).all(0) for weights in layers.values()]).all(0)
@@ -212,6 +215,7 @@ def _without_padding(given: GivenWeights) -> tuple[GivenWeights, tuple[int, int]
         inside = next((row for row in kept[which] if bool(empty[which][row])), None)
         if inside is not None:
             raise InputError(f"row {inside} is all zeros in every head, expected a sum of 1", "leave out its token")
+    # Cut as views, without a copy; a row that loses weight by it looked at padding, which a mask would forbid.
     stacks: dict[str, dict[int, Tensor]] = {}
     for stack, layers in given.stacks.items():
         rows, columns = (kept[which] for which in axes_of(stack, 0, None if given.target is None else 1))
@@ -243,7 +247,7 @@ def _part(prompt: Prompt, places: range) -> Prompt:
 
 @dataclass(frozen=True)
 class GivenLayers:
-    """Layers whose weights are there: what a `StackCollector` knows of them, as a `Reading`."""
+    """Layers with their weights, as the `Reading` that a `StackCollector` takes."""
 
     request: Request
     plain: str
@@ -265,6 +269,7 @@ def observe_weights(given: GivenWeights, ask: CaptureSpec, tell: Progress = NO_P
 
     Raises InputError for weights that are none, UsageError for what only a model can tell.
     """
+    # What is refused is refused before every number is looked at.
     check_request(given, ask.keep)
     whole = checked(given)
     given = whole.given

@@ -1,4 +1,4 @@
-"""The stages of long work, and a watch that names the one at hand where nothing was said for a while.
+"""The stages of long work, and a watch that names the current one after a silence.
 
 Whoever works long opens a `Stage`, in whatever room. A command shows it as a bar on a terminal. `Watch` prints a line
 where no bar is: while a library is imported, and in a pipe.
@@ -89,7 +89,7 @@ class Stage:
 
     @property
     def line(self) -> str:
-        """What a pipe is told: `forward pass: 2/4 layers, 1.5/s, 0:00:01 left`."""
+        """One line for a pipe: `forward pass: 2/4 layers, 1.5/s, 0:00:01 left`."""
         numbers = [self.count, self.rate, self.time if self.seconds >= FIRST_SECONDS * 2 else ""]
         return ": ".join(filter(None, (self.doing, ", ".join(filter(None, numbers)))))
 
@@ -165,9 +165,9 @@ def _command_start() -> float:
 
 
 class Watch(threading.Thread):
-    """Calls `say` with a line, where nothing was said.
+    """Calls `say` with a line after a silence.
 
-    terminal: a line stays until the next words; it is said only while no bar is drawn. Elsewhere there is a line after
+    terminal: a line stays until the next words, and comes only while no bar is drawn. Elsewhere there is a line after
     the first silence, and one each minute while a stage runs.
     """
 
@@ -179,7 +179,7 @@ class Watch(threading.Thread):
         self._over = threading.Event()
 
     def heard(self) -> None:
-        """Something was said."""
+        """A line went to stderr."""
         self._heard = time.monotonic()
 
     def stop(self) -> None:
@@ -197,7 +197,7 @@ class Watch(threading.Thread):
                     self._heard = time.monotonic()
 
     def due(self, now: float) -> str:
-        """The line that is to be said now; empty for none."""
+        """The line for this moment; empty for none."""
         current = _open[-1] if _open else None
         silent = now - (self._start if self._heard is None else self._heard)
         if silent < FIRST_SECONDS or (current is not None and current.changed is not None):
@@ -210,7 +210,7 @@ class Watch(threading.Thread):
 
 
 def importing() -> str:
-    """The library whose import is under way: `importing torch`; empty for none."""
+    """The import under way: `importing torch`; empty for none."""
     for name, module in [*sys.modules.items()]:
         top = name.partition(".")[0]
         if top not in ("attnscope", "__main__") and getattr(getattr(module, "__spec__", None), "_initializing", False):

@@ -72,9 +72,9 @@ class SideMatrices:
         return SideMatrices([self.heads[place] for place in places], values_HRC, self.size)
 
     def by_bits(self, wanted: Wanted, exact: Sequence[int]) -> Iterator[tuple[SideMatrices, Bits]]:
-        """Those of the heads whose steps are in the page, and the others.
+        """Those of the heads with steps in the page, and the others.
 
-        Steps have all digits: beside them, three decimals of a weight have to be the same, which 16 bits hold.
+        Steps have all digits, and three decimals of a weight agree with them: 16 bits hold those.
         """
         for bits, among in ((16, True), (wanted.bits, False)):
             if heads := [head for head in self.heads if (head in exact and self.size == 1) == among]:
