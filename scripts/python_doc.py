@@ -4,7 +4,7 @@ import os
 import sys
 from pathlib import Path
 
-os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ |= {"HF_HUB_OFFLINE": "1", "ATTNSCOPE_STAGES": "none"}
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
