@@ -510,6 +510,7 @@ def layer_maps(seen: Observation, stack: str = "") -> list[Maps]:
         mass, top_key = columns.top_key_mass[of_layer], columns.top_key[of_layer]
         top_key = np.where(mass > seen.rests_above, top_key, 0)
         sinks[key] = tuple(zip(top_key.tolist(), mass.tolist(), strict=True))
+    named = any(roles is not None for roles in columns.atlas_roles)  # in a run's tables, too
     elsewhere = any(key for layer in sinks.values() for key, _ in layer)  # all maps of a text have the same columns
     return [
         Maps(
@@ -532,7 +533,7 @@ def layer_maps(seen: Observation, stack: str = "") -> list[Maps]:
             part=part,
             roles=tuple(map(_shown_role, columns.role[places[key]])),
             role_scores=tuple(_role_score(columns, place) for place in places[key].tolist()),
-            roles_by="a scan of the model" if seen.atlas else "this text",
+            roles_by="a scan of the model" if named else "this text",
             stack=stack,
             numbered=(seen.queries.medium.step is None, seen.keys.medium.step is None),
             window=seen.visible[key] if seen.visible[key].startswith(WINDOWS) else "",
