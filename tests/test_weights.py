@@ -440,6 +440,11 @@ def npy(shape, dtype="<f4", data=b""):
     return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode() + data
 
 
+def header(text):
+    """An array of numpy's format with a header of any text."""
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text.encode()
+
+
 ABC, LETTERS = np.array(list("abc")), '["a", "b", "c"]'
 THREE = np.eye(3, dtype=np.float32)[None]
 HOSTILE = {
@@ -476,6 +481,13 @@ HOSTILE = {
         "5000 arrays, expected at",
     ),
     "version.npz": (lambda path: raw(path, ("weights.npy", b"\x93NUMPY\x09\x00" + bytes(200))), "array of format"),
+    "minus.npz": (lambda path: raw(path, ("weights.npy", header("-" * 8000 + "1"))), "a header that is none"),
+    "open.npz": (lambda path: raw(path, ("weights.npy", header("(" * 8000))), "a header that is none"),
+    "negative.npz": (lambda path: raw(path, ("weights.npy", npy((-1, -1, 3, 3), data=bytes(36)))), r"shape \(-1, -1"),
+    "nothing.npz": (lambda path: raw(path, ("tokens.npy", npy((3_000_000,), "<U0"))), "3,000,000 tokens, expected"),
+    "letter.npz": (lambda path: raw(path, ("tokens.npy", npy((1,), "<U1", b"\xff" * 4))), "cannot be read as npz"),
+    "twice.npz": (npz(**{"layer.0": THREE, "decoder.layer.00": THREE, "tokens": ABC}), "twice, by two names"),
+    "model.npz": (npz(weights=THREE[None], tokens=ABC, model_utf8=ABC), "'model_utf8', which is none"),
     "encrypted.npz": (lambda path: encrypted(path), "cannot be read as npz"),
     "empty.safetensors": (content(b""), "cannot be read as safetensors"),
     "long.safetensors": (content(b"\xff" * 64), "cannot be read as safetensors"),

@@ -24,19 +24,22 @@ from attnscope.utils.files import read_small
 log = logging.getLogger("attnscope")
 
 MOST_BYTES = 1 << 20
-MOST_NUMBER = 100.0  # points, of a line or a mark
+MOST_NUMBER = 20.0  # points, of a line or a mark
+MOST_LETTERS = 1000  # of a value
 GENERIC = ("sans-serif", "serif", "monospace", "cursive", "fantasy")
 FAMILY, CYCLE, CMAP, SIZE = "font.family", "axes.prop_cycle", "image.cmap", "font.size"
+ALPHA, DASHES = "grid.alpha", "grid.linestyle"
 MARKS = ("color", "labelcolor", "direction", "major.size", "major.width", "major.pad", "minor.size", "minor.width")
 READ = (
     *(FAMILY, SIZE, "font.weight", "font.style", *(f"font.{name}" for name in GENERIC)),
-    *("text.color", "figure.facecolor", "grid.color", "grid.linewidth", "grid.linestyle", "grid.alpha"),
+    *("text.color", "figure.facecolor", "grid.color", "grid.linewidth", DASHES, ALPHA),
     *("lines.linewidth", "lines.markersize", "hatch.linewidth", CMAP, CYCLE),
     *(f"axes.{name}" for name in ("facecolor", "edgecolor", "labelcolor", "titlecolor", "linewidth", "labelweight")),
     *(f"axes.spines.{side}" for side in ("left", "right", "top", "bottom")),
     *(f"{axis}tick.{name}" for axis in "xy" for name in MARKS),
 )
 OF_COLOURS = re.compile(r"cycler\(\s*(?:['\"]color['\"]\s*,|color\s*=)\s*[\[(]([^\[\]()]*)[\])]\s*\)")
+OF_CYCLE = re.compile("C[0-9]+")
 NO_SHEET = "name a style file of matplotlib"
 HINT = "take these lines out; docs/pictures.md lists what is read"
 
@@ -109,6 +112,8 @@ def _check(name: str, key: Any, value: str) -> None:
     from matplotlib.colors import is_color_like
 
     refused = UsageError(f"style: {key} of {name}: there is no such value: {visible(value[:60])!r}", HINT)
+    if len(value) > MOST_LETTERS:
+        raise UsageError(f"style: {key} of {name} has {len(value)} letters, expected at most {MOST_LETTERS}", HINT)
     if "/" in value or "\\" in value:
         raise UsageError(f"style: {key} of {name} names a file or a folder", HINT)
     if key == CYCLE:
@@ -123,9 +128,12 @@ def _check(name: str, key: Any, value: str) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             checked = mpl.RcParams({key: value})[key]
-    except (ValueError, TypeError, KeyError, Warning):
+    except (ValueError, TypeError, KeyError, Warning, RecursionError, MemoryError):  # of Python's parser, for `----1`
         raise refused from None
-    if isinstance(checked, float) and not (math.isfinite(checked) and 0 <= checked <= MOST_NUMBER):
+    most = {ALPHA: 1.0, SIZE: math.inf}.get(key, MOST_NUMBER)  # of a font size, `Style` knows the range
+    if isinstance(checked, float) and not (math.isfinite(checked) and 0 <= checked <= most):
+        raise refused
+    if key == DASHES and isinstance(checked, tuple):  # dashes that are short enough are drawn for ever
         raise refused
 
 
@@ -133,10 +141,11 @@ def _colours(value: str) -> list[str]:
     """The colours of `cycler('color', ['#0072b2', 'd55e00'])`; none where one of them is no colour."""
     from matplotlib.colors import is_color_like
 
-    found = OF_COLOURS.fullmatch(value)
-    names = [part.strip().strip("'\"") for part in found[1].split(",") if part.strip()] if found else []
+    cycle = OF_COLOURS.fullmatch(value)
+    names = _listed(cycle[1]) if cycle else []
     colours = [name if is_color_like(name) else f"#{name}" for name in names]
-    return colours if all(map(is_color_like, colours)) else []
+    # C0 is the first colour of a cycle: none of the cycle itself.
+    return colours if all(is_color_like(name) and not OF_CYCLE.fullmatch(name) for name in colours) else []
 
 
 def _families(sheet: StyleSheet) -> list[str]:

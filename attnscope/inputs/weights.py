@@ -44,14 +44,15 @@ WHOLE = "weights"  # the one array of a stack; and what a file's source is calle
 MEMORY = "memory"
 TOKENS, QUERY_TOKENS, UTF8 = "tokens", "query_tokens", "_utf8"
 MODEL, KV_HEADS = "model", "kv_heads"
+BESIDE = (TOKENS, TOKENS + UTF8, QUERY_TOKENS, QUERY_TOKENS + UTF8, MODEL, KV_HEADS)  # arrays that are no weights
 NPZ, SAFETENSORS = ".npz", ".safetensors"
 MOST_BYTES = 2**33  # that a file may unpack to
-MOST_ARRAYS, MOST_LAYERS, MOST_TOKEN_BYTES = 4096, 1000, 2**26
+MOST_ARRAYS, MOST_LAYERS, MOST_TOKENS, MOST_TOKEN_BYTES = 4096, 1000, 2**20, 2**26
 HEADER_BYTES = 10_000  # of an array in npz
 LAYER = re.compile(r"(?:(encoder|decoder|cross)\.)?(?:layer\.(\d{1,4})|weights)")
 SPECIAL = re.compile(r"<\|?[^<>|\s]+\|?>|\[[A-Z]+\]")  # <s>, <|endoftext|>, [CLS]
 NAMES = "layer.0, layer.1, ... (heads, queries, keys), or one `weights` (layers, heads, queries, keys), and tokens"
-FOREIGN = (OSError, ValueError, KeyError, TypeError, EOFError, RuntimeError, NotImplementedError, zlib.error)
+FOREIGN = (OSError, ValueError, KeyError, TypeError, EOFError, RuntimeError, SystemError, zlib.error)
 
 
 @dataclass(frozen=True, eq=False)
@@ -351,35 +352,39 @@ def _of_entries(path: Path, entries: Mapping[str, Entry], said: Mapping[str, str
     if tokens is None:
         raise InputError(f"{path} has no tokens", f"it should hold {NAMES}")
     # Only names that are known: a misspelt layer would be missing without a word.
-    plain, found = DECODER if query_tokens is None else CROSS, dict[str, dict[int | None, Entry]]()
+    plain, stacks = DECODER if query_tokens is None else CROSS, dict[str, dict[int | None, Entry]]()
     for name, entry in entries.items():
         match = LAYER.fullmatch(name)
-        if match is None and name.removesuffix(UTF8) not in (TOKENS, QUERY_TOKENS, MODEL, KV_HEADS):
+        if match is None and name not in BESIDE:
             raise InputError(f"{path} has an array {brief(name)}, which is none of weights", f"it should hold {NAMES}")
         if match is not None:
-            of_stack = found.setdefault(match[1] or plain, {})
-            of_stack[None if match[2] is None else int(match[2])] = entry
-    if not found:
+            of_stack, index = stacks.setdefault(match[1] or plain, {}), None if match[2] is None else int(match[2])
+            if index in of_stack:  # as layer.1 and decoder.layer.01
+                raise InputError(f"{path} has {brief(name)} twice, by two names", "keep one of them")
+            of_stack[index] = entry
+    if not stacks:
         raise InputError(f"{path} has no weights", f"it should hold {NAMES}")
     # All shapes are compared with the tokens before the first array is unpacked.
-    _check_declared(path, found, len(tokens), None if query_tokens is None else len(query_tokens))
+    _check_declared(path, stacks, len(tokens), None if query_tokens is None else len(query_tokens))
     text = prompt_of_tokens(tokens)
     target = None if query_tokens is None else prompt_of_tokens(query_tokens, what=QUERY_TOKENS)
-    stacks = {}
-    for stack in (stack for stack in OF_TWO_TEXTS if stack in found):
-        arrays = found[stack]
+    layers = {}
+    for stack in (stack for stack in OF_TWO_TEXTS if stack in stacks):
+        arrays = stacks[stack]
         whole = arrays.get(None)
-        stacks[stack] = _layers(whole.read() if whole else {at: array.read() for at, array in arrays.items()})
+        layers[stack] = _layers(whole.read() if whole else {at: array.read() for at, array in arrays.items()})
     number = _number(path, entries, said)
     model = said.get(MODEL) if MODEL in said else _text(entries, MODEL)
     if model is not None and len(model) > LONGEST_TEXT:
         raise InputError(f"{path}: the name of its model has {len(model)} letters", "shorten it")
-    return GivenWeights(stacks, text, target, model or None, path.name, number, file=path)
+    return GivenWeights(layers, text, target, model or None, path.name, number, file=path)
 
 
-def _check_declared(path: Path, found: Mapping[str, Mapping[int | None, Entry]], text: int, target: int | None) -> None:
+def _check_declared(
+    path: Path, stacks: Mapping[str, Mapping[int | None, Entry]], text: int, target: int | None
+) -> None:
     """Raise InputError for arrays whose declared shape or dtype is not that of weights of so many tokens."""
-    for stack, arrays in found.items():
+    for stack, arrays in stacks.items():
         if None in arrays and len(arrays) > 1:
             raise InputError(f"{path} has `weights` and `layer.0` too", "keep one of them")
         queries, keys = axes_of(stack, text, target)
@@ -421,6 +426,8 @@ def _strings(path: Path, name: str, entries: Mapping[str, Entry], said: Mapping[
     entry = entries[name]
     if not entry.dtype.startswith("U") or len(entry.shape) != 1:
         raise InputError(f"{path}: expected {name} as strings, got {entry.dtype} {_shape(entry.shape)}", "save them so")
+    if entry.shape[0] > MOST_TOKENS:  # each may take no byte in the file
+        raise InputError(f"{path} has {entry.shape[0]:,} {name}, expected at most {MOST_TOKENS:,}", "save fewer")
     return [str(token) for token in entry.read().tolist()]
 
 
@@ -493,7 +500,12 @@ def _npy_header(part: IO[bytes]) -> tuple[tuple[int, ...], np.dtype, int]:
     read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}.get(version)
     if read is None:
         raise ValueError(f"an array of format {version}")
-    shape, _, dtype = read(part, max_header_size=HEADER_BYTES)
+    try:
+        shape, _, dtype = read(part, max_header_size=HEADER_BYTES)
+    except Exception as error:  # numpy reads it with Python's parser, which raises errors of its own, MemoryError too
+        raise ValueError(f"a header that is none: {brief(str(error))}") from None
+    if any(size < 0 for size in shape):
+        raise ValueError(f"an array of shape {_shape(shape)}")
     return shape, dtype, part.tell()
 
 
