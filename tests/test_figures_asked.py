@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from matplotlib.colors import to_hex, to_rgb
+from matplotlib.text import Text
 from PIL import Image
 
 import attnscope
@@ -16,11 +17,12 @@ from attnscope.export.drawing import ASKED_FOR, FIGURES, Drawing, head_sheet, la
 from attnscope.export.manifest import OURS
 from attnscope.figures import Maps, Panel, Style, save_metrics, save_overview
 from attnscope.figures.colours import DARK_INK, LIGHT_INK
+from attnscope.figures.curves import Depth, depth_figure
 from attnscope.figures.fonts import Fonts
 from attnscope.figures.layout import NUMBER
 from attnscope.figures.metrics import metrics_figure
 from attnscope.figures.overview import grid_columns, overview_figure
-from attnscope.figures.style import ROLE_COLOURS
+from attnscope.figures.style import ROLE_COLOURS, Part
 from attnscope.figures.writer import drawing
 from attnscope.metrics.metrics import KNOWN
 from attnscope.metrics.roles import ROLES
@@ -251,6 +253,47 @@ def test_titles_never_run_into_each_other_or_the_colour_bar() -> None:
             bar = figure.axes[1].get_window_extent()
         for place, one in enumerate(boxes):
             assert not any(one.overlaps(other) for other in (*boxes[:place], bar)), style.width
+
+
+def test_maps_of_one_weight_fill_a_sheet_that_is_no_tower() -> None:
+    titles = tuple(f"L{head // 6}H{head % 6} induction, mass 0.12" for head in range(20))
+    maps = bank_maps(1)
+    part = replace(
+        maps,
+        heads=tuple(range(20)),
+        kv_heads=(),
+        values_HQK=np.full((20, 1, 1), 0.5),
+        labels_Q=BANK[:1],
+        labels_K=BANK[:1],
+        part=Part("x", (0,), (0,)),
+        starts_Q=(0,),
+        starts_K=(0,),
+        titles=titles,
+    )
+    with drawing(Fonts()):
+        wide, high = layer_figure(part, Style()).get_size_inches()
+    assert 0.5 < wide / high < 2
+
+
+def test_small_shares_keep_a_third_decimal_and_larger_ones_two() -> None:
+    values = np.array([[0.013, 0.009], [0.0, 0.002]])
+    for scale, shown in ((1, ["0.013", "0.009", "0.000", "0.002"]), (10, ["0.13", "0.09", "0.00", "0.02"])):
+        with drawing(Fonts()):
+            panel = Panel("mass", scale * values, 0, 0.013 * scale, uniform=(0.008 * scale,), always=True)
+            drawn = words(metrics_figure([panel], Style(), ["0", "1"]).axes[0].texts)
+        assert [text for text in drawn if text[:1].isdigit()] == shown
+        assert ("uniform 0.008" if scale == 1 else "uniform 0.08") in drawn
+
+
+def test_a_line_of_one_head_a_layer_has_no_bands_in_its_legend() -> None:
+    null = np.full(4, 0.1)
+    for layers, bands in (([0, 1, 2, 3], False), ([0, 0, 1, 1], True)):
+        depth = Depth("focus", "share", np.array(layers), np.array([0.1, 0.4, 0.2, 0.3]), null)
+        with drawing(Fonts()):
+            figure = depth_figure([depth], Style(), "", 600)
+        shown = [text.get_text() for text in figure.findobj(Text)]
+        assert any("middle half" in text for text in shown) == bands
+        assert "mean of the heads" in " ".join(shown)
 
 
 def test_tall_maps_stand_side_by_side() -> None:

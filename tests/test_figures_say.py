@@ -404,6 +404,8 @@ def test_an_isolated_label_ends_with_its_number() -> None:
         ("·bank/银行", "“·bank/⟨CJK⟩”", "·bank/⟨CJK⟩"),
         ("the 银行 位于 bank", "“the ⟨CJK⟩ bank”", "the ⟨CJK⟩ bank"),
         ("とても 本", "“⟨CJK, Hiragana⟩”", "7"),
+        ("。·1/3", "“⟨CJK⟩·1/3”", "7"),
+        ("「银」、", "“⟨CJK⟩”", "7"),
         ("मत", "“⟨Devanagari⟩”", "7"),
         ("\U0001f9a5 bank", "“⟨1F9A5⟩ bank”", "⟨1F9A5⟩ bank"),
         ("the bank", "“the bank”", "the bank"),

@@ -28,7 +28,7 @@ from attnscope.metrics.metrics import KNOWN, MASS, ends, order_of
 from attnscope.metrics.roles import NEEDED_ROWS, NONE, OTHER, ROLE_METRICS, ROLES
 from attnscope.model.selection import GLOBAL, POOLING, is_bidirectional, is_difference, prefix
 from attnscope.observe.request import LayerKey, PerLayer
-from attnscope.utils.display import head_name, model_name, printed, shortened
+from attnscope.utils.display import decimals_of, head_name, model_name, printed, shortened
 from attnscope.utils.files import write_whole
 
 if TYPE_CHECKING:
@@ -164,7 +164,9 @@ def mass_panels(seen: Observation) -> tuple[tuple[Panel, ...], str]:
         panels.append(
             Panel("mass − uniform", values_LH, -reach, reach, MASS.unit, quantity=signed, first=first, always=True)
         )
-    scores = ", ".join(f"{n} {head.name} {printed(head.score[MASS.id])}" for n, head in enumerate(best, start=1))
+    decimals = decimals_of(max([high, *uniform.tolist()]))
+    named = enumerate(best, start=1)
+    scores = ", ".join(f"{n} {head.name} {printed(head.score[MASS.id], decimals)}" for n, head in named)
     return tuple(panels), f"{chosen_words(seen)}\nframed, furthest above uniform attention: {scores}"
 
 
@@ -443,9 +445,12 @@ def head_sheet(seen: Observation, maps: Sequence[Maps], sort: str | None, top: i
     name = order_of(sort)[0] if sort else ""
     # `L3H0 induction, focus 0.61`
     titles, roles = [], tuple(_shown_role(head.role) for head in heads)
+    scores = [abs(head.score[name]) for head in heads if math.isfinite(head.score.get(name, math.nan))]
+    decimals = decimals_of(max(scores, default=1.0))
     for head, role in zip(heads, roles, strict=True):
         title = f"{stack}{head.name} {role}".rstrip()
-        titles.append(title + (f", {KNOWN[name].short} {printed(head.score[name])}" if name in head.score else ""))
+        score = f", {KNOWN[name].short} {printed(head.score[name], decimals)}" if name in head.score else ""
+        titles.append(title + score)
     return replace(
         chosen[0][0],
         heads=tuple(range(len(chosen))),

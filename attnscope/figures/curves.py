@@ -631,7 +631,9 @@ def depth_figure(depths: Sequence[Depth], style: Style, note: str, room: float) 
         ax.set_ylabel("")
         panels.finish(ax, depth.name, depth.unit)
     # The legend says only what some panel has.
-    legend = [("mean of the heads", blue), *((name, colour) for _, name, colour in reversed(BANDS))]
+    several = any(len(depth.layer_N) > len(np.unique(depth.layer_N)) for depth in depths)
+    bands = [(name, colour) for _, name, colour in reversed(BANDS)] if several else []
+    legend = [("mean of the heads", blue), *bands]
     intervals = any(depth.interval for depth in depths)
     uniform = any(np.isfinite(depth.null_N).any() for depth in depths)
     legend += [("95 % interval of the mean over the texts", DARK_INK)] * intervals

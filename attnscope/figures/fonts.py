@@ -95,8 +95,14 @@ def caption(text: str) -> str:
 
 def undrawable(text: str) -> bool:
     """Whether a text has letters that no installed font has, and no other letter."""
-    letters = {char for char in text if char.isalpha()}
+    letters = set(filter(_of_script, text))
     return bool(letters) and letters <= _missing
+
+
+def _of_script(char: str) -> bool:
+    """Whether a character needs a font of its script: letters, and signs as wide as CJK letters (。)."""
+    wide = unicodedata.east_asian_width(char) in ("W", "F")
+    return char.isalpha() or (wide and unicodedata.category(char)[0] == "P")
 
 
 def isolated(line: str) -> str:
@@ -146,7 +152,7 @@ def _replaced(text: str, stretch: re.Pattern[str], kinds: str, by: Callable[[str
 
 def _scripts(text: str) -> str:
     """The scripts of the letters that no font has: `CJK, Hiragana`."""
-    names = {_script(char) for char in text if char in _missing and char.isalpha()}
+    names = {_script(char) for char in text if char in _missing and _of_script(char)}
     return ", ".join(sorted(name if name == "CJK" else name.capitalize() for name in names))
 
 
@@ -171,7 +177,7 @@ def fonts_for(texts: Iterable[str]) -> Fonts:
         _missing.update(new)
         scripts = sorted({_script(char) for char in new})
         named = " ".join(new[:NAMED_IN_WARNING]) + (" …" if len(new) > NAMED_IN_WARNING else "")
-        by_position = any(map(str.isalpha, new))
+        by_position = any(map(_of_script, new))
         log.warning(
             "no installed font has %s (%s): %s; install one that has them, such as %s",
             named,
@@ -184,7 +190,7 @@ def fonts_for(texts: Iterable[str]) -> Fonts:
 
 def missing_words(labels: Iterable[str]) -> str:
     """Which scripts of token labels no font has, and the fonts that have them; nothing where every label is drawn."""
-    letters = {char for label in labels if undrawable(label) for char in label if char in _missing and char.isalpha()}
+    letters = {char for label in labels if undrawable(label) for char in label if char in _missing and _of_script(char)}
     if not letters:
         return ""
     font = _fonts_with(sorted({_script(char) for char in letters}))
@@ -249,4 +255,6 @@ def _family(path: str, needed: frozenset[str]) -> str:
 def _script(char: str) -> str:
     if unicodedata.category(char) in SYMBOLS:
         return "emoji or symbol"
+    if _of_script(char) and not char.isalpha():  # named by its shape: IDEOGRAPHIC, FULLWIDTH, LEFT
+        return "CJK"
     return unicodedata.name(char, "unnamed").split(" ")[0]

@@ -30,6 +30,7 @@ from attnscope.figures.colours import (
 from attnscope.figures.fonts import fonts_for
 from attnscope.figures.style import DPI, UNSURE, Panel, Style, count
 from attnscope.figures.writer import Reused, drawing, drawn_pixels, px, runs, save_figure, save_pixels
+from attnscope.utils import display as cells
 
 EDGE, BAR_GAP, BAR_PX = 18, 14, 10
 NAME_ROOM, TITLE_ROOM, MARK_ROOM, BAR_ROOM = 46, 58, 54, 66
@@ -152,7 +153,9 @@ class Sheet:
             pointer = bar_ax.text(-0.05, value, "▸", fontsize=TITLE_SIZE, ha="right", va="center_baseline")
             pointer.set_transform(bar_ax.get_yaxis_transform())
         # Name, unit, and in a third line what uniform attention scores and how many rows there are.
-        uniform = " / ".join(f"{value:.2f}" for value in panel.uniform)
+        largest = max([*panel.values_LH[np.isfinite(panel.values_LH)].tolist(), *panel.uniform], default=1.0)
+        decimals = cells.decimals_of(largest) if panel.low >= 0 else 2  # a sign leaves a cell no room for a third
+        uniform = " / ".join(f"{value:.{decimals}f}" for value in panel.uniform)
         third = ", ".join(filter(None, (f"uniform {uniform}" if uniform else "", panel.support)))
         up = [round(place * self.growth) for place in (36, 20, 5)]
         small = ((panel.unit, MARK_SIZE, up[1], layout.NOTE_COLOUR), (third, MARK_SIZE, up[2], layout.NOTE_COLOUR))
@@ -173,7 +176,7 @@ class Sheet:
             ax.add_patch(Rectangle(*box, fill=False, clip_on=False, edgecolor=ink, linewidth=px(2)))
         for (row, column), value in np.ndenumerate(panel.values_LH):
             if self.step[0] >= LEAST_PRINTED and np.isfinite(value):
-                shown = cell_number(value, self.style, 2 if abs(value) < 10 else 1)
+                shown = cell_number(value, self.style, decimals if abs(value) < 10 else 1)
                 number = ax.text(column, row, shown, fontsize=VALUE_SIZE, ha="center", va="center_baseline")
                 number.set(color=_ink(image, value), label=layout.NUMBER)
         layout.in_print(self.figure, self.style)

@@ -308,7 +308,8 @@ class LayerFigure:
         self.drawn: dict[Text, tuple[str, Changed]] = {}
         maps, rest, titled = layer.maps, layer.rest, layer.titled
         heads, queries, keys = rest.values_HQK.shape
-        shape = max(titled, keys * LARGEST_CELL) / (queries * LARGEST_CELL + HEAD_GAP) if maps.part else 1.0
+        largest = max(LARGEST_CELL, -(-LEAST_PANEL_PX // max(queries, keys)))  # few cells are larger, see `_cell`
+        shape = max(titled, keys * largest) / (queries * largest + HEAD_GAP) if maps.part else 1.0
         columns = grid_columns(heads, maps.kv_heads, shape)
         if style.inches is not None:
             columns = max(1, min(columns, int(room // titled)))

@@ -123,6 +123,11 @@ def printed(value: float | None, decimals: int = 2) -> str:
     return DASH if _is_missing(value) else typeset(number(value, decimals))
 
 
+def decimals_of(largest: float) -> int:
+    """Decimals of numbers that stand together: 2, one more where all are so small that 2 show a single digit."""
+    return 3 if largest < 0.1 else 2
+
+
 def typeset(text: str) -> str:
     """A number with a minus sign for its hyphen."""
     return text.replace("-", MINUS)

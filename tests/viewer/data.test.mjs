@@ -15,6 +15,7 @@ const { isolated } = await source("escaping");
 const { numbers } = await source("views/numbers");
 const { inOrder, kindOf, namedTokens, plus } = await source("views/cuts");
 const { scaleOf } = await source("views/curve");
+const { digits } = await source("scales");
 
 const LABELS = ["<s>", "the", "·fin", "ancial", "·bank", "·on"];
 const PLAIN = ["<s>", "the", " fin", "ancial", " bank", " on"];
@@ -54,6 +55,13 @@ const near = (found, wanted) => {
   assert.equal(found.length, wanted.length);
   found.forEach((value, i) => assert.ok(Math.abs(value - wanted[i]) < 1e-6, `${i}: ${value}, not ${wanted[i]}`));
 };
+
+test("numbers of a column have as many digits: those after the point are kept where they are 0", () => {
+  const shown = [0.98, 0.971, 0.0204, 1.1, 22.46, 2.4, 0.00001, -0.5, 0, 1, 12, 1234.5].map(digits);
+  const wanted = ["0.980", "0.971", "0.020", "1.10", "22.5", "2.40", "<0.001", "−0.500", "0", "1", "12", "1230"];
+  assert.deepEqual(shown, wanted);
+});
+
 const range = (count) => [...Array(count).keys()];
 
 test("the edge of a window is left of the first key that each query sees, and between those of two queries", async () => {

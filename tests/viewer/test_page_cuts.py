@@ -53,9 +53,9 @@ def view(visit):
 
 
 def digits(value):
-    """As the page writes an effect of some size: three digits, at most three decimals, a sign."""
+    """As the page writes an effect of some size: three digits, those of zeros too, and a sign."""
     size = abs(value)
-    text = f"{float(f'{size:.3f}' if size < 1 else f'{size:.3g}'):g}"
+    text = f"{size:.3f}" if size < 1 else f"{size:#.3g}"
     return f"{'+' if value > 0 else '−'}{text}"
 
 

@@ -335,6 +335,9 @@ def test_on_a_phone_the_role_and_the_filters_share_a_line(browser: Any, page: Pa
         role, more = (bar.locator(name).bounding_box() for name in (".role", ".more"))
         assert role["y"] + role["height"] / 2 == pytest.approx(more["y"] + more["height"] / 2, abs=4)
         assert bar.bounding_box()["height"] < 90
+        rights = visit.page.locator(".facts span").evaluate_all("all => all.map(e => e.getBoundingClientRect().right)")
+        assert rights
+        assert max(rights) <= PHONE[0]  # none is cut off at the edge
         facts, tools = (visit.page.locator(name).bounding_box() for name in (".facts", ".tools"))
         assert facts["x"] + facts["width"] > tools["x"] + tools["width"] / 2  # below them, and as wide as the window
 

@@ -2,11 +2,12 @@
 import { make } from "./canvas.js";
 import { css, sequential } from "./colours.js";
 
-/** @param {number} value @returns {string} with three digits, and at most three decimals: `0.983`, `2.31`, `<0.001` */
+/** @param {number} value @returns {string} with three digits, as weights have: `0.980`, `2.31`, `<0.001`; a whole number `1` */
 export function digits(value) {
   const size = Math.abs(value);
   if (size !== 0 && size < 0.0005) return value < 0 ? ">−0.001" : "<0.001";
-  return signed(value, String(Number(size < 1 ? size.toFixed(3) : size.toPrecision(3))));
+  if (Number.isInteger(value) || size >= 999.5) return signed(value, String(Number(size.toPrecision(3))));
+  return signed(value, size < 1 ? size.toFixed(3) : size.toPrecision(3));
 }
 
 /** @param {number} value @param {number} places after the point */
