@@ -354,19 +354,12 @@ def save_budgets(record: BudgetCosts, folder: Path, style: Style = Style()) -> l
         unsure_N = holds_zero(record.statistics["low_all"], record.statistics["high_all"])
         for kind in record.kinds[:MOST_PANELS]:
             # A kv group's heads have the effect of their group.
-            effects = {
-                head: float(effect_N[at])
-                for at, item in enumerate(record.asked)
-                if item.budget.keep == kind and item.condition == "alone"
-                for head in item.budget.heads
-            }
-            unsure = {
-                head
-                for item, holds in zip(record.asked, unsure_N, strict=True)
-                if holds and item.budget.keep == kind and item.condition == "alone"
-                for head in item.budget.heads
-            }
-            panels.append(Shown(kind, f"{record.unit} lost", effects, "effect", frozenset(unsure)))
+            alone = [
+                at for at, item in enumerate(record.asked) if item.budget.keep == kind and item.condition == "alone"
+            ]
+            effects = {head: float(effect_N[at]) for at in alone for head in record.asked[at].budget.heads}
+            unsure = frozenset(head for at in alone if unsure_N[at] for head in record.asked[at].budget.heads)
+            panels.append(Shown(kind, f"{record.unit} lost", effects, "effect", unsure))
         heads = sorted({head for panel in panels for head in panel.values})
         title = "What is lost where a head keeps only these keys"
         paths.append(save_effects(path, heads, panels, style, title=title))

@@ -346,9 +346,9 @@ def _damaged(path: Path, error: Exception) -> InputError:
     return InputError(f"{path} cannot be read as {path.suffix[1:].lower()}: {why}", "save it again")
 
 
-def _of_entries(path: Path, entries: Mapping[str, Entry], said: Mapping[str, str]) -> GivenWeights:
+def _of_entries(path: Path, entries: Mapping[str, Entry], metadata: Mapping[str, str]) -> GivenWeights:
     """What the arrays and the metadata of a file say; each array is read only when all that is declared fits."""
-    tokens, query_tokens = (_strings(path, name, entries, said) for name in (TOKENS, QUERY_TOKENS))
+    tokens, query_tokens = (_strings(path, name, entries, metadata) for name in (TOKENS, QUERY_TOKENS))
     if tokens is None:
         raise InputError(f"{path} has no tokens", f"it should hold {NAMES}")
     # Only names that are known: a misspelt layer would be missing without a word.
@@ -373,8 +373,8 @@ def _of_entries(path: Path, entries: Mapping[str, Entry], said: Mapping[str, str
         arrays = stacks[stack]
         whole = arrays.get(None)
         layers[stack] = _layers(whole.read() if whole else {at: array.read() for at, array in arrays.items()})
-    number = _number(path, entries, said)
-    model = said.get(MODEL) if MODEL in said else _text(entries, MODEL)
+    number = _number(path, entries, metadata)
+    model = metadata.get(MODEL) if MODEL in metadata else _text(entries, MODEL)
     if model is not None and len(model) > LONGEST_TEXT:
         raise InputError(f"{path}: the name of its model has {len(model)} letters", "shorten it")
     return GivenWeights(layers, text, target, model or None, path.name, number, file=path)
@@ -408,10 +408,10 @@ def _check_declared(
             _check_shape(name, shape, queries, keys)
 
 
-def _strings(path: Path, name: str, entries: Mapping[str, Entry], said: Mapping[str, str]) -> list[str] | None:
+def _strings(path: Path, name: str, entries: Mapping[str, Entry], metadata: Mapping[str, str]) -> list[str] | None:
     """The tokens under a name: a JSON list in metadata or in `NAME_utf8`, or an array of strings."""
-    if name in said or name + UTF8 in entries:
-        document = said[name] if name in said else _utf8(path, name + UTF8, entries[name + UTF8])
+    if name in metadata or name + UTF8 in entries:
+        document = metadata[name] if name in metadata else _utf8(path, name + UTF8, entries[name + UTF8])
         try:
             tokens = json.loads(document)
         except (ValueError, RecursionError):
@@ -444,8 +444,8 @@ def _text(entries: Mapping[str, Entry], name: str) -> str | None:
     return None if entry is None or entry.shape or not entry.dtype.startswith("U") else str(entry.read())
 
 
-def _number(path: Path, entries: Mapping[str, Entry], said: Mapping[str, str]) -> int | None:
-    entry, number = entries.get(KV_HEADS), said.get(KV_HEADS)
+def _number(path: Path, entries: Mapping[str, Entry], metadata: Mapping[str, str]) -> int | None:
+    entry, number = entries.get(KV_HEADS), metadata.get(KV_HEADS)
     if entry is not None and entry.dtype[:1] in "iu" and not entry.shape:
         number = str(int(entry.read()))
     if number is None and entry is None:
@@ -555,16 +555,16 @@ def save_weights(file: Path | str, given: GivenWeights) -> Path:
     path, suffix = Path(file), Path(file).suffix.lower()
     if suffix not in (NPZ, SAFETENSORS):
         raise UsageError(f"expected a file of .npz or .safetensors, got {path.name}", "name it weights.npz")
-    said = {what: json.dumps(names, ensure_ascii=False) for what, names in given.written.items()}
-    beside = {MODEL: given.name, KV_HEADS: given.kv_heads and str(given.kv_heads)}
-    more = {name: value for name, value in beside.items() if value}
+    tokens = {what: json.dumps(names, ensure_ascii=False) for what, names in given.written.items()}
     if suffix == SAFETENSORS:
         from safetensors.torch import save
 
         tensors = {name: tensor.contiguous() for name, tensor in _named_layers(given)}
-        return write_whole(path, lambda temp: temp.write_bytes(save(tensors, {**said, **more})))
+        metadata = tokens | ({MODEL: given.name} if given.name else {})
+        metadata |= {KV_HEADS: str(given.kv_heads)} if given.kv_heads else {}
+        return write_whole(path, lambda temp: temp.write_bytes(save(tensors, metadata)))
     arrays = {name: _for_numpy(tensor) for name, tensor in _named_layers(given)}
-    arrays |= {name + UTF8: np.frombuffer(text.encode(), np.uint8) for name, text in said.items()}
+    arrays |= {name + UTF8: np.frombuffer(text.encode(), np.uint8) for name, text in tokens.items()}
     arrays |= {MODEL: np.array(given.name)} if given.name else {}
     arrays |= {KV_HEADS: np.array(given.kv_heads)} if given.kv_heads else {}
 

@@ -204,8 +204,7 @@ def _without_padding(given: GivenWeights) -> tuple[GivenWeights, tuple[int, int]
         return given, (0, 0)
     kept = {}
     for which, text in enumerate((given.text, given.target)):
-        count = 0 if text is None else len(text)
-        kept[which] = range(count)
+        kept[which] = range(len(text or ()))
         if which not in empty or not empty[which].any():
             continue
         full = (~empty[which]).nonzero()[:, 0].tolist()
@@ -227,9 +226,7 @@ def _without_padding(given: GivenWeights) -> tuple[GivenWeights, tuple[int, int]
             stacks.setdefault(stack, {})[index] = own_HQK
     texts = [text and _part(text, kept[which]) for which, text in enumerate((given.text, given.target))]
     assert texts[0] is not None
-    lost = [
-        0 if text is None else len(text) - len(kept[which]) for which, text in enumerate((given.text, given.target))
-    ]
+    lost = [len(text or ()) - len(kept[which]) for which, text in enumerate((given.text, given.target))]
     return replace(given, stacks=stacks, text=texts[0], target=texts[1]), (lost[0], lost[1])
 
 
@@ -281,7 +278,7 @@ def observe_weights(given: GivenWeights, ask: CaptureSpec, tell: Progress = NO_P
     request = _selected(ask, shown, plain)
     _check_room(given, request, plain)
     prompt, source = (given.text, None) if given.target is None else (given.target, given.text)
-    asked = TextInputs(prompt, request.chosen(prompt, source), source)
+    texts = TextInputs(prompt, request.chosen(prompt, source), source)
     for line in weights_lines(whole):
         tell.say(line)
     report, facts = CaptureReport(tokens=len(given.text), attention=GIVEN), facts_of(whole)
@@ -289,7 +286,7 @@ def observe_weights(given: GivenWeights, ask: CaptureSpec, tell: Progress = NO_P
     with tell.stage("reading weights", sum(map(len, shown.values())), "layers") as advance, torch.no_grad():
         layers = GivenLayers(request, plain, shown, advance)
         for stack, of_stack in given.stacks.items():
-            [text] = asked.of(stack, plain)
+            [text] = texts.of(stack, plain)
             for line in chosen_lines(text.prompt, text.key_prompt, text.chosen, f"{stack}: " * (len(shown) > 1)):
                 tell.say(line)
             collector = StackCollector(layers, stack, [text])
