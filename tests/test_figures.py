@@ -74,9 +74,10 @@ def test_a_title_names_the_role_of_the_head_and_its_score_on_the_text(tmp_path: 
     jobs = [(tmp_path / f"{index}.svg", maps, index) for index in range(4)]
     texts = [" ".join(re.findall("<text[^>]*>([^<]*)<", path.read_text())) for path in save_head_maps(jobs, SVG)]
     expected = ["L27H0 (kv 0)  induction 0.72", "L27H1 (kv 0)", "L27H2 (kv 1)  offset-2", "L27H3 (kv 1)  sink 0.04"]
-    for text, title in zip(texts, expected, strict=True):
+    both, role = "role: by a scan of the model, number: its score on this text", "role: by a scan of the model"
+    for text, title, said in zip(texts, expected, (both, "", role, both), strict=True):
         assert f" {title} " in f" {text} "
-        assert "role: by a scan of the model, number: its score on this text" in text
+        assert re.findall("role: [^;]*", text) == ([said] if said else []), "the caption explains what its title has"
     assert "role: " not in save_head_maps([(tmp_path / "bare.svg", bank_maps(), 0)], SVG)[0].read_text()
 
 

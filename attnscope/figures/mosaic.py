@@ -330,9 +330,6 @@ def prepare_heads(
     own_scale = style.per_head_scale or quantity == "logit"  # logits of different heads have no common measure
     titles = [style.headed(title(maps, index)) for _, maps, index in jobs]
     longest = max(titles, key=len, default="")
-    roles = next((role_words(maps) for _, maps, head in jobs if title is head_title and any(maps.roles[head:][:1])), "")
-    scored = any(not math.isnan(score) for _, maps, head in jobs for score in maps.role_scores[head:][:1])
-    roles += ", number: its score on this text" * bool(roles and scored)
     heads = []
     for (path, maps, index), name, (rest, sink_HQ), values_QK in zip(jobs, titles, split, values, strict=True):
         sink_Q = None if sink_HQ is None else sink_HQ[index]
@@ -354,7 +351,7 @@ def prepare_heads(
                 title=name + (f", max {own.high:.2g}" if style.per_head_scale else ""),
                 longest=longest + ", max 0.00" * style.per_head_scale,
                 note="; ".join(filter(None, (maps.window, parallel_note(maps), bin_note(maps), taken))),
-                foot=foot(maps, style, roles=roles),
+                foot=foot(maps, style, roles=_title_words(maps, index) if title is head_title else ""),
                 axis_Q=rest.axis_Q,
                 axis_K=rest.axis_K,
                 axis_sink=axis_sink,
@@ -367,6 +364,14 @@ def prepare_heads(
             )
         )
     return heads
+
+
+def _title_words(maps: Maps, index: int) -> str:
+    """What the role and the number in a head's title are, where it has them."""
+    if not any(maps.roles[index : index + 1]):
+        return ""
+    scored = any(not math.isnan(score) for score in maps.role_scores[index : index + 1])
+    return role_words(maps) + ", number: its score on this text" * scored
 
 
 def texts_of(layers: Iterable[Maps], style: Style) -> set[str]:
