@@ -1,4 +1,4 @@
-/* attnscope viewer, made by scripts/build_viewer.mjs of sources 4e4bc1838ded0ac36477684eeacdc05774e7d1176101e12364425d90fee08056 */
+/* attnscope viewer, made by scripts/build_viewer.mjs of sources 5e60f82c83393ff0ecb77b18e7021eef45fe16a50515998b747dd7aae40185a1 */
 /* d3-color
 Copyright 2010-2026 Mike Bostock
 

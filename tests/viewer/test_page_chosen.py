@@ -258,3 +258,13 @@ def test_a_phone_scrolls_down_alone(browser, made, view):
     with visiting(browser, made, f"view={view}&at=1&head=1&query=9&key=3", PHONE, "dark") as visit:
         visit.view(view).locator("canvas, .piece, table").first.wait_for(state="visible")
         assert visit.page.evaluate("document.scrollingElement.scrollWidth - innerWidth") <= 0
+
+
+@pytest.mark.e2e
+def test_bars_of_a_list_begin_below_one_another(browser, made):
+    with visiting(browser, made, "view=text&at=2&head=1&query=9&key=3", PHONE) as visit:
+        bars = visit.view("text").locator(".ranking .share")
+        bars.first.wait_for()
+        values = visit.page.locator(".ranking b").all_inner_texts()
+        assert len({len(value) for value in values}) > 1, "as wide as 0.940 and as <0.001"
+        assert len(set(bars.evaluate_all("all => all.map(e => Math.round(e.getBoundingClientRect().left))"))) == 1
