@@ -9,7 +9,7 @@ from attnscope.errors import InputError
 from attnscope.hooks.engines import UNCHECKED
 from attnscope.hooks.listen import listen
 from attnscope.interventions.base import AnswerLoss
-from attnscope.interventions.passes import prepared
+from attnscope.interventions.passes import agree, prepared
 from attnscope.interventions.patching import Patch, Patching
 from attnscope.interventions.spec import SHARED, WHAT, Task
 from attnscope.model.families import family_of
@@ -211,6 +211,17 @@ def test_a_family_that_cannot_pad_takes_texts_of_one_length(monkeypatch):
     with pytest.raises(InputError, match="bamba reads a text in another way where a longer one is in the same pass"):
         attnscope.patch(loaded, ids, ids[3:], **asked)
     assert attnscope.patch(loaded, ids, [9, *ids[1:]], **asked).table().num_rows == 1
+
+
+def test_rounding_of_an_improbable_answer_is_no_other_reading():
+    """A float32 of 23 nats has steps of 2e-6, so two passes differ by some 1e-5: these texts differ by a token."""
+    loaded = attnscope.load("demo")
+    text, other = "the house of the ball, the house of the", "the house of the cup, the house of the"
+    assert attnscope.patch(loaded, text, corrupted=other, answer=" ball", over="heads").table().num_rows == 24
+    improbable = np.array([5.16518, 23.19291])
+    assert agree(improbable + 1.2e-5, improbable, "float32")
+    assert not agree(improbable + 1e-3, improbable, "float32")
+    assert not agree(improbable + np.nan, improbable, "float32")
 
 
 def test_pairs_are_needed(tiny):
