@@ -51,7 +51,12 @@ def test_layers_of_different_width() -> None:
     [
         ("", MODEL, "cannot read the selection ''"),
         ("1,,2", MODEL, "cannot read the selection ''"),
-        ("first", MODEL, "cannot read the selection 'first'"),
+        ("first", MODEL, "cannot read the selection 'first'; write `0` for the first layer"),
+        ("all", MODEL, "cannot read the selection 'all'; write `.` for all heads"),
+        ("0,H1", MODEL, r"cannot read the selection 'H1'; write `.\.1` for that head of every layer"),
+        ("layer 1", MODEL, "cannot read the selection 'layer 1'; write `1` for all heads of a layer"),
+        ("L1H0-L1H2", MODEL, "cannot read the selection 'L1H0-L1H2'; write `1.0-2` for these heads of a layer"),
+        ("1/2", MODEL, "cannot read the selection '1/2'; write `1.2` for a head of a layer"),
         ("1.2.3", MODEL, "cannot read"),
         ("-1", MODEL, "cannot read"),
         ("0.-1", MODEL, "cannot read"),

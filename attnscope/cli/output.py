@@ -24,7 +24,7 @@ from attnscope.cli.option_groups import DRAWN, FIRST, HELD, SETTING, UNRECORDED,
 from attnscope.errors import LINES, UsageError, in_a_line, numbered, visible
 from attnscope.utils import signals, stages
 from attnscope.utils.display import model_name
-from attnscope.utils.folders import PICTURES, TABLES, suffix_of
+from attnscope.utils.folders import OTHER_PICTURES, OTHER_TABLES, PICTURES, TABLES, suffix_of
 from attnscope.utils.signals import unwinding
 from attnscope.utils.stages import Progress, Stage, Watch
 
@@ -417,8 +417,19 @@ def check_out(out: Path, suffix: str, files: Sequence[str]) -> None:
             kind, command = ("picture", "draw") if suffix in PICTURES else ("table", "heads")
             more += f", or make a {kind}: attnscope {command} TEXT --out {out}"
         more += f", or send the table there: --format {suffix[1:]} > {out}" * (suffix in TABLES and not files)
-        raise UsageError(f"--out {out}: expected a folder{others}", f"write --out {out.with_suffix('')}{more}")
+        raise UsageError(f"--out {out}: expected a folder{others}", f"write --out {_nearest(out, suffix, files)}{more}")
     check_writable(out.parent if suffix else out)
+
+
+def _nearest(out: Path, suffix: str, files: Sequence[str]) -> Path:
+    """The path that was most likely meant: a picture or table in a format that is written, else a folder.
+
+    >>> str(_nearest(Path("fig.jpg"), ".jpg", (".png", ".csv"))), str(_nearest(Path("fig.docx"), ".docx", (".png",)))
+    ('fig.png', 'fig')
+    """
+    instead = ".png" if suffix in OTHER_PICTURES else ".jsonl" if "json" in suffix else ".csv"
+    known = suffix in (*OTHER_PICTURES, *OTHER_TABLES) and instead in files
+    return out.with_suffix(instead if known else "")
 
 
 def check_file(path: Path, example: str) -> None:

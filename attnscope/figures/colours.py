@@ -147,7 +147,8 @@ def find_cmap(name: str) -> Colormap:
         return LinearSegmentedColormap.from_list(name, colours).with_extremes(bad=(0, 0, 0, 0))
     if name not in mpl.colormaps:
         near = nearest(name, mpl.colormaps)
-        raise UsageError(f"no colour map {name!r}", f"did you mean {near}?" if near else "viridis is the default")
+        others = "name one of matplotlib's, such as viridis, or colours by commas: white,#0072b2"
+        raise UsageError(f"no colour map {name!r}", f"did you mean {near}?" if near else others)
     return mpl.colormaps[name].with_extremes(bad=(0, 0, 0, 0))
 
 

@@ -119,6 +119,18 @@ def sides(stack: str, source: T, target: T) -> tuple[T, T]:
 
 _COUNT = r"\*|last|\d{1,18}(?:-\d{1,18})?|(?<=[LH])-\d{1,18}"
 _PART = re.compile(rf"^(?:L?(?P<layers>{_COUNT}))(?:(?:\.H?|H)(?P<heads>{_COUNT})?)?$", re.IGNORECASE)
+# What is typed for a part, and what it means.
+_MEANT = (
+    (re.compile(r"all|every|any|:", re.IGNORECASE), "write `*` for all heads of all layers"),
+    (re.compile(r"h(?:ead)?[ _]?(?P<head>\d{1,9})", re.IGNORECASE), "write `*.{head}` for that head of every layer"),
+    (re.compile(r"layer[ _]?(?P<layer>\d{1,9})", re.IGNORECASE), "write `{layer}` for all heads of a layer"),
+    (re.compile(r"first", re.IGNORECASE), "write `0` for the first layer"),
+    (
+        re.compile(r"L?(?P<layer>\d{1,9})[.H]+(?P<low>\d{1,9})-L?(?P=layer)[.H]+(?P<high>\d{1,9})", re.IGNORECASE),
+        "write `{layer}.{low}-{high}` for these heads of a layer",
+    ),
+    (re.compile(r"(?P<layer>\d{1,9})/(?P<head>\d{1,9})"), "write `{layer}.{head}` for a head of a layer"),
+)
 # Heads as other programs list them: (3, 1), [[2, 2], [3, 0]] and a3.1.
 _PAIR = re.compile(r"[(\[]\s*(\d{1,18})\s*,\s*(\d{1,18})\s*[)\]]")
 _NODE = re.compile(r"^a(\d{1,18})\.h?(\d{1,18})$", re.IGNORECASE)
@@ -132,6 +144,16 @@ MODEL = "this model"
 HeadIndex = tuple[int, int]  # layer, head
 HeadsByLayer = Mapping[int, Sequence[int]]
 HeadsByRole = Mapping[str, HeadsByLayer]  # of an atlas
+
+
+def _meant(part: str) -> str:
+    """What to write for a part that is no selection but has a plain meaning, else "".
+
+    >>> _meant("H3")
+    'write `*.3` for that head of every layer'
+    """
+    read = ((form.fullmatch(part), advice) for form, advice in _MEANT)
+    return next((advice.format(**match.groupdict()) for match, advice in read if match), "")
 
 
 def select(
@@ -152,7 +174,7 @@ def select(
     for part in resolve_roles(expression, named).split(","):
         match = _PART.match(part)
         if not match:
-            raise UsageError(f"cannot read the selection {part!r}", f"write {GRAMMAR}")
+            raise UsageError(f"cannot read the selection {part!r}", _meant(part) or f"write {GRAMMAR}")
         every_layer = match["layers"] == "*"
         for layer in _numbers(match["layers"], layers, "layer", part, of):
             heads = range(heads_by_layer[layer])

@@ -32,7 +32,11 @@ from attnscope.utils.files import open_regular, read_json
 
 PICTURES = (".png", ".svg", ".pdf")
 TABLES = (".csv", ".tsv", ".jsonl", ".parquet", ".arrow")
-OTHERS = (".json", ".html", ".htm", ".txt", ".md", ".jpg", ".jpeg", ".gif", ".webp", ".tif", ".tiff", ".eps", ".xlsx")
+# What else is the name of a file, by what attnscope writes in its stead.
+OTHER_PICTURES = (".jpg", ".jpeg", ".gif", ".webp", ".bmp", ".tif", ".tiff", ".eps", ".ps", ".svgz")
+OTHER_TABLES = (".txt", ".json", ".ndjson", ".xls", ".xlsx", ".ods", ".feather")
+PAPERS = (".html", ".htm", ".md", ".tex", ".doc", ".docx", ".odt", ".ppt", ".pptx", ".ipynb")
+OTHERS = (*OTHER_PICTURES, *OTHER_TABLES, *PAPERS, ".npy", ".npz", ".h5", ".hdf5", ".pkl", ".zip", ".gz")
 CORPORA = (*TABLES, ".json", ".txt")  # of corpora, by which datasets of them may be called
 
 
