@@ -186,7 +186,9 @@ def ending(outcome: Outcome, corpus: Corpus, stop: GracefulStop, writing: Writin
     reasons = [f"{item.file}{f', line {item.line}' * (item.line is not None)}: {item.reason}" for item in outcome.first]
     if outcome.failed:
         listed = f", the first {reasons[0]}; all in {writing.out}/failures.jsonl" if writing.out else ""
-        output.log(f"{several(outcome.failed, 'item')} failed{listed}", False)
+        no_text = f"no field {corpus.text_field or 'text'!r}"
+        field = "; --text-field NAME names that of the text" * outcome.first[0].reason.startswith(no_text)
+        output.log(f"{several(outcome.failed, 'item')} failed{listed}{field}", False)
         for reason in reasons if not writing.out else ():
             output.log(f"failed: {reason}", False)
     if tally.stopped:

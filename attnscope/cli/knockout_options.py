@@ -11,7 +11,7 @@ from attnscope.cli.figure_options import MOST_SEQUENCES, MOST_SETS, ManyTexts, R
 from attnscope.cli.option_groups import FIRST, REST, check_one_given, option_group
 from attnscope.cli.options import Generated, MayAsk, ModelText, Named, Question, Seed, Selected
 from attnscope.cli.output import Top, check_file
-from attnscope.errors import UsageError
+from attnscope.errors import InputError, UsageError
 from attnscope.interventions.spec import DRAWS
 from attnscope.utils.folders import PICTURES, TABLES
 
@@ -40,6 +40,8 @@ class Answered(MayAsk, ModelText, ManyTexts):
         super().__post_init__()
         from attnscope.inputs.answers import check_answer
 
+        if self.foil is not None and not self.foil.strip():
+            raise InputError("the foil is empty", "give one with at least one word, or leave out --foil")
         for given in (self.answer, self.foil):
             check_answer(None, given, self.truncate)
         check_one_given({"a text": self.has_text, "--texts": self.texts})

@@ -38,7 +38,7 @@ from typing import Annotated, Any, Literal, TypeVar, dataclass_transform, get_ar
 import typer
 from typer.models import ArgumentInfo, OptionInfo
 
-from attnscope.errors import UsageError, brief, nearest, visible
+from attnscope.errors import InputError, UsageError, brief, nearest, visible
 
 T = TypeVar("T")
 UNSET = vars(typer.Option())
@@ -213,6 +213,15 @@ def check_one_given(options: Mapping[str, Any], hint: str = "give one of them") 
         raise UsageError(f"{given[0]} and {given[1]} were both given", hint)
 
 
+def check_words(text: str | None, name: str) -> None:
+    """Raise InputError for a text, given by this option, without a word.
+
+    >>> check_words("the bank", "--corrupted")
+    """
+    if text is not None and not text.strip():
+        raise InputError(f"{name} is empty", "give a text with at least one word")
+
+
 def recorded(*groups: Any) -> dict[str, Any]:
     """What was asked for, as it goes into a manifest: enough to repeat the run."""
     return {
@@ -370,6 +379,7 @@ SYNONYMS = {
     "pair": "sentence_b text_b text_pair second context",
     "answer": "completion continuation response output_text correct",
     "foil": "incorrect wrong alternative distractor",
+    "compare_text": "with against versus vs other other_text text2",
     "corrupted": "corrupt corruption counterfactual clean",
     "target": "decoder_input tgt translation labels",
     "generate": "max_new_tokens new_tokens num_tokens n_tokens generation",
@@ -421,6 +431,7 @@ SYNONYMS = {
     "width": "figsize size fig_width",
     "title": "suptitle header",
     "annotate": "annot numbers",
+    "how": "mode",
     "replace": "ablation ablate_with replacement ablation_type",
     "random": "n_random null nulls permutations",
     "batch_tokens": "b batch_size bs per_device_batch_size",

@@ -24,6 +24,7 @@ from attnscope.cli.option_groups import (
     SETTING,
     UNRECORDED,
     check_one_given,
+    check_words,
     default_of,
     fill,
     option_group,
@@ -523,6 +524,7 @@ class OtherSide:
         if self.align is not None and self.compare_text is None and self.compare_model is None:
             raise UsageError("--align needs two texts, got one", "give --compare-text TEXT, or leave it out")
         check_one_given({"--compare-text": self.compare_text, "--compare-model": self.compare_model})
+        check_words(self.compare_text, "--compare-text")
 
 
 @option_group

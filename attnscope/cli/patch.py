@@ -14,7 +14,7 @@ from attnscope.cli.config import with_options
 from attnscope.cli.figure_options import Look, StudyTable
 from attnscope.cli.heads import GROUPS
 from attnscope.cli.knockout_options import Answered, Compared
-from attnscope.cli.option_groups import FIRST, UNRECORDED, command_line, option_group
+from attnscope.cli.option_groups import FIRST, UNRECORDED, check_words, command_line, option_group
 from attnscope.cli.options import Named, Selected
 from attnscope.cli.output import writing_to
 from attnscope.cli.study import Printed, load_studied, questions, read_one, run_study
@@ -36,6 +36,10 @@ class Paired(Answered):
     texts: Annotated[
         str | None, "File of pairs instead; its fields corrupted, at, answer and foil override the options.", "FILE"
     ] = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_words(self.corrupted, "--corrupted")
 
 
 @option_group

@@ -12,6 +12,7 @@ from typer import Argument
 
 from attnscope.cli.config import with_options
 from attnscope.cli.option_groups import option_group
+from attnscope.cli.output import log
 from attnscope.errors import InputError, UsageError
 
 EXAMPLES = (
@@ -69,6 +70,8 @@ def run_lines(name: str) -> int:
                 raise InputError(f"line {number} of {name} is the command {words[0]}", "leave it out")
             if words:
                 code = run_command(words)
+                if code:
+                    log(f"line {number} of {name} failed, exit code {code}", False)
                 failed = failed or code
                 sys.stdout.flush()
     finally:

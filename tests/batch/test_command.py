@@ -210,7 +210,7 @@ WRONG = [
     (
         "corpus.jsonl --out o -q --text-field body",
         1,
-        "2 items failed, the first corpus.jsonl, line 1: no field 'body'",
+        "; all in o/failures.jsonl; --text-field NAME names that of the text",
     ),
     ("broken.txt.gz --out o -q", 1, "1 item failed, the first broken.txt.gz: the file can't be read: Not a gzipped"),
     ("cut.txt.gz --out o -q", 1, "the file can't be read: Compressed file ended before the end-of-stream"),
