@@ -169,7 +169,7 @@ def capture(
     return Capture.made_of(read(model, CaptureSpec(sound_of(audio) if text is None else text, keep, **how)))
 
 
-@hints_of(CaptureOptions, Request, View)
+@hints_of()
 def from_weights(
     weights: Any,
     tokens: Any = None,

@@ -332,7 +332,7 @@ class GivenFile:
 
 
 @option_group
-class TextRun(EngineChoice, Answer, MayAsk, ModelTexts, GivenFile):
+class TextRun(GivenFile, EngineChoice, Answer, MayAsk, ModelTexts):
     """One text through one model, or a run that was written down."""
 
     panel = "Input"

@@ -89,7 +89,7 @@ def read_style_sheet(path: str | Path) -> StyleSheet:
 
 def parameters(sheet: StyleSheet, families: tuple[str, ...]) -> dict[Any, Any]:
     """A sheet as rcParams of matplotlib. families: further fonts, for letters that the sheet's own lack."""
-    from cycler import cycler
+    from matplotlib.rcsetup import cycler
 
     values: dict[str, Any] = {key: value for key, value in sheet.settings if key not in (SIZE, CYCLE, FAMILY, CMAP)}
     own = [family for family in _families(sheet) if family in _installed()]

@@ -23,7 +23,6 @@ from typing import Any, cast
 
 import matplotlib as mpl
 import numpy as np
-from cycler import cycler
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -32,6 +31,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.patheffects import Normal
+from matplotlib.rcsetup import cycler
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 from PIL import Image

@@ -474,10 +474,12 @@ def test_a_page_joins_the_server_that_runs_and_ends_with_it(stubbed, known):
         server.hold(LoadOptions("tests/../attnscope/demo"))
 
         def look():
-            until(lambda: server.pages == 1)
-            models.append(json.loads(Asking(None, known).get()[1])["models"])
-            models.append(call("serve", "status").ok().err)
-            call("serve", "stop").ok()
+            try:
+                until(lambda: server.pages == 1)
+                models.append(json.loads(Asking(None, known).get()[1])["models"])
+                models.append(call("serve", "status").ok().err)
+            finally:  # or the page would never end
+                call("serve", "stop").ok()
 
         looking = other.submit(look)
         port = known.partition("/#")[0].rpartition(":")[2]
