@@ -635,6 +635,14 @@ def test_a_byte_order_mark_before_the_first_line_is_no_part_of_its_command(tmp_p
     assert (found.code, found.out) == (0, call("metrics", "focus").out * 2)
 
 
+def test_a_line_that_fails_is_named_and_the_others_run(tmp_path):
+    lines = tmp_path / "lines"
+    lines.write_text("metrics focus\n\nhedas\nmetrics focus\n")
+    found = call("run", str(lines))
+    assert (found.code, found.out) == (2, call("metrics", "focus").out * 2)
+    assert f"line 3 of {lines} failed, exit code 2" in found.err
+
+
 def test_lines_from_a_standard_input_that_is_closed(monkeypatch):
     monkeypatch.setattr(sys, "stdin", None)
     with pytest.raises(InputError, match="standard input is closed"):
