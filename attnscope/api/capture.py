@@ -224,6 +224,7 @@ def from_weights(
     return Capture.made_of(observe_weights(given, CaptureSpec("", keep, select=select)))
 
 
+@hints_of()
 def save_weights(
     path: str | Path,
     weights: Any,

@@ -259,13 +259,14 @@ def loading(model: str, quiet: bool) -> AbstractContextManager[Callable[[int], N
 def show_stage(stage: Stage, quiet: bool) -> Iterator[Stage]:
     """While the block runs, a bar on stderr where that is a terminal; in a pipe `watched` has a line of a long one."""
     if os.environ.get(STAGES) == "json":  # lines on stderr, for a program that shows them
-        logged = 0.0
+        logged: float = 0.0
+        shown: float | None = None
 
         def line() -> None:
-            nonlocal logged
+            nonlocal logged, shown
             now = time.monotonic()
             if now - logged >= STAGE_SECONDS or stage.done == stage.total:
-                logged = now
+                logged, shown = now, stage.done
                 facts = dict(zip(("stage", "done", "total", "unit"), (stage.title, *stage.numbers), strict=True))
                 log(json.dumps(facts), quiet=False)
 
@@ -273,6 +274,9 @@ def show_stage(stage: Stage, quiet: bool) -> Iterator[Stage]:
         with stages.during(stage):
             line()
             yield stage
+            if shown != stage.done:  # since the last line, or fewer steps than expected
+                logged = 0.0
+                line()
         return
     if quiet or not sys.stderr.isatty():
         with stages.during(stage):
