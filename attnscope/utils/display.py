@@ -124,7 +124,7 @@ def printed(value: float | None, decimals: int = 2) -> str:
 
 
 def decimals_of(largest: float) -> int:
-    """Decimals of numbers that stand together: 2, one more where all are so small that 2 show a single digit."""
+    """Decimals of the numbers of one table: 2, one more where all are so small that 2 show a single digit."""
     return 3 if largest < 0.1 else 2
 
 

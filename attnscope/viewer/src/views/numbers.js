@@ -5,7 +5,7 @@ import { paintedBy } from "../picture.js";
 
 const FIGURE_SPACE = "\u2007"; // as wide as a digit
 const DECIMALS = 3; // as all weights of the page have
-const [LEAST, MOST, EACH, HIGH] = [64, 192, 4, 14]; // CSS pixels of a strip, of a dimension in it, and its height
+const [LEAST, MOST, EACH, HIGH] = [48, 112, 3, 14]; // CSS pixels of a strip, of a dimension in it, and its height
 const NAMED = 3; // dimensions that a strip names to those who hear it
 
 /** @param {Float64Array} values */
