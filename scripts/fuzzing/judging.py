@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import unicodedata
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +19,7 @@ MEMORY = 9 * 2**29  # bytes: more than `attnscope.utils.isolation` lets the prog
 LONGEST_LINE = shown.MESSAGE + len("attnscope: ")
 OWN = "home/.cache/attnscope"  # where the command may keep what it likes
 NAMES = ("kept.txt", "heads.csv", ".heads.csv.0123abcd", "part-000000000.csv", ".part-000000000.csv", "000000000/x.csv")
+PLACE = re.compile(r"line \d+ of .* failed, exit code \d+")
 
 
 def lay_out(place: Path) -> Path:
@@ -69,7 +71,8 @@ def _of_its_end(ended: Ended) -> list[str]:
 
 def _of_its_words(one: Try, ended: Ended) -> list[str]:
     err = ended.err.decode(errors="surrogateescape")
-    lines, found = err.splitlines(), []
+    # `run FILE` says which line failed, after the command's own words.
+    lines, found = [line for line in err.splitlines() if not (one.arguments[0] == "run" and PLACE.fullmatch(line))], []
     if "Traceback" in err or "internal error" in err or "panicked" in err:
         found.append("a traceback or an internal error")
     if steering := steers(err) or (steers(_on_screen(one, ended)) if one.terminal else []):

@@ -404,7 +404,7 @@ def small(tmp_path_factory):
         (("--texts", "x", "--compare-text", "b"), 2, "--texts is for two models"),
         (("--texts", "absent.txt", "--compare-model", "demo"), 2, "there is no file absent.txt"),
         (("--compare-model", "demo"), 2, "expected one text"),
-        (("--text", "a", "--compare-text", ""), 4, "the text is empty"),
+        (("--text", "a", "--compare-text", ""), 4, "--compare-text is empty; give a text"),
         (("--text", "the bank", "--compare-model", "{small}"), 2, "have no counterparts; compare models with the same"),
         (
             ("--text", "the bank", "--compare-text", "the bank", "--set", "memory=1k"),
