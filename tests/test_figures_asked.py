@@ -209,7 +209,7 @@ def test_the_first_heads_are_framed_and_cells_hold_values(tmp_path: Path) -> Non
         (("--metrics", "keys_95"), ["keys that hold 95 %"]),
         (("--sort", "-induction", "--metrics", "keys_95"), ["induction", "keys that hold 95 %"]),
         (("--sort", "off_token_mass"), ["off-token mass"]),
-        ((), ["focus", "sink", "entropy", "confidence"]),
+        pytest.param((), ["focus", "sink", "entropy", "confidence"], marks=pytest.mark.e2e),
     ],
 )
 def test_the_panels_of_metrics_are_those_that_are_asked_for(tmp_path: Path, options, drawn) -> None:

@@ -691,6 +691,7 @@ def test_a_bin_goes_with_the_sink_that_it_holds(tokens: int) -> None:
     assert f"keys {2 * tokens}–{last}, mean of the largest logits" in logits.words.note.get_text().replace("\n", " ")
 
 
+@pytest.mark.e2e
 def test_the_command_takes_out_the_full_stop_that_a_head_rests_on(tmp_path: Path) -> None:
     text = (Path(__file__).parents[1] / "examples" / "story.txt").read_text().splitlines()[0]
     story = attnscope.capture(attnscope.load("demo"), text, request=attnscope.Request(metrics=(), maps="all"))

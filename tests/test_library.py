@@ -350,7 +350,7 @@ def test_nothing_is_printed_by_what_is_imported_either() -> None:
 def test_an_export_is_what_the_command_writes(seen, tmp_path: Path, figures) -> None:
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
     names = [head.name for head in seen.kept_heads("focus")[:2]]
-    written = seen.export(ours, heads=names, sort="focus", **({"figures": figures} if figures else {}))
+    written = seen.export(ours, heads=names, top=2, sort="focus", **({"figures": figures} if figures else {}))
     asked = ("--figures", ",".join(figures)) if figures else ()
     call("heads", "--text", SENTENCE, "--top", "2", *asked, "--out", str(theirs)).ok()
     files, expected = contents(ours), contents(theirs)

@@ -49,6 +49,7 @@ def pixels(path: Path) -> np.ndarray:
     return matplotlib.image.imread(path)
 
 
+@pytest.mark.e2e
 def test_maps_are_those_that_the_run_drew(finished, tmp_path):
     paths = drawn(call("draw", str(finished / "whole"), "--select", "1", "--out", str(tmp_path), "-q"))
     names = {path.relative_to(tmp_path).as_posix() for path in paths}
@@ -83,7 +84,7 @@ SCAN, ABLATION = ("scan", ["probes", "head_js"]), ("ablation", ["ablation", "abl
 COMPARISON = ("comparison", ["differences"])
 
 
-@pytest.mark.parametrize(("study", "names"), [SCAN, ABLATION, COMPARISON])
+@pytest.mark.parametrize(("study", "names"), [pytest.param(*SCAN, marks=pytest.mark.e2e), ABLATION, COMPARISON])
 def test_a_study_is_drawn_again(finished, tmp_path, study, names):
     paths = drawn(call("draw", str(finished / study), "--out", str(tmp_path / "same"), "-q"))
     assert paths == [tmp_path / "same" / f"{name}.png" for name in names]
@@ -135,7 +136,7 @@ def test_what_is_not_drawn_again(finished, monkeypatch, arguments, says):
         ("scan/atlas.json", b"{}"),
         ("scan/atlas.parquet", b"PAR1"),
         pytest.param("scan/head_js.parquet", b"\x00", marks=pytest.mark.e2e),  # as the atlas's, behind a picture
-        ("scan/texts/corpus.json", b'{"texts": 1e999}'),
+        pytest.param("scan/texts/corpus.json", b'{"texts": 1e999}', marks=pytest.mark.e2e),
         ("ablation/ablation.json", b"[]"),
         ("ablation/ablation.parquet", b"x"),
         ("comparison/compare.json", b'{"asked": 3}'),
@@ -170,7 +171,7 @@ WORD = "x" * 100_000  # a picture of it takes minutes
         ("scan/atlas.json", {"model": {"name": ["demo"], "revision": None}}),
         ("scan/atlas.parquet", {"probe": ["sink", "offset"]}),
         ("scan/atlas.parquet", {"against": WORD}),
-        ("scan/texts/corpus.json", {"texts": "2"}),
+        pytest.param("scan/texts/corpus.json", {"texts": "2"}, marks=pytest.mark.e2e),
     ],
     ids=lambda one: one if isinstance(one, str) else ", ".join(f"{key}: {value}"[:40] for key, value in one.items()),
 )
