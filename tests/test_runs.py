@@ -278,7 +278,7 @@ def test_a_picture_of_every_format_is_known_as_one(image):
     assert OURS.fullmatch(f"layers/L00.{image}")
 
 
-@pytest.mark.parametrize(("named", "drawn"), [((), 8), (("heads",), 24)])
+@pytest.mark.parametrize(("named", "drawn"), [pytest.param((), 8, marks=pytest.mark.e2e), (("heads",), 24)])
 def test_the_heads_drawn_by_default_are_those_of_the_command(demo, tmp_path, named, drawn):
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
     kinds = {"figures": named} if named else {}

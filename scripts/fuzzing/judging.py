@@ -72,7 +72,7 @@ def _of_its_end(ended: Ended) -> list[str]:
 def _of_its_words(one: Try, ended: Ended) -> list[str]:
     err = ended.err.decode(errors="surrogateescape")
     # `run FILE` says which line failed, after the command's own words.
-    lines, found = [line for line in err.splitlines() if not (one.arguments[0] == "run" and PLACE.fullmatch(line))], []
+    lines, found = [line for line in err.splitlines() if not ("run" in one.arguments[:1] and PLACE.fullmatch(line))], []
     if "Traceback" in err or "internal error" in err or "panicked" in err:
         found.append("a traceback or an internal error")
     if steering := steers(err) or (steers(_on_screen(one, ended)) if one.terminal else []):
