@@ -25,7 +25,7 @@ COMMANDS = {  # name -> what is typed behind it; CORPUS and OUT are paths of the
     "relations": (STORY,),
     "keys": (STORY,),
     "text": (STORY,),
-    "heatmap": (STORY, "--out", "OUT"),
+    "draw": (STORY, "--out", "OUT"),
     "view": (STORY, "--out", "OUT.html"),
     "rollout": (STORY,),
     "explain": (STORY, "--head", "L3H0"),
