@@ -312,7 +312,7 @@ def repeated(context: typer.Context, groups: tuple[type, ...], settings: Mapping
         raise UsageError(f"{path} lacks the model or the options of a run", "name another manifest")
     commit = {"revision": model["revision"]} if model.get("revision") else {}  # the hub may have moved on
     recorded = {"model": model.get("name"), **options, **commit}
-    if SOURCE in manifest:  # of weights, whose model nobody loads
+    if SOURCE in manifest:  # weights from a file: there is no model to load
         del recorded["model"]
     repeatable = {
         name: option

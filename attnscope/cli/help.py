@@ -22,7 +22,7 @@ WORDS = re.compile(r"""(?:--?[\w-]+ (?=[^-\s&|]))?(?:"[^"]*"|'[^']*'|\S)+""")  #
 UNBROKEN = "\xa0"  # a space where no line ends; printed as a plain one
 ASK, INPUT, OUTPUT, MODEL, SETTINGS = PANELS
 TOGETHER = "Options"  # the one panel of a command with few options
-FEW = 8  # options besides those of the model that stand in one panel, all of them in a plain --help
+FEW = 8  # options, without those of the model: so many need one panel, and a plain --help lists all
 
 
 class PanelCommand(SettingsCommand):

@@ -23,7 +23,7 @@ TOLERANCE = {  # row sums, and P V against the output: what rounding alone does
     "bfloat16": (3e-2, 5e-2),
 }
 
-GIVEN = "given"  # the route of a call that nobody heard: its weights came from elsewhere
+GIVEN = "given"  # the route of weights that no pass of attnscope computed
 
 
 def tolerance(dtype: torch.dtype | str, otherwise: str = "float32") -> tuple[float, float]:

@@ -22,7 +22,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -32,7 +32,7 @@ from attnscope.errors import InputError, MemoryLimitError, UsageError, brief, li
 from attnscope.inputs.labels import BYTE_TOKEN, Piece, marks_of, piece_bytes, piece_gap, read_pieces
 from attnscope.inputs.prompt import Prompt, from_ids
 from attnscope.model.selection import CROSS, DECODER, ENCODER, OF_TWO_TEXTS
-from attnscope.utils.files import LONGEST_TEXT, open_regular, sha256_of, write_whole
+from attnscope.utils.files import FOREIGN, LONGEST_TEXT, open_regular, sha256_of, write_whole
 from attnscope.utils.memory import free_memory, human_bytes
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ HEADER_BYTES = 10_000  # of an array in npz
 LAYER = re.compile(r"(?:(encoder|decoder|cross)\.)?(?:layer\.(\d{1,4})|weights)")
 SPECIAL = re.compile(r"<\|?[^<>|\s]+\|?>|\[[A-Z]+\]")  # <s>, <|endoftext|>, [CLS]
 NAMES = "layer.0, layer.1, ... (heads, queries, keys), or one `weights` (layers, heads, queries, keys), and tokens"
-FOREIGN = (OSError, ValueError, KeyError, TypeError, EOFError, RuntimeError, SystemError, zlib.error)
+DAMAGED = (*FOREIGN, EOFError, RuntimeError, SystemError, zlib.error)  # what readers of archives raise
 
 
 @dataclass(frozen=True, eq=False)
@@ -337,7 +337,7 @@ def read_weights(file: Path | str) -> GivenWeights:
         raise InputError(f"{path} is a folder", "name a file in it") from None
     except zipfile.BadZipFile as error:
         raise _damaged(path, error) from None
-    except FOREIGN as error:
+    except DAMAGED as error:
         raise _damaged(path, error) from None
 
 
@@ -490,7 +490,7 @@ def _npz(path: Path, stream: IO[bytes]) -> tuple[dict[str, Entry], dict[str, str
         kind = "U" if dtype.kind == "U" else dtype.kind + str(dtype.itemsize)
         if kind == "U" and member.file_size > MOST_TOKEN_BYTES:
             raise InputError(f"{path}: {name} takes {human_bytes(member.file_size)}", "save tokens_utf8 instead")
-        entries[name] = Entry(shape, kind, _npy_reader(stream, member))
+        entries[name] = Entry(shape, kind, partial(_read_npy, stream, member))
     return entries, {}
 
 
@@ -509,12 +509,9 @@ def _npy_header(part: IO[bytes]) -> tuple[tuple[int, ...], np.dtype, int]:
     return shape, dtype, part.tell()
 
 
-def _npy_reader(stream: IO[bytes], member: zipfile.ZipInfo) -> Callable[[], Any]:
-    def read() -> Any:
-        with zipfile.ZipFile(stream) as archive, archive.open(member) as part:
-            return np.lib.format.read_array(part, allow_pickle=False, max_header_size=HEADER_BYTES)
-
-    return read
+def _read_npy(stream: IO[bytes], member: zipfile.ZipInfo) -> Any:
+    with zipfile.ZipFile(stream) as archive, archive.open(member) as part:
+        return np.lib.format.read_array(part, allow_pickle=False, max_header_size=HEADER_BYTES)
 
 
 def _safetensors(path: Path, stream: IO[bytes]) -> tuple[dict[str, Entry], dict[str, str]]:
@@ -529,7 +526,7 @@ def _safetensors(path: Path, stream: IO[bytes]) -> tuple[dict[str, Entry], dict[
                 raise InputError(f"{path} has {len(names)} arrays, expected at most {MOST_ARRAYS}", "save fewer")
             parts = {name: archive.get_slice(name) for name in names}
             entries = {
-                name: Entry(tuple(part.get_shape()), str(part.get_dtype()), _tensor_reader(path, name))
+                name: Entry(tuple(part.get_shape()), str(part.get_dtype()), partial(_read_tensor, path, name))
                 for name, part in parts.items()
             }
             return entries, dict(archive.metadata() or {})
@@ -537,14 +534,11 @@ def _safetensors(path: Path, stream: IO[bytes]) -> tuple[dict[str, Entry], dict[
         raise ValueError(str(error)) from None
 
 
-def _tensor_reader(path: Path, name: str) -> Callable[[], Any]:
-    def read() -> Any:
-        from safetensors import safe_open
+def _read_tensor(path: Path, name: str) -> Any:
+    from safetensors import safe_open
 
-        with safe_open(path, framework="pt") as archive:
-            return archive.get_tensor(name)
-
-    return read
+    with safe_open(path, framework="pt") as archive:
+        return archive.get_tensor(name)
 
 
 def save_weights(file: Path | str, given: GivenWeights) -> Path:

@@ -32,7 +32,7 @@ from attnscope.utils.files import open_regular, read_json
 
 PICTURES = (".png", ".svg", ".pdf")
 TABLES = (".csv", ".tsv", ".jsonl", ".parquet", ".arrow")
-# What else is the name of a file, by what attnscope writes in its stead.
+# Suffixes of files that attnscope does not write, by what comes closest to them.
 OTHER_PICTURES = (".jpg", ".jpeg", ".gif", ".webp", ".bmp", ".tif", ".tiff", ".eps", ".ps", ".svgz")
 OTHER_TABLES = (".txt", ".json", ".ndjson", ".xls", ".xlsx", ".ods", ".feather")
 PAPERS = (".html", ".htm", ".md", ".tex", ".doc", ".docx", ".odt", ".ppt", ".pptx", ".ipynb")

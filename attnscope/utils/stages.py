@@ -158,12 +158,6 @@ def begin() -> None:
     _begun = time.monotonic()
 
 
-def _command_start() -> float:
-    global _begun
-    start, _begun = time.monotonic() if _begun is None else _begun, None
-    return start
-
-
 class Watch(threading.Thread):
     """Calls `say` with a line after a silence.
 
@@ -175,7 +169,9 @@ class Watch(threading.Thread):
         super().__init__(name="attnscope-watch", daemon=True)
         self._say, self._terminal = say, terminal
         self._heard: float | None = None
-        self._start = _command_start()
+        # Of the first watch of a process, when its command began: imports are part of the silence.
+        global _begun
+        self._start, _begun = time.monotonic() if _begun is None else _begun, None
         self._over = threading.Event()
 
     def heard(self) -> None:

@@ -2,7 +2,7 @@
 import { latest, make, onResize } from "../canvas.js";
 import { intensity, pixel, sequential } from "../colours.js";
 import { roleChip } from "../roles.js";
-import { lacking, named, told } from "./labels.js";
+import { lacking, named, weightText } from "./labels.js";
 import { Plot } from "./plot.js";
 
 /**
@@ -82,6 +82,6 @@ export class Enlarged {
     const visible = (/** @type {number} */ unit) => grid.visible(row, unit);
     const look = { weights: grid.row(row), removed: 0, step: grid.step, whole: true, visible, units: grid.columnUnits };
     const [from, to] = [named(grid.rowUnits, row, 16), named(grid.columnUnits, column, 16)];
-    this.value.textContent = `${from} → ${to}: ${told(look, column, this.state, null)}`;
+    this.value.textContent = `${from} → ${to}: ${weightText(look, column, this.state, null)}`;
   }
 }

@@ -16,7 +16,7 @@ import { paintedBy } from "../picture.js";
 import { bands, boxOf, largest, line } from "./lines.js";
 import { LookCache } from "./look_cache.js";
 import { Overlay, headsOf } from "./overlay.js";
-import { lacking, named, ranking, short, strongest, told, unitOf } from "./labels.js";
+import { lacking, named, ranking, short, strongest, weightText, unitOf } from "./labels.js";
 
 const ROW = 22; // CSS pixels of a token
 const TALL = 30; // of one of few
@@ -165,7 +165,7 @@ class HeadView {
         const ends = from === under ? strongest(look, count) : [under.unit];
         const of = state.heads.length ? `${side.name(at, head)} ` : "";
         const name = (/** @type {number} */ unit) => (from === under ? of + named(units, unit) : side.name(at, head));
-        return ends.map((unit) => /** @type {[string, string]} */ ([name(unit), told(look, unit, state, keep)]));
+        return ends.map((unit) => /** @type {[string, string]} */ ([name(unit), weightText(look, unit, state, keep)]));
       }),
     );
     if (this.hover !== hover) return;

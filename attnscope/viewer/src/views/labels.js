@@ -47,7 +47,7 @@ export const unitOf = (units, token) => (token === null ? -1 : (units.of[token] 
  * @param {Look} look @param {number} unit @param {State} state
  * @param {Uint8Array|null} keep (tokens,) which keys the filters leave, where the units are keys
  */
-export function told(look, unit, state, keep) {
+export function weightText(look, unit, state, keep) {
   const { visible, weights, units, whole, step } = look;
   if (!visible(unit)) return "not visible";
   if (weights[unit] > 0) return said(weights[unit], step);

@@ -13,7 +13,7 @@ import { latest, make, onResize, place, tooltip } from "../canvas.js";
 import { css, intensity, pixel, sequential } from "../colours.js";
 import { said } from "../data.js";
 import { colourScale } from "../scales.js";
-import { lacking, named, ranking, strongestKeys, swatch, told, unitOf } from "./labels.js";
+import { lacking, named, ranking, strongestKeys, swatch, weightText, unitOf } from "./labels.js";
 import { Plot } from "./plot.js";
 
 const [BESIDE, NARROW] = [340, 900]; // pixels of the panel beside the map; below that width it stands under it
@@ -203,7 +203,7 @@ class MatrixView {
     const { rowUnits: rows, columnUnits: columns, bin } = grid;
     const visible = (/** @type {number} */ unit) => grid.visible(row, unit);
     const look = { weights: grid.row(row), removed: 0, step: grid.step, whole: true, visible, units: columns };
-    const weight = told(look, column, this.state, this.keep);
+    const weight = weightText(look, column, this.state, this.keep);
     const names = bin > 1 ? [rows.label[row], columns.label[column]] : [named(rows, row), named(columns, column)];
     const removed = grid.removed[row];
     return [

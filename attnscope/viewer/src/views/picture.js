@@ -16,7 +16,7 @@ import { css, ink, intensity, sequential } from "../colours.js";
 import { said } from "../data.js";
 import { colourScale, digits } from "../scales.js";
 import { Strip } from "../strip.js";
-import { lacking, ranking, short, told } from "./labels.js";
+import { lacking, ranking, short, weightText } from "./labels.js";
 
 const [WIDEST, HIGHEST] = [560, 460]; // pixels of a picture
 const LISTED = 6; // heads
@@ -191,7 +191,7 @@ class PictureView {
     if (!patch || !this.look || !this.side) return tooltip.hide();
     const keep = this.side.keep(this.state.at, this.state.head, this.state);
     const label = this.side.tokens.label[patch[0]];
-    tooltip.show(event, [label, ["weight", told(this.look, patch[0], this.state, keep)]]);
+    tooltip.show(event, [label, ["weight", weightText(this.look, patch[0], this.state, keep)]]);
   }
 }
 

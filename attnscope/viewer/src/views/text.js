@@ -13,7 +13,7 @@ import { intensity } from "../colours.js";
 import { said } from "../data.js";
 import { colourScale } from "../scales.js";
 import { visible } from "../escaping.js";
-import { choice, lacking, named, ranking, shade, short, swatch, told, unitOf } from "./labels.js";
+import { choice, lacking, named, ranking, shade, short, swatch, weightText, unitOf } from "./labels.js";
 
 const LEVELS = 64; // colours that are told apart: a token whose colour stays is left alone
 
@@ -205,7 +205,7 @@ class TextView {
     tooltip.show(event, [
       ["query", named(units, query)],
       ["key", named(units, key)],
-      ["weight", told(look, unit, state, keep)],
+      ["weight", weightText(look, unit, state, keep)],
     ]);
   }
 }
