@@ -72,18 +72,38 @@ def scanned(demo) -> Scan:
     return attnscope.scan(demo, sequences=2)
 
 
+@pytest.fixture(scope="module")
+def exported(scanned, tmp_path_factory) -> tuple[Path, set[str]]:
+    """The folder of that scan, and the names of the files that it was said to get."""
+    folder = tmp_path_factory.mktemp("scan")
+    return folder, {path.name for path in scanned.export(folder)}
+
+
+@pytest.fixture(scope="module")
+def shorter(demo) -> Scan:
+    return attnscope.scan(demo, sequences=1)
+
+
+@pytest.mark.e2e
 def test_a_scan_is_a_table_and_a_picture(scanned) -> None:
     assert len(scanned.atlas.heads) == 24
     assert {"layer", "head", "probe", "effect"} <= set(scanned.table().column_names)
     assert scanned.figure().png.startswith(b"\x89PNG")
 
 
-def test_a_scan_is_an_atlas_that_selects_heads(demo, scanned, tmp_path: Path) -> None:
-    names = {path.name for path in scanned.export(tmp_path)}
+def test_a_scan_is_an_atlas_that_selects_heads(demo, scanned, exported) -> None:
+    folder, names = exported
     assert names == {"atlas.json", "atlas.parquet", "probes.png"}
-    assert attnscope.capture(demo, SENTENCE, atlas=tmp_path).atlas.roles == scanned.atlas.roles
+    assert {path.name for path in folder.iterdir()} >= names
+    assert attnscope.capture(demo, SENTENCE, atlas=folder).atlas.roles == scanned.atlas.roles
+
+
+def test_a_scan_is_not_written_over_another(exported, shorter) -> None:
+    folder, names = exported
+    before = {name: (folder / name).read_bytes() for name in names}
     with pytest.raises(attnscope.AttnscopeError, match="another scan"):
-        attnscope.scan(demo, sequences=1).export(tmp_path)
+        shorter.export(folder)
+    assert {name: (folder / name).read_bytes() for name in names} == before
 
 
 def test_an_ablation_is_what_the_command_prints(demo) -> None:
@@ -108,6 +128,7 @@ def test_sets_by_name_and_texts_are_ablated(demo, tmp_path: Path) -> None:
         attnscope.ablate(demo, "3.0-1", pairs=True, prune=True)
 
 
+@pytest.mark.e2e
 def test_a_comparison_is_what_the_command_prints(demo, tmp_path: Path) -> None:
     found = attnscope.compare(demo, demo, SWAPPED[0], compare_text=SWAPPED[1])
     said = call("compare", "--text", SWAPPED[0], "--compare-text", SWAPPED[1], "-q", "--format", "jsonl").records

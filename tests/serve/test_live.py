@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -468,6 +469,12 @@ def known(monkeypatch):
     return f"http://127.0.0.1:{port}/#{'t' * 32}"
 
 
+def answers(port: int) -> bool:
+    """Whether somebody listens at a port."""
+    with contextlib.closing(socket.socket()) as link:
+        return link.connect_ex(("127.0.0.1", port)) == 0
+
+
 def test_a_page_joins_the_server_that_runs_and_ends_with_it(stubbed, known):
     models = []
     with stubbed() as (server, _), ThreadPoolExecutor(1) as other:
@@ -476,6 +483,7 @@ def test_a_page_joins_the_server_that_runs_and_ends_with_it(stubbed, known):
         def look():
             try:
                 until(lambda: server.pages == 1)
+                until(partial(answers, Asking(None, known).port))  # it joins before it listens
                 models.append(json.loads(Asking(None, known).get()[1])["models"])
                 models.append(call("serve", "status").ok().err)
             finally:  # or the page would never end
