@@ -310,7 +310,7 @@ def table(rows: list[dict], device: str) -> str:
         f"{time.strftime('%Y-%m-%d')}, {card(device)}, torch {torch.__version__}, "
         f"transformers {transformers.__version__}{lens()}.",
         "",
-        "| tokens | way | seconds (least to most) | times plain | peak memory | times plain |",
+        "| tokens | way | seconds (least to most) | times plain | peak memory | of its memory |",
         "|---|---|---|---|---|---|",
     ]
     for row in rows:
