@@ -17,8 +17,8 @@ import attnscope
 from attnscope.api.captured import Capture
 from attnscope.certificate.check import check_parity
 from attnscope.errors import UsageError
-from attnscope.export.drawing import FIGURES
-from attnscope.export.manifest import OURS, ask_of, prompt_of
+from attnscope.export.drawing import DEFAULT, FIGURES
+from attnscope.export.manifest import OURS, ask_of, differences, prompt_of
 from attnscope.figures.style import ImageFormat
 from attnscope.inputs.prompt import Prompt
 from attnscope.observe.request import CaptureSpec
@@ -249,6 +249,64 @@ def test_the_library_holds_a_folder_to_its_run_too(seen, demo, tmp_path):
             other.export(tmp_path, **{"figures": ("overview",)} | how)
     seen.export(tmp_path, figures=("layers",), force=True)
     assert "overview.png" not in listed(tmp_path)
+
+
+OF_OLD = {"figures": ["overview", "layers", "heads", "metrics"], "heads": ["L2H1", "L1H5"]}  # by default, and drawn
+
+
+def made_old(folder: Path) -> set[str]:
+    """Let the manifest say what an older version drew by default; the files that there are more than this one's."""
+    layer = folder / "layers" / "L00.png"
+    layer.parent.mkdir()
+    layer.write_bytes(b"a picture of then")
+    manifest = said(folder)
+    manifest["export"] |= OF_OLD
+    manifest["files"]["layers/L00.png"] = hashlib.sha256(layer.read_bytes()).hexdigest()
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    return {"layers/L00.png"}
+
+
+def test_what_is_drawn_by_default_tells_no_runs_apart():
+    """A command says all of it by its options; a call of Python is another where it names figures or heads."""
+    now = {"figures": list(DEFAULT), "heads": ["L3H0"], "dpi": 120}
+    for options, before, after, differs in (
+        ({"top": 1}, OF_OLD, now, []),
+        ({}, OF_OLD | {"dpi": 120}, now, []),
+        ({}, OF_OLD | {"dpi": 90}, now, ["dpi was 90, now 120"]),
+        ({}, now | {"heads": ["L2H1"]}, now, ["heads was ['L2H1'], now ['L3H0']"]),
+        ({}, now, now | {"figures": ["overview"]}, ["figures was ['overview', 'top', 'heads'], now ['overview']"]),
+    ):
+        assert differences({"options": options, "export": before}, {"options": options, "export": after}) == differs
+    assert differences({"options": {"top": 1}}, {"options": {"top": 2}, "export": now}) == ["top was 1, now 2"]
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("again", [("heads", CAT), ("heads", "{out}")], ids=["typed again", "repeated"])
+def test_a_folder_with_the_figures_of_older_defaults_is_updated_by_its_command(tmp_path, again):
+    out = tmp_path / "out"
+    drawn = ("-s", "0.0", "--set", "dpi=20", "-o", str(out), "-q")
+    call("heads", CAT, *drawn).ok()
+    files = listed(out)
+    older = made_old(out)
+    assert older | files == listed(out)
+    call(*(word.format(out=out) for word in again), *drawn).ok()
+    assert listed(out) == files
+    refused = call("heads", CAT, *drawn, "--figures", "overview")
+    assert (refused.code, "figures was not given, now 'overview'" in refused.err) == (2, True)
+
+
+@pytest.mark.e2e
+def test_a_folder_with_the_figures_of_older_defaults_is_updated_from_python(seen, tmp_path):
+    named = {"heads": ["L0H0"], "top": 1}
+    seen.export(tmp_path, style=attnscope.Style(dpi=20), **named)
+    files = listed(tmp_path)
+    made_old(tmp_path)
+    with pytest.raises(UsageError, match="dpi was 20, now 30"):
+        seen.export(tmp_path, style=attnscope.Style(dpi=30), **named)
+    with pytest.raises(UsageError, match="figures was"):
+        seen.export(tmp_path, style=attnscope.Style(dpi=20), figures=("overview",), **named)
+    seen.export(tmp_path, style=attnscope.Style(dpi=20), **named)
+    assert listed(tmp_path) == files
 
 
 def test_a_run_of_an_older_version_is_refused_and_can_be_written_over(seen, tmp_path):

@@ -44,6 +44,8 @@ BEFORE = "run/3"  # whose heads.csv has the text's role alone, as `role`: what r
 NAME, MARK = "manifest.json", "unfinished.json"
 PROMPT, TARGET = "prompt", "target_prompt"  # where a manifest says the tokens of a text, and of its target
 SOURCE = "source"  # of weights that were given instead of a text to a model
+# What a folder had by default, and what it has now.
+FIGURES_BY_DEFAULT = [["overview", "layers", "heads", "metrics"], ["overview", "top", "heads"]]
 MEDIA = {"media": "sha256", "step": "step", "unasked": "unasked"}  # what it says there of a Medium, and as which field
 # Options that say where a run comes from, where it goes and what it may do; the rest says what it is.
 AROUND = frozenset(
@@ -154,8 +156,12 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """What tells two runs apart, in words; none where the second is the first again."""
     text = [f"text was {_shown(before)}, now {_shown(now)}"] * (not _same_text(before, now))
     options = changes(_facts(before), _facts(now), _short)
-    export = changes(_mapping(before.get("export")), now["export"], _short) if "export" in now and not options else []
-    return text + options + export
+    if options or now.get("options"):  # what a command drew follows from its options, by the defaults of its version
+        return text + options
+    exports = [dict(_mapping(manifest.get("export"))) for manifest in (before, now)]
+    if [export.get("figures") for export in exports] == FIGURES_BY_DEFAULT:
+        exports = [{name: export[name] for name in export if name not in ("figures", "heads")} for export in exports]
+    return text + changes(*exports, _short)
 
 
 def check(folder: Path, now: Mapping[str, Any], force: bool) -> None:
