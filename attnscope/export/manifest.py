@@ -161,7 +161,7 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     exports = [dict(_mapping(manifest.get("export"))) for manifest in (before, now)]
     if [export.get("figures") for export in exports] == FIGURES_BY_DEFAULT:
         exports = [{name: export[name] for name in export if name not in ("figures", "heads")} for export in exports]
-    return text + changes(*exports, _short)
+    return text + changes(exports[0], exports[1], _short)
 
 
 def check(folder: Path, now: Mapping[str, Any], force: bool) -> None:
