@@ -1,5 +1,6 @@
 """Pages of docs/: made as they say, their commands run, their pictures and the pages that they name are there."""
 
+import codeop
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -47,6 +48,44 @@ LINES = [  # of each page in its order
 
 def test_the_gallery_is_what_its_script_writes():
     assert (DOCS / "gallery.md").read_text("utf-8") == document(), "run scripts/gallery.py"
+
+
+BLOCKS = [
+    pytest.param(block, id=f"{path.stem}: {block.splitlines()[0][:40]}")
+    for path in (ROOT / "README.md", *sorted(DOCS.glob("*.md")))
+    for block in re.findall(r"```python\n(.*?)```", path.read_text("utf-8"), re.DOTALL)
+]
+
+
+def refused_line(block: str) -> str | None:
+    """The line of a block that Python's prompt refuses as it is pasted; there an empty line ends what is indented."""
+    pasted: list[str] = []
+    for line in [*block.splitlines(), ""]:
+        pasted.append(line)
+        try:
+            if codeop.compile_command("\n".join(pasted), symbol="single") is not None:
+                pasted = []
+        except SyntaxError:
+            return line
+    return pasted[0] if any(pasted) else None
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_a_block_of_python_can_be_pasted_at_the_prompt(block):
+    assert refused_line(block) is None
+
+
+@pytest.mark.parametrize(
+    ("block", "line"),
+    [
+        ("for word in 'ab':\n    print(word)\nprint('end')\n", "print('end')"),
+        ("class Own:\n    a = 1\n\n    b = 2\n", "    b = 2"),
+        ("print(\n", "print("),
+        ("for word in 'ab':\n    print(word)\n\nprint('end')\n", None),
+    ],
+)
+def test_what_the_prompt_refuses(block, line):
+    assert refused_line(block) == line
 
 
 @pytest.mark.parametrize("name", COMMANDS)
