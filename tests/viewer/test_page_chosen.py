@@ -159,7 +159,7 @@ def test_of_a_pair_of_texts_one_may_look_at_the_other(browser, tmp_path):
         assert float(told[told.index("weight") + 1]) == pytest.approx(float(shown[1, second]), abs=3e-3)
         visit.page.keyboard.press("1")
         visit.settled(view="model", pair="ab")
-        assert visit.page.locator("[data-role=enlarged] canvas").first.is_visible()
+        assert visit.view("model").locator("[data-role=enlarged] canvas").first.is_visible()
 
 
 @pytest.mark.e2e
@@ -178,21 +178,51 @@ def test_the_map_is_in_the_window(browser, subject, long, which):
 
 
 @pytest.mark.e2e
-def test_a_head_that_is_pointed_at_is_enlarged(browser, subject):
-    with visiting(browser, subject.path, "view=model&at=1&head=1", WINDOW) as visit:
-        enlarged = visit.page.locator("[data-role=enlarged]")
-        visit.page.locator("[data-role=enlarged][data-head='1.1']").wait_for()
-        visit.view("model").locator(".grid [data-head='2.3']").hover()
-        visit.page.locator("[data-role=enlarged][data-head='2.3']").wait_for()
+@pytest.mark.parametrize("view", ["model", "metrics"])
+def test_a_head_that_is_pointed_at_is_enlarged(browser, subject, view):
+    with visiting(browser, subject.path, f"view={view}&at=1&head=1", WINDOW) as visit:
+        shown = visit.view(view)
+        enlarged = shown.locator("[data-role=enlarged]")
+        shown.locator("[data-role=enlarged][data-head='1.1']").wait_for()
+        shown.locator(".grid [data-head='2.3']").hover()
+        shown.locator("[data-role=enlarged][data-head='2.3']").wait_for()
         assert enlarged.locator("h2").inner_text().startswith("L2H3")
-        grid, box = visit.view("model").locator(".grid").bounding_box(), enlarged.bounding_box()
+        grid, box = shown.locator(".grid").bounding_box(), enlarged.bounding_box()
         assert box["width"] > 280
         assert box["x"] + box["width"] > WINDOW[0] - 40, "the width is used"
-        last = visit.view("model").locator(".grid-row").last.bounding_box()
+        last = shown.locator(".grid-row").last.bounding_box()
         assert last["y"] + last["height"] <= visit.page.locator(".status").bounding_box()["y"]
         assert grid["x"] + grid["width"] <= box["x"]
         visit.page.mouse.move(5, 5)
-        visit.page.locator("[data-role=enlarged][data-head='1.1']").wait_for()
+        shown.locator("[data-role=enlarged][data-head='1.1']").wait_for()
+
+
+@pytest.mark.e2e
+def test_a_narrow_window_has_the_table_of_metrics_and_no_enlarged_head(browser, subject):
+    with visiting(browser, subject.path, "view=metrics", PHONE) as visit:
+        enlarged = visit.view("metrics").locator("[data-role=enlarged]")
+        visit.view("metrics").locator("table.heads").wait_for()
+        assert not enlarged.is_visible()
+        visit.page.set_viewport_size({"width": WINDOW[0], "height": WINDOW[1]})
+        visit.view("metrics").locator("[data-role=enlarged][data-head] .top-canvas[data-cells]").wait_for()
+
+
+@pytest.mark.e2e
+def test_the_text_has_what_every_head_gives_next_to_it(browser, subject):
+    with visiting(browser, subject.path, "view=text&at=1&head=1&query=6&key=2", (1440, 900)) as visit:
+        heads = visit.view("text").locator(".heads")
+        heads.locator("h2").filter(has_text="6 ").wait_for()
+        cells = "[...document.querySelectorAll('.text-view .heads [data-head]')]"
+        visit.until(f"() => {cells}.every((one) => one.textContent)")
+        for layer, weights in subject.seen.weights.items():
+            for head in range(len(weights)):
+                told = heads.locator(f"[data-head='{layer.layer}.{head}']").inner_text()
+                assert float(told) == pytest.approx(float(weights[head, 6, 2]), abs=6e-4)
+        text, box = visit.view("text").locator(".reading").bounding_box(), heads.bounding_box()
+        assert text["y"] <= box["y"] < text["y"] + 20, "next to the text, not below it"
+        heads.locator("[data-head='2.3']").click()
+        visit.settled(view="text", at=2, head=3)
+        visit.view("text").locator("h2").filter(has_text="L2H3").wait_for()
 
 
 @pytest.mark.e2e

@@ -83,6 +83,25 @@ def test_every_kind_of_cut_has_its_picture_and_its_table(opened, cut, kind):
         assert shown.locator(".beside h3").inner_text() == f"{best['set']}: {digits(best['effect'])} nats"
 
 
+@pytest.mark.e2e
+@pytest.mark.parametrize("kind", ["heads", "none"])
+def test_the_table_has_columns_for_what_was_compared(opened, cut, kind):
+    found = cut(kind)
+    rows = found.table().to_pylist()
+    with opened(found) as visit:
+        titles = view(visit).locator("table.heads th").all_inner_texts()
+        kinds = {"other keys": "n_permuted", "other heads": "n_heads"}
+        drawn = [name for name, count in kinds.items() if any(row[count] for row in rows)]
+        assert ("other heads" in drawn) == (kind == "heads"), "where all heads are cut there are no others"
+        assert titles == [
+            "cut",
+            "mass",
+            "effect",
+            *(f"{name}: {what}" for name in drawn for what in ("mean", "95 %", "p")),
+        ]
+        assert view(visit).locator("tr[data-cut]").first.locator("td").count() == len(titles)
+
+
 def test_a_head_says_its_effect_to_a_pointer_to_keys_and_to_those_who_hear(opened, cut):
     found = cut("heads")
     [row] = [row for row in found.table().to_pylist() if row["set"] == "L3H0"]

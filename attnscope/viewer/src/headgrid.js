@@ -17,6 +17,7 @@ import { make, onResize, tooltip } from "./canvas.js";
  * @property {number} [gap]
  * @property {(name: Name) => (string|[string, string])[]} about lines of the tooltip
  * @property {() => void} resized the cells have another size
+ * @property {(name: Name) => void} [choose] what a click does instead of opening the head
  * @property {(name: Name|null) => void} [pointed] the head under the pointer, or in focus, is another one
  */
 
@@ -83,7 +84,7 @@ export class HeadGrid {
   /** @param {Side} side @param {number} layer @param {number} at @returns {Row} */
   #row(side, layer, at) {
     const heads = side.heads.filter((head) => head.at === at);
-    const canvas = make("canvas", { "aria-hidden": "true" });
+    const canvas = make("canvas", { "aria-hidden": "true", width: 1, height: 1 });
     const cells = make("div", { class: "grid-cells", role: "group", "aria-label": `layer ${layer}` }, canvas);
     for (const { head } of heads) {
       const button = make("button", {
@@ -186,7 +187,8 @@ export class HeadGrid {
   /** @param {MouseEvent} event */
   #click(event) {
     const name = this.#name(event);
-    if (name) goTo(this.store, name, event);
+    if (name && this.options.choose) this.options.choose(name);
+    else if (name) goTo(this.store, name, event);
   }
 
   #leave() {

@@ -19,6 +19,9 @@ import { short, swatch } from "./labels.js";
 import { piece, tokenOf } from "./text.js";
 
 const FIRST_ROWS = 200; // of a text with thousands of keys
+const WIDEST = 112; // pixels of a head in the grid
+const GAP = 2;
+const LABEL = 40; // of its layer's name, as in headgrid.js
 const LEAST = 0.0005; // of a number that is written out
 const LETTERS = 80; // of an answer, and of what was selected
 const MOST_NAMED = 6; // tokens in a line
@@ -46,7 +49,7 @@ class CutsView {
       facts(side, cuts),
       this.#texts(),
       this.legend,
-      make("div", { class: "with-beside" }, this.picture, this.chosen),
+      make("div", { class: "with-cut" }, this.picture, this.chosen),
       this.box,
       make("ul", { class: "note cut-notes" }, ...cuts.notes.map((one) => make("li", {}, one))),
     );
@@ -59,12 +62,14 @@ class CutsView {
     const about = (/** @type {number} */ place) => this.about(place);
     if (kindOf(cuts) === "layers") this.curve = new Curve(picture, cuts, about, (place) => this.#choose(place));
     if (kindOf(cuts) !== "heads") return;
+    const most = Math.max(...this.side.layers.map((_, at) => this.side.heads.filter((head) => head.at === at).length));
+    picture.style.setProperty("--widest", `${LABEL + most * (WIDEST + GAP)}px`);
     this.grid = new HeadGrid(picture, store, {
       label: `Effect of each head, ${cuts.unit}`,
       least: 9,
-      most: () => 112,
+      most: () => WIDEST,
       ratio: () => 0.4,
-      gap: 2,
+      gap: GAP,
       about: ({ at, head }) => about(this.#of({ ...store.state, at, head })),
       resized: () => this.#paint(),
     });
@@ -302,14 +307,18 @@ const bounded = ({ low_all, high_all }) => low_all !== null || high_all !== null
 function columns({ rows, random }) {
   const parts = rows.some(bounded) ? ["95 % interval", "p"] : [];
   const others = ["mean", "95 %", "p"];
-  return random ? [...parts, ...["other keys", "other heads"].flatMap((name) => others.map((one) => `${name}: ${one}`))] : parts;
+  return random ? [...parts, ...compared(rows).flatMap((name) => others.map((one) => `${name}: ${one}`))] : parts;
 }
+
+/** @param {Cut[]} rows @returns {string[]} what any of them is compared with */
+const compared = (rows) => ["other keys", "other heads"].filter((_, kind) => rows.some((row) => nulls(row)[kind].n));
 
 /** @param {Cut} row @param {Cuts} cuts @returns {string[]} their cells */
 function values(row, { rows, random }) {
   const parts = rows.some(bounded) ? [bounded(row) ? `${plus(row.low_all)} to ${plus(row.high_all)}` : "–", number(row.p)] : [];
   if (!random) return parts;
-  return [...parts, ...nulls(row).flatMap(({ mean, low, high, p }) => [plus(mean), low === null ? "–" : `${plus(low)} to ${plus(high)}`, number(p)])];
+  const kinds = compared(rows);
+  return [...parts, ...nulls(row).filter(({ name }) => kinds.includes(name)).flatMap(({ mean, low, high, p }) => [plus(mean), low === null ? "–" : `${plus(low)} to ${plus(high)}`, number(p)])];
 }
 
 /** @param {Side} side @param {Cuts} cuts what was asked, in words */

@@ -36,7 +36,7 @@ export class Enlarged {
       if (grid) store.set({ ...this.#shown(), query: grid.rowUnits.start[row], key: grid.columnUnits.start[column], keyEnd: null });
     };
     this.plot.onhover = (cell) => this.#tell(cell);
-    onResize(this.element, () => this.plot.draw());
+    onResize(this.element, () => void this.#draw());
   }
 
   /** @param {State} state */
@@ -60,6 +60,7 @@ export class Enlarged {
 
   async #draw() {
     const still = this.turn.begin();
+    if (!this.element.checkVisibility()) return; // a narrow window has no room for it in every view
     const { page, state } = this;
     const { at, head } = this.#shown();
     const side = page.side(state);

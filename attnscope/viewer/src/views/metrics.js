@@ -1,9 +1,10 @@
-/** The layers x heads map of any metric beside what uniform attention scores, and the sortable table of heads. */
+/** The layers x heads map of any metric with what uniform attention scores, a head enlarged, and the table of heads. */
 import { make } from "../canvas.js";
 import { css, diverging, inkOn, sequential } from "../colours.js";
 import { HeadGrid, goTo } from "../headgrid.js";
 import { roleChip, roleWords } from "../roles.js";
 import { colourScale, digits, fixed } from "../scales.js";
+import { Enlarged } from "./enlarged.js";
 
 /**
  * @typedef {import("../types.js").State} State
@@ -30,17 +31,15 @@ class MetricsView {
     this.metric = make("select", { id: "metric", onchange: () => this.#choose(this.metric.value) });
     this.formula = make("code", { class: "token muted" });
     this.reading = make("p", { class: "note" });
+    element.classList.add("metrics-view");
     this.legend = make("div", { class: "legend" });
     const label = make("label", {}, "Metric ", this.metric);
     const map = make("div", { class: "metric-map" });
     this.box = make("div", { class: "table-box", tabindex: "0", role: "group", "aria-label": "Table of heads" });
-    element.append(
-      make("div", { class: "metric-choice" }, label, this.formula),
-      this.reading,
-      map,
-      this.legend,
-      this.box,
-    );
+    this.enlarged = new Enlarged(page, store);
+    const choice = make("div", { class: "metric-choice" }, label, this.formula);
+    const left = make("div", {}, choice, this.reading, map, this.legend);
+    element.append(make("div", { class: "model-split" }, left, this.enlarged.element), this.box);
     this.grid = new HeadGrid(map, store, {
       label: "Metric of each head",
       least: 9,
@@ -48,6 +47,7 @@ class MetricsView {
       ratio: () => 0.4,
       gap: 2,
       about: (name) => this.#about(name),
+      pointed: (name) => this.enlarged.point(name),
       resized: () => this.#paint(),
     });
   }
@@ -56,6 +56,8 @@ class MetricsView {
   render(state) {
     this.state = state;
     const side = this.page.side(state);
+    this.enlarged.element.hidden = !side.data.maps.length;
+    this.enlarged.render(state);
     if (this.grid.show(side, state.at)) {
       this.built = "";
       this.metric.replaceChildren(...side.metrics.map(({ id, title }) => make("option", { value: id }, title)));

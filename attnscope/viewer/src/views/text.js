@@ -1,6 +1,7 @@
 /**
  * The text as it reads, line breaks kept; the background says where a chosen query looks, or who looks at a chosen key:
- * of one head, of its layer's mean, or of all heads. A click chooses the token.
+ * of one head, of its layer's mean, or of all heads. A click chooses the token. Beside it the strongest tokens, and what
+ * every head gives from the query to the key.
  *
  * @typedef {import("../types.js").State} State
  * @typedef {import("../types.js").Mount} Mount
@@ -13,8 +14,11 @@ import { intensity } from "../colours.js";
 import { said } from "../data.js";
 import { colourScale } from "../scales.js";
 import { visible } from "../escaping.js";
+import { namedRanges } from "../status.js";
 import { choice, lacking, named, ranking, shade, short, swatch, weightText, unitOf } from "./labels.js";
+import { Masses } from "./token.js";
 
+const WIDEST = 64; // pixels of a head in the grid
 const LEVELS = 64; // colours that are told apart: a token whose colour stays is left alone
 
 /** @type {Mount} */
@@ -53,11 +57,20 @@ class TextView {
     this.note = make("p", { class: "note" });
     this.text = make("div", { class: "reading", "data-role": "text" });
     this.beside = make("aside", { class: "beside" });
+    this.heads = make("h2", {});
+    const choose = (/** @type {import("../headgrid.js").Name} */ name) => store.set(name);
+    this.masses = new Masses(page, store, { most: WIDEST, answered: () => this.#entitle(), choose });
     element.classList.add("text-view");
     element.append(
       make("div", { class: "legend" }, this.from.element, this.over.element, this.scale),
       this.note,
-      make("div", { class: "with-beside" }, this.text, this.beside),
+      make(
+        "div",
+        { class: "with-beside" },
+        this.text,
+        this.beside,
+        make("aside", { class: "beside heads" }, this.heads, this.masses.element),
+      ),
     );
     this.#listen();
   }
@@ -70,6 +83,7 @@ class TextView {
     this.#which(state);
     this.from.render(state);
     this.over.render(state);
+    this.masses.render(state);
     const still = this.drawing.begin();
     const chosen = this.#token(state);
     const look = await page.look(page.shown(state), state, chosen);
@@ -165,6 +179,15 @@ class TextView {
     const removed =
       look && look.removed > 0 ? make("p", { class: "hint" }, `taken out: ${said(look.removed)}`) : "";
     this.beside.replaceChildren(title, list, removed);
+  }
+
+  /** What the grid of heads is about. */
+  #entitle() {
+    const { state } = this.store;
+    const side = this.page.side(state);
+    const query = this.page.query(state);
+    const names = [namedRanges(side, [[query, query + 1]]), namedRanges(side, this.masses.keys)];
+    this.heads.textContent = `all heads: ${names[0]} at ${names[1]}`;
   }
 
   /** Brings a token that was chosen elsewhere into sight. */

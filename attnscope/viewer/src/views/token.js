@@ -19,47 +19,42 @@ import { Strip } from "../strip.js";
 
 const RANKED = 20;
 
-class TokenView {
-  /** @param {HTMLElement} element @param {Page} page @param {Store} store */
-  constructor(element, page, store) {
+/** What each head gives from the query to the chosen keys, as a grid of heads. */
+export class Masses {
+  /**
+   * @param {Page} page @param {Store} store
+   * @param {{most: number, answered: () => void, choose?: (name: Name) => void}} options most: width of a cell;
+   *   answered: what follows when all heads are known; choose: what a click does instead of opening the head
+   */
+  constructor(page, store, { most, answered, choose }) {
     this.page = page;
     this.store = store;
+    this.answered = answered;
     this.turn = latest();
     /** @type {Map<string, Answer>} */
     this.answers = new Map();
-    this.title = make("h2", {});
-    this.query = new Strip("query", store);
-    this.key = new Strip("key", store);
-    this.note = make("p", { class: "note" });
+    this.asked = "";
+    /** @type {[number, number][]} */
+    this.keys = [[0, 1]];
     this.legend = make("div", { class: "legend" });
-    this.ranked = make("div", { class: "ranked", role: "group", "aria-label": "Heads, strongest first" });
-    this.groups = make("div", { class: "groups" });
     const map = make("div", {});
-    const left = make("div", {}, map, this.legend);
-    element.append(this.query.element, this.key.element, this.groups, this.title, this.note);
-    element.append(make("div", { class: "split" }, left, this.ranked));
+    this.element = make("div", {}, map, this.legend);
     this.grid = new HeadGrid(map, store, {
       label: "Mass of each head on the chosen keys",
       least: 9,
-      most: () => 112,
+      most: () => most,
       ratio: () => 0.45,
       gap: 2,
       about: (name) => this.#about(name),
       resized: () => this.#paint(),
+      choose,
     });
-    this.asked = "";
-    /** @type {[number, number][]} */
-    this.keys = [[0, 1]];
   }
 
-  /** @param {State} state */
+  /** @param {State} state @returns {boolean} whether the grid has other heads than before */
   render(state) {
     const side = this.page.side(state);
-    if (this.grid.show(side, state.at)) this.#groups();
-    const query = this.page.query(state);
-    this.query.render(side, state.at, [[query, query + 1]]);
-    for (const button of this.groups.children)
-      if (button.matches("button")) button.setAttribute("aria-pressed", String(button.textContent === state.group));
+    const built = this.grid.show(side, state.at);
     const { view, at, head, heads, theme, log, pin, from, over, metric, ...asked } = state;
     const suggested = state.key === null && [at, head]; // the key is what this head gives most to
     const question = JSON.stringify([asked, side.stackOf(at), suggested]);
@@ -67,16 +62,7 @@ class TokenView {
     if (question !== this.asked) void this.#ask(state);
     else this.#show();
     this.asked = question;
-  }
-
-  /** Keys that the command named. */
-  #groups() {
-    const buttons = Object.entries(this.page.groups).map(([group, [key]]) => {
-      const onclick = () => this.store.set({ key, keyEnd: null, group });
-      return make("button", { type: "button", class: "token key", "data-group": group, onclick }, group);
-    });
-    this.groups.hidden = !buttons.length || this.page.shown(this.store.state) > 0;
-    this.groups.replaceChildren(make("span", { class: "muted" }, "asked for"), ...buttons);
+    return built;
   }
 
   /** Reads layer after layer, so that what is there is shown. @param {State} state */
@@ -106,34 +92,8 @@ class TokenView {
   }
 
   #show() {
-    const { state } = this.store;
-    const side = this.page.side(state);
-    const { keys } = this;
-    const query = this.page.query(state);
-    this.key.render(side, state.at, keys);
-    this.title.replaceChildren(
-      "Which head looks from ",
-      make("span", { class: "token query" }, namedRanges(side, [[query, query + 1]])),
-      ...(state.query === null ? [" (suggested)"] : []),
-      " at ",
-      make("span", { class: "token key" }, namedRanges(side, keys)),
-      ...(state.key === null ? [" (suggested)"] : []),
-      "?",
-    );
-    const chosen =
-      state.key === null
-        ? `No key was chosen: this one has the largest weight in ${side.name(state.at, state.head)}. `
-        : "";
-    const some = [...this.answers.values()].some(({ whole }) => !whole);
-    const least = some ? "This page has only the strongest keys of each query: masses are lower bounds. " : "";
-    const causal = side.stackOf(state.at) === "decoder" && keys[0][0] > query;
-    const later = causal ? "The key comes after the query: no head can see it." : "";
-    const none = this.answers.size && ![...this.answers.values()].some(({ mass }) => mass > 0) && !later;
-    this.note.textContent =
-      chosen + least + later + (none ? "No head has a weight for these keys in this page." : "");
-    this.note.hidden = !this.note.textContent;
     this.#paint();
-    this.#rank(side);
+    this.answered();
   }
 
   #paint() {
@@ -162,10 +122,93 @@ class TokenView {
     );
   }
 
+  /** @param {Name} name @returns {(string|[string, string])[]} */
+  #about({ at, head }) {
+    const side = this.page.side(this.store.state);
+    const answer = this.answers.get(`${at}.${head}`);
+    /** @type {(string|[string, string])[]} */
+    const lines = [[side.name(at, head), roleWords(side.headAt(at, head))]];
+    if (!answer) return [...lines, "the page holds no weights in tokens of this head"];
+    const query = this.page.query(this.store.state);
+    lines.push(`${namedRanges(side, [[query, query + 1]])} → ${namedRanges(side, this.keys)}`);
+    return [
+      ...lines,
+      ["mass", (answer.whole ? "" : "≥ ") + said(answer.mass)],
+      ["uniform", said(answer.uniform)],
+    ];
+  }
+}
+
+class TokenView {
+  /** @param {HTMLElement} element @param {Page} page @param {Store} store */
+  constructor(element, page, store) {
+    this.page = page;
+    this.store = store;
+    this.title = make("h2", {});
+    this.query = new Strip("query", store);
+    this.key = new Strip("key", store);
+    this.note = make("p", { class: "note" });
+    this.ranked = make("div", { class: "ranked", role: "group", "aria-label": "Heads, strongest first" });
+    this.groups = make("div", { class: "groups" });
+    this.masses = new Masses(page, store, { most: 112, answered: () => this.#show() });
+    element.append(this.query.element, this.key.element, this.groups, this.title, this.note);
+    element.append(make("div", { class: "split" }, this.masses.element, this.ranked));
+  }
+
+  /** @param {State} state */
+  render(state) {
+    const side = this.page.side(state);
+    if (this.masses.render(state)) this.#groups();
+    const query = this.page.query(state);
+    this.query.render(side, state.at, [[query, query + 1]]);
+    for (const button of this.groups.children)
+      if (button.matches("button")) button.setAttribute("aria-pressed", String(button.textContent === state.group));
+  }
+
+  /** Keys that the command named. */
+  #groups() {
+    const buttons = Object.entries(this.page.groups).map(([group, [key]]) => {
+      const onclick = () => this.store.set({ key, keyEnd: null, group });
+      return make("button", { type: "button", class: "token key", "data-group": group, onclick }, group);
+    });
+    this.groups.hidden = !buttons.length || this.page.shown(this.store.state) > 0;
+    this.groups.replaceChildren(make("span", { class: "muted" }, "asked for"), ...buttons);
+  }
+
+  #show() {
+    const { state } = this.store;
+    const side = this.page.side(state);
+    const { keys, answers } = this.masses;
+    const query = this.page.query(state);
+    this.key.render(side, state.at, keys);
+    this.title.replaceChildren(
+      "Which head looks from ",
+      make("span", { class: "token query" }, namedRanges(side, [[query, query + 1]])),
+      ...(state.query === null ? [" (suggested)"] : []),
+      " at ",
+      make("span", { class: "token key" }, namedRanges(side, keys)),
+      ...(state.key === null ? [" (suggested)"] : []),
+      "?",
+    );
+    const chosen =
+      state.key === null
+        ? `No key was chosen: this one has the largest weight in ${side.name(state.at, state.head)}. `
+        : "";
+    const some = [...answers.values()].some(({ whole }) => !whole);
+    const least = some ? "This page has only the strongest keys of each query: masses are lower bounds. " : "";
+    const causal = side.stackOf(state.at) === "decoder" && keys[0][0] > query;
+    const later = causal ? "The key comes after the query: no head can see it." : "";
+    const none = answers.size && ![...answers.values()].some(({ mass }) => mass > 0) && !later;
+    this.note.textContent =
+      chosen + least + later + (none ? "No head has a weight for these keys in this page." : "");
+    this.note.hidden = !this.note.textContent;
+    this.#rank(side);
+  }
+
   /** @param {Side} side */
   #rank(side) {
     const { at, head } = this.store.state;
-    const known = [...this.answers.values()].filter(({ whole, mass }) => whole || mass > 0);
+    const known = [...this.masses.answers.values()].filter(({ whole, mass }) => whole || mass > 0);
     const answers = known.sort((a, b) => b.mass - b.uniform - (a.mass - a.uniform)).slice(0, RANKED);
     const rows = answers.map((answer) => {
       const name = make("button", { type: "button", class: "plain" }, side.name(answer.at, answer.head));
@@ -193,22 +236,6 @@ class TokenView {
     this.ranked.replaceChildren(
       make("table", { class: "heads" }, make("thead", {}, make("tr", {}, ...headings)), body),
     );
-  }
-
-  /** @param {Name} name @returns {(string|[string, string])[]} */
-  #about({ at, head }) {
-    const side = this.page.side(this.store.state);
-    const answer = this.answers.get(`${at}.${head}`);
-    /** @type {(string|[string, string])[]} */
-    const lines = [[side.name(at, head), roleWords(side.headAt(at, head))]];
-    if (!answer) return [...lines, "the page holds no weights in tokens of this head"];
-    const query = this.page.query(this.store.state);
-    lines.push(`${namedRanges(side, [[query, query + 1]])} → ${namedRanges(side, this.keys)}`);
-    return [
-      ...lines,
-      ["mass", (answer.whole ? "" : "≥ ") + said(answer.mass)],
-      ["uniform", said(answer.uniform)],
-    ];
   }
 }
 
