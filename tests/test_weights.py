@@ -14,14 +14,17 @@ from safetensors.torch import save_file
 
 import attnscope
 from attnscope.api.captured import Capture
+from attnscope.attention.spec import Visibility
 from attnscope.errors import InputError, MemoryLimitError, UsageError
 from attnscope.export.drawing import about
 from attnscope.export.export import manifest
 from attnscope.inputs import weights as files
 from attnscope.inputs.weights import prompt_of_tokens, read_weights
+from attnscope.metrics.metrics import METRICS
 from attnscope.model.loading import wrap
 from attnscope.observe.request import Request, View
-from attnscope.observe.weights import Sight, sight_of
+from attnscope.observe.weights import Sight
+from attnscope.viewer.page_data import sight_of
 from helpers.command_line import call
 from helpers.families import tiny_config
 
@@ -152,6 +155,7 @@ def test_the_comparison_sees_one_wrong_weight(captured, layers):
         ("mistral", {"sliding_window": 8, "num_hidden_layers": 2}, "causal, window 8"),
         ("gemma2", {"sliding_window": 8}, "causal, window 8 in layers 0,2; causal in layers 1,3"),
         ("modernbert", {"local_attention": 8}, "both ways in layer"),
+        ("llama4_text", {"attention_chunk_size": 8}, "causal, chunk 8"),
     ],
 )
 def test_the_masks_of_families_are_read_off_their_weights(demo, model_type, config, masks):
@@ -165,8 +169,9 @@ def test_the_masks_of_families_are_read_off_their_weights(demo, model_type, conf
     same(seen, expected, kv=False)
 
 
-def test_an_encoder_decoder_has_three_stacks_and_its_cross_attention_can_be_given_alone(demo):
-    loaded = random(demo, "bart", "Seq2SeqLM")
+@pytest.mark.parametrize("model_type", ["bart", "t5"])
+def test_an_encoder_decoder_has_three_stacks_and_its_cross_attention_can_be_given_alone(demo, model_type):
+    loaded = random(demo, model_type, "Seq2SeqLM")
     expected = bare(attnscope.capture(loaded, TEXT, target="Mary saw John", request=ALL_OF_TWO, engine="eager"))
     ids, target = (torch.tensor([prompt.ids]) for prompt in (expected.prompt, expected.queries))
     result = loaded.model(ids, decoder_input_ids=target, output_attentions=True)
@@ -181,11 +186,11 @@ def test_an_encoder_decoder_has_three_stacks_and_its_cross_attention_can_be_give
     assert len(seen.page().html) > 10_000
     alone = attnscope.from_weights(parts["cross"], **axes, request=ALL_OF_TWO)
     same(alone, bare(expected.of("cross")), kv=False)
-    with pytest.raises(InputError, match=r"expected 11 queries and 14 keys.*got 11 and 11"):
+    with pytest.raises(InputError, match=r"expected 1[01] queries and 14 keys.*got 1[01] and 1[01]"):
         attnscope.from_weights(parts["decoder"], **axes)
 
 
-def test_a_sink_takes_what_is_left_of_a_row(demo):
+def test_a_sink_takes_what_is_left_of_a_row(demo, tmp_path):
     loaded = random(demo, "gpt_oss", num_hidden_layers=2)
     expected = bare(attnscope.capture(loaded, TEXT, request=ALL, engine="eager"))
     layers = [expected.weights[layer] for layer in range(2)]
@@ -193,6 +198,11 @@ def test_a_sink_takes_what_is_left_of_a_row(demo):
     with pytest.raises(InputError, match=r"row \d+ of L0H\d sums to \S+, expected 1"):
         attnscope.from_weights(layers, expected.prompt)
     same(attnscope.from_weights(layers, expected.prompt, sink_logits=True, request=ALL), expected, kv=False)
+    for name in ("sinks.npz", "sinks.safetensors"):  # a file says it too
+        attnscope.save_weights(tmp_path / name, layers, expected.prompt, sink_logits=True)
+        same(attnscope.from_weights(tmp_path / name, request=ALL), expected, kv=False)
+    done = call("heads", "--weights-file", str(tmp_path / "sinks.npz"), "--format", "csv")
+    assert (done.code, done.out.count(b"\n")) == (0, 9), done.err
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -205,6 +215,46 @@ def test_half_precision_is_read_whatever_holds_it_now(captured, layers, dtype):
     off = [layer * 1.001 for layer in layers]  # as far off, and no rounding
     with pytest.raises(InputError, match=r"row \d+ of L0H0 sums to 1\.001, expected 1"):
         attnscope.from_weights(off, captured.prompt)
+
+
+def padded_run(demo, model_type, head, side):
+    """Attention of a text beside a longer one, as transformers gives it, with the tokens and their mask."""
+    loaded = random(demo, model_type, head)
+    ids, pads = demo.tokenizer(TEXT)["input_ids"], [1999] * 3
+    rows = [ids + [5] * 3, pads + ids if side == "left" else ids + pads]
+    mask = torch.tensor([[1] * len(rows[0]), [int(token != 1999) for token in rows[1]]])
+    result = loaded.model(torch.tensor(rows), attention_mask=mask, output_attentions=True)
+    names = demo.tokenizer.convert_ids_to_tokens(rows[1])
+    names = ["<pad>" if token == 1999 else name for token, name in zip(rows[1], names, strict=True)]
+    alone = loaded.model(torch.tensor([ids]), output_attentions=True).attentions
+    return [layer[[1]] for layer in result.attentions], names, mask[1], alone
+
+
+@pytest.mark.parametrize(
+    ("model_type", "head", "side"),
+    [("llama", "CausalLM", "left"), ("llama", "CausalLM", "right"), ("bert", "MaskedLM", "right")],
+)
+def test_padding_whose_rows_hold_weights_is_known_by_what_it_cannot_be(demo, model_type, head, side):
+    layers, names, mask, alone = padded_run(demo, model_type, head, side)
+    seen = attnscope.from_weights(layers, names, request=ALL)
+    expected = attnscope.from_weights(alone, [name for name in names if name != "<pad>"], request=ALL)
+    assert seen.facts["notes"] == ["3 tokens of padding at the ends of the text were left out"]
+    assert dict(seen.visible) == dict(expected.visible)
+    for key in expected.weights:
+        torch.testing.assert_close(seen.weights[key], expected.weights[key], atol=1e-4, rtol=0)
+    # Tokens that are called something else are not taken out: who knows says it.
+    words = [name.strip("<>") for name in names]
+    doubt = attnscope.from_weights(layers, words)
+    places = "0-2" if side == "left" else f"{len(names) - 3}-{len(names) - 1}"
+    assert doubt.facts["notes"] == [
+        f"tokens {places} of the text may be padding: no token gives them weight; attention_mask says which are"
+    ]
+    assert set(doubt.visible.values()) == {"visible keys not known"}
+    told = attnscope.from_weights(layers, words, attention_mask=mask[None])
+    assert (len(told.prompt), told.facts["notes"]) == (len(names) - 3, seen.facts["notes"])
+    mask[3 if side == "left" else 0] = 0  # a token that others look at
+    with pytest.raises(InputError, match="tokens of padding receive weight"):
+        attnscope.from_weights(layers, words, attention_mask=mask)
 
 
 def test_rows_of_padding_are_left_out_and_said(captured, layers):
@@ -241,6 +291,12 @@ def distance(tokens):
     return np.arange(tokens)[:, None] - np.arange(tokens)
 
 
+def in_runs(*lengths):
+    """Whether two tokens are in one run, (T, T)."""
+    run_T = np.repeat(np.arange(len(lengths)), lengths)
+    return run_T[:, None] == run_T
+
+
 @pytest.mark.parametrize(
     ("seen_QK", "sight"),
     [
@@ -249,17 +305,99 @@ def distance(tokens):
         ((distance(6) >= 0) & (distance(6) < 3), Sight(2, 0)),
         (np.abs(distance(6)) <= 2, Sight(2, 2)),
         ((distance(6) <= 1) & (distance(6) >= -3), Sight(1, 3)),
-        (np.eye(6), Sight(None, 0)),  # rows of a single 1
-        (distance(6) == np.minimum(distance(6)[:, :1], 1), Sight(None, 0)),  # the token before
-        ((distance(6) >= 0) & (distance(6) != 1) | np.eye(6, dtype=bool), Sight(None, 0)),  # a gap
         (np.ones((1, 1)), Sight(None, 0)),
+        (in_runs(4, 4, 4) & (distance(12) >= 0), Sight((0, 4, 8), 0)),  # chunks
+        (in_runs(4, 4, 1) & (distance(9) >= 0), Sight((0, 4, 8), 0)),
+        (in_runs(3, 5, 2) & (distance(10) >= 0), Sight((0, 3, 8), 0)),  # texts side by side
+        (in_runs(3, 5, 2), Sight((0, 3, 8), (0, 3, 8))),
+        ((distance(6) >= 0) | in_runs(3, 1, 1, 1), Sight(None, (0, 3, 4, 5))),  # a prefix
+        ((distance(6) >= 0) | in_runs(1, 3, 1, 1), Sight(None, (0, 1, 4, 5))),  # a picture
+        ((distance(6) >= 0) & (distance(6) < 3) | in_runs(1, 1, 3, 1), Sight(2, (0, 1, 2, 5))),
+        # What a mask does not explain is not known.
+        (np.eye(6), None),  # rows of a single 1
+        (distance(6) == np.minimum(distance(6)[:, :1], 1), None),  # the token before
+        ((distance(6) >= 0) & (distance(6) != 1) | np.eye(6, dtype=bool), None),  # a gap
+        ((distance(6) >= 0) & ~((distance(6) == 3) & (np.arange(6) == 1)), None),  # one key without weight
+        (in_runs(5, 1) & (distance(6) >= 0), None),  # a last row of a single 1
+        (in_runs(1, 5) & (distance(6) >= 0), None),
+        (np.ones((3, 5)), Sight(None, None)),  # queries of another text
+        (np.ones((3, 5)) - np.eye(3, 5), None),
     ],
 )
-def test_a_mask_is_an_edge_that_every_query_has(seen_QK, sight):
-    assert sight_of(uniform(seen_QK)) == sight
-    if sight != Sight(None, 0):
-        mask = sight.mask(*np.shape(seen_QK))
-        assert mask.rows(0, len(seen_QK))[0, 0].expand(np.shape(seen_QK)).tolist() == np.array(seen_QK, bool).tolist()
+def test_a_mask_is_known_where_every_query_shows_it(seen_QK, sight):
+    seen_QK = torch.tensor(np.array(seen_QK, bool))
+    assert Sight.of(seen_QK) == sight
+    if sight is not None:
+        mask = sight.mask(*seen_QK.shape)
+        assert torch.equal(mask.rows(0, len(seen_QK))[0, 0].expand_as(seen_QK), seen_QK)
+
+
+RULED = {
+    "causal, chunk 4": in_runs(4, 4, 4) & (distance(12) >= 0),
+    "causal, runs of tokens from 0,5,9": in_runs(5, 4, 3) & (distance(12) >= 0),
+    "both ways, runs of tokens from 0,5,9": in_runs(5, 4, 3),
+    "causal, both ways in the first 4 tokens": (distance(12) >= 0) | in_runs(4, *[1] * 8),
+}
+
+
+@pytest.mark.parametrize("words", RULED)
+def test_numbers_and_pictures_are_those_of_the_mask(words):
+    seen_QK = torch.tensor(RULED[words])
+    weights = random_weights(seen_QK)
+    seen = attnscope.from_weights([weights], list("abcabcabcabc"), request=ALL)
+    assert f"masks were read off the weights: {words}" in seen.unmeasured
+    expected = Visibility(12, 12, seen_QK[None, None])
+    for head in seen.heads:
+        entropy_Q = -(weights[head.head] * weights[head.head].clamp_min(1e-30).log()).sum(-1)
+        some_Q = expected.counts_BHQ[0, 0] >= 2
+        share_Q = (entropy_Q / expected.counts_BHQ[0, 0].clamp_min(2).log())[some_Q]
+        assert head.score["entropy_normalised"] == pytest.approx(float(share_Q.mean()), abs=1e-6)
+        drawn = seen.maps.values[head.layer, seen.stack][head.head]
+        assert (np.isnan(drawn) == ~RULED[words]).all()
+    assert len(seen.relations()) == int(seen_QK.sum()) * 2
+    first_Q, end_Q = sight_of(seen, next(iter(seen.kv_of)))
+    first_Q = np.zeros(12) if first_Q is None else first_Q
+    end_Q = np.arange(1, 13) if end_Q is None else end_Q
+    for query, row in enumerate(RULED[words]):
+        assert (first_Q[query], end_Q[query]) == (row.argmax(), 12 - row[::-1].argmax())
+
+
+def random_weights(seen_QK):
+    """Two heads of random weights over the keys that are seen."""
+    logits = torch.randn(2, *seen_QK.shape, generator=torch.Generator().manual_seed(0))
+    return logits.masked_fill(~seen_QK, -torch.inf).softmax(-1)
+
+
+def test_keys_without_weight_count_neither_as_visible_nor_as_hidden():
+    """One key that no head gives weight: causal is likely, and not shown."""
+    seen_QK = torch.ones(12, 12).tril().bool()
+    seen_QK[7, 3] = False
+    weights = random_weights(seen_QK)
+    tokens = list("abcabcabcabc")
+    seen = attnscope.from_weights([weights], tokens, request=ALL)
+    assert "masks were read off the weights: visible keys not known" in seen.unmeasured
+    [head] = [head for head in seen.heads if head.head == 0]
+    none = {name for name, value in head.score.items() if np.isnan(value)}
+    assert {name for name, metric in METRICS.items() if metric.of_visible} == none == {"entropy_normalised", "focus"}
+    assert all(np.isnan(value) for value in seen.uniform((0, "decoder")).values())
+    assert head.strongest is None
+    assert not np.isnan(seen.maps.values[0, "decoder"]).any()
+    assert len(seen.relations()) == int(seen_QK.sum()) * 2
+    first_Q, end_Q = sight_of(seen, next(iter(seen.kv_of)))
+    assert (first_Q, end_Q.tolist()) == (None, [12] * 12)
+    assert len(seen.page().html) > 10_000
+    # Somebody who knows the mask says it.
+    told = attnscope.from_weights([weights], tokens, request=ALL, mask="causal")
+    assert "masks were read off the weights: causal" in told.unmeasured
+    assert (np.isnan(told.maps.values[0, "decoder"][0]) == ~np.tri(12, dtype=bool)).all()
+    assert told.relations().num_rows == 2 * 78
+    sparse = np.tri(12, dtype=bool)
+    sparse[7, 3] = False
+    assert attnscope.from_weights([weights], tokens, request=ALL, mask=sparse).relations().num_rows == 2 * 77
+    with pytest.raises(InputError, match="layer 0: query 1 gives weight to key 0, which the mask hides"):
+        attnscope.from_weights([weights], tokens, mask=np.eye(12))
+    with pytest.raises(InputError, match=r"mask: expected shape \(12, 12\), got \(3, 3\)"):
+        attnscope.from_weights([weights], tokens, mask=np.eye(3))
 
 
 def test_one_weight_ahead_makes_a_layer_look_both_ways(layers, captured):
@@ -268,7 +406,8 @@ def test_one_weight_ahead_makes_a_layer_look_both_ways(layers, captured):
     ahead[3][5, 2, :3] *= 0.75
     seen = attnscope.from_weights(ahead, captured.prompt)
     assert seen.stack == "encoder"
-    assert "causal in layers 0-2; both ways in layers 3" in " ".join(seen.unmeasured)
+    assert "causal in layers 0-2; visible keys not known in layers 3" in " ".join(seen.unmeasured)
+    assert [seen.visible[key] for key in seen.kv_of] == ["full"] * 3 + ["visible keys not known"]
 
 
 # What cannot be known
@@ -445,6 +584,8 @@ def header(text):
     return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text.encode()
 
 
+UTF8 = np.frombuffer(b'["a", "b", "c"]', np.uint8).copy()
+SAID = {"tokens": '["a", "b", "c"]', "kv_heads": "1"}
 ABC, LETTERS = np.array(list("abc")), '["a", "b", "c"]'
 THREE = np.eye(3, dtype=np.float32)[None]
 HOSTILE = {
@@ -460,7 +601,22 @@ HOSTILE = {
     "both.npz": (npz(**{"weights": THREE[None], "layer.0": THREE, "tokens": ABC}), "and `layer.0` too"),
     "axes.npz": (npz(weights=THREE[0], tokens=ABC), r"expected 4 axes .* got \(3, 3\)"),
     "shape.npz": (npz(weights=THREE[None], tokens=ABC[:2]), "expected 2 queries and 2 keys"),
-    "name.npz": (npz(weights=THREE[None], tokens=ABC, model=np.array("m" * 2000)), "has 2000 letters"),
+    "name.npz": (npz(weights=THREE[None], tokens=ABC, model=np.array("m" * 2000)), "a string of at most 1000 letters"),
+    "names.npz": (npz(weights=THREE[None], tokens=ABC, model=np.array(["m", "n"])), r"of at most .* got 'U \(2\)'"),
+    "two.npz": (npz(weights=THREE[None], tokens=ABC, tokens_utf8=UTF8), "has tokens twice, in two forms"),
+    "two.safetensors": (
+        lambda path: save_file({"layer.0": torch.eye(3)[None], "tokens_utf8": torch.from_numpy(UTF8)}, path, SAID),
+        "has tokens twice, in two forms",
+    ),
+    "heads.safetensors": (
+        lambda path: save_file({"layer.0": torch.eye(3)[None], "kv_heads": torch.tensor(1)}, path, SAID),
+        "has kv_heads twice, in two forms",
+    ),
+    "sink.npz": (npz(weights=THREE[None], tokens=ABC, sink_logits=np.array(2)), "sink_logits as 0 or 1, got '2'"),
+    "flags.npz": (npz(weights=THREE[None], tokens=ABC, attention_mask=np.array([0, 2, 1])), "an array of 0 and 1"),
+    "words.npz": (npz(weights=THREE[None], tokens=ABC, attention_mask=ABC), "got U"),
+    "most.npz": (npz(weights=THREE[None], tokens=ABC, mask=np.zeros((99, 99), bool)), r"got b1 \(99, 99\)"),
+    "few.npz": (npz(weights=THREE[None], tokens=ABC, attention_mask=np.ones(2)), r"shape \(3\), got \(2\)"),
     "kv.npz": (npz(weights=THREE[None], tokens=ABC, kv_heads=np.array(2)), "which 2 kv heads do not"),
     "utf8.npz": (npz(weights=THREE[None], tokens_utf8=np.frombuffer(b"{1", np.uint8)), "as a JSON list"),
     "deep.npz": (

@@ -178,7 +178,10 @@ def from_weights(
     tokenizer: Any = None,
     model: str | None = None,
     kv_heads: int | None = None,
-    sink_logits: bool = False,
+    sink_logits: bool | None = None,
+    attention_mask: Any = None,
+    query_attention_mask: Any = None,
+    mask: Any = None,
     request: Request | None = None,
     query: str | int | None = None,
     key: str | int | None = None,
@@ -194,7 +197,11 @@ def from_weights(
     {"encoder": ..., "decoder": ..., "cross": ...}, tokens the text, and query_tokens the target.
 
     model: a name for captions. kv_heads: how many a layer has; null without it. sink_logits: rows may sum to less than
-    1. request, query, key, define, select: as of `capture`. Which keys a query sees is read off the weights.
+    1. attention_mask, query_attention_mask: 0 for tokens of padding, as tokenizers give it. request, query, key,
+    define, select: as of `capture`.
+
+    Which keys a query sees is read off the weights, where those in some head are the keys of a mask: causal, a window,
+    chunks, a prefix. Elsewhere it is not known, unless mask says it: "causal", or an array (queries, keys).
 
     Raises InputError for shapes that do not fit, and for a row that does not sum to 1 within what its dtype allows;
     UsageError for what only the model can tell.
@@ -208,16 +215,27 @@ def from_weights(
     # A file has tokens and names of its own, which an argument would contradict.
     if isinstance(weights, str | os.PathLike):
         options = {"tokens": tokens, "query_tokens": query_tokens, "tokenizer": tokenizer, "kv_heads": kv_heads}
+        options |= {"attention_mask": attention_mask, "query_attention_mask": query_attention_mask, "mask": mask}
         other = next((name for name, value in options.items() if value is not None), None)
         if other is not None:
-            raise UsageError("a file of weights has its own tokens", f"leave out {{{other}}}")
+            raise UsageError(f"a file of weights has its own {other}", f"leave out {{{other}}}")
         given = read_weights(Path(weights))
-        given = replace(given, name=model or given.name, sink_logits=sink_logits)
+        sinks = given.sink_logits if sink_logits is None else sink_logits
+        given = replace(given, name=model or given.name, sink_logits=sinks)
     elif tokens is None:
         raise UsageError("expected the tokens of the weights", "give {tokens} as a list of strings")
     else:
         given = weights_of(
-            weights, tokens, query_tokens, tokenizer, model=model, kv_heads=kv_heads, sink_logits=sink_logits
+            weights,
+            tokens,
+            query_tokens,
+            tokenizer,
+            model=model,
+            kv_heads=kv_heads,
+            sink_logits=bool(sink_logits),
+            attention_mask=attention_mask,
+            query_attention_mask=query_attention_mask,
+            mask=mask,
         )
     # A request as of a text: the same collectors read these matrices.
     keep = kept(None, request, query, key, define, {})
@@ -234,6 +252,10 @@ def save_weights(
     tokenizer: Any = None,
     model: str | None = None,
     kv_heads: int | None = None,
+    sink_logits: bool = False,
+    attention_mask: Any = None,
+    query_attention_mask: Any = None,
+    mask: Any = None,
 ) -> Path:
     """Write attention matrices and their tokens to an npz or safetensors file, which `heads --weights-file` reads.
 
@@ -244,7 +266,19 @@ def save_weights(
     """
     from attnscope.inputs.weights import save_weights, weights_of
 
-    return save_weights(path, weights_of(weights, tokens, query_tokens, tokenizer, model=model, kv_heads=kv_heads))
+    given = weights_of(
+        weights,
+        tokens,
+        query_tokens,
+        tokenizer,
+        model=model,
+        kv_heads=kv_heads,
+        sink_logits=sink_logits,
+        attention_mask=attention_mask,
+        query_attention_mask=query_attention_mask,
+        mask=mask,
+    )
+    return save_weights(path, given)
 
 
 def _ask(text: Any, keep: Request, how: CaptureOptions) -> CaptureSpec:

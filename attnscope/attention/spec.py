@@ -27,6 +27,7 @@ class Visibility:
 
     mask: None, boolean (True = attend) or additive, broadcastable to (B, H, Q, K). With None, `causal` decides, and
     `window` keeps the last `window` keys, the query's own included. Whoever computes with it reads `as_mask`.
+    known: whether the keys that are not seen are hidden; else a query may see those too.
     """
 
     queries: int
@@ -35,6 +36,7 @@ class Visibility:
     causal: bool = True
     window: int | None = None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    known: bool = True
     _once: dict[Hashable, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -64,6 +66,11 @@ class Visibility:
             return _allowed(self.mask[..., start:stop, : self.keys])
         return self.seen_from(self.position_Q[start:stop])[None, None]
 
+    def drawn(self, start: int, stop: int) -> Tensor:
+        """The same where a picture has a number: all that are not known to be hidden."""
+        seen = self.rows(start, stop)
+        return seen if self.known else torch.ones_like(seen)
+
     def seen_from(self, position: Tensor) -> Tensor:
         """Boolean (..., K): the keys that queries at some positions see, as `causal` and `window` say it."""
         distance = position[..., None] - torch.arange(self.keys, device=position.device)
@@ -91,8 +98,10 @@ class Visibility:
     def ahead(self) -> Tensor:
         """The share of the queries that see the key after their own, one number: 0 in causal attention, 1 both ways.
 
-        NaN of a single query.
+        NaN of a single query, and where it is not known.
         """
+        if not self.known:
+            return torch.tensor(torch.nan)
         if self.mask is None:
             share = torch.nan if self.queries < 2 else float(not self.causal)
             return torch.tensor(share)

@@ -43,8 +43,13 @@ T = TypeVar("T")
 WHOLE = "weights"  # the one array of a stack; and what a file's source is called where it lies in memory
 MEMORY = "memory"
 TOKENS, QUERY_TOKENS, UTF8 = "tokens", "query_tokens", "_utf8"
-MODEL, KV_HEADS = "model", "kv_heads"
-BESIDE = (TOKENS, TOKENS + UTF8, QUERY_TOKENS, QUERY_TOKENS + UTF8, MODEL, KV_HEADS)  # arrays that are no weights
+MODEL, KV_HEADS, SINK_LOGITS = "model", "kv_heads", "sink_logits"
+ATTENTION_MASK, QUERY_ATTENTION_MASK, MASK = "attention_mask", "query_attention_mask", "mask"
+FLAGS = (ATTENTION_MASK, QUERY_ATTENTION_MASK, MASK)
+BESIDE = (
+    *(TOKENS, TOKENS + UTF8, QUERY_TOKENS, QUERY_TOKENS + UTF8, MODEL, KV_HEADS, SINK_LOGITS),
+    *FLAGS,
+)  # no weights
 NPZ, SAFETENSORS = ".npz", ".safetensors"
 MOST_BYTES = 2**33  # that a file may unpack to
 MOST_ARRAYS, MOST_LAYERS, MOST_TOKENS, MOST_TOKEN_BYTES = 4096, 1000, 2**20, 2**26
@@ -63,7 +68,8 @@ class GivenWeights:
     is called a decoder until its weights say which way they look. text: the tokens that are attended to. target: those
     of queries of another text. name: of the model, where somebody says it. source: the file, or `memory`. kv_heads: of
     every layer, None where that is not known. sink_logits: rows may sum to less than 1, a sink takes the rest.
-    written: `tokens` and `query_tokens` as somebody wrote them, for a file.
+    written: `tokens` and `query_tokens` as somebody wrote them, for a file. flags: `attention_mask` and
+    `query_attention_mask`, False for padding, and `mask` (Q, K), True where a query sees a key; those that are known.
     """
 
     stacks: Mapping[str, Mapping[int, Tensor]]
@@ -75,6 +81,7 @@ class GivenWeights:
     sink_logits: bool = False
     file: Path | None = None
     written: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    flags: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     @cached_property
     def sha256(self) -> str:
@@ -99,6 +106,9 @@ def weights_of(
     model: str | None = None,
     kv_heads: int | None = None,
     sink_logits: bool = False,
+    attention_mask: Any = None,
+    query_attention_mask: Any = None,
+    mask: Any = None,
 ) -> GivenWeights:
     """Matrices and tokens from Python, their shapes checked; see `attnscope.from_weights`.
 
@@ -118,7 +128,9 @@ def weights_of(
             raise UsageError(f"expected the stacks {', '.join(OF_TWO_TEXTS)}, got {listed(list(map(str, weights)))}")
         of_stacks = {stack: weights[stack] for stack in OF_TWO_TEXTS if stack in weights}
     stacks = {stack: _layers(of_stack) for stack, of_stack in of_stacks.items()}
-    return _checked(GivenWeights(stacks, text, target, model, MEMORY, kv_heads, sink_logits, None, written))
+    named = zip(FLAGS, (attention_mask, query_attention_mask, mask), strict=True)
+    flags = {name: _flags(values, name, len(text)) for name, values in named if values is not None}
+    return _checked(GivenWeights(stacks, text, target, model, MEMORY, kv_heads, sink_logits, None, written, flags))
 
 
 def _layers(weights: Any) -> dict[int, Tensor]:
@@ -190,6 +202,21 @@ def _array(weights: Any, what: str) -> np.ndarray:
         raise UsageError(f"{what}: expected an array, got {kind}", "give the weights of one forward pass") from None
 
 
+def _flags(values: Any, name: str, tokens: int) -> np.ndarray:
+    """Booleans of an array of 0 and 1, without the axis of a batch of one; `causal` is such a mask."""
+    if name == MASK and isinstance(values, str):
+        if values != "causal":
+            raise UsageError(f"expected {MASK} as 'causal' or an array, got {brief(values)}", "give one of them")
+        return np.tri(tokens, dtype=bool)
+    array = np.asarray(values.detach().cpu().float() if hasattr(values, "detach") else _array(values, name))
+    if array.dtype.kind not in "biuf" or not ((array == 0) | (array == 1)).all():
+        raise InputError(f"{name}: expected an array of 0 and 1", "give booleans")
+    axes = 2 if name == MASK else 1
+    while array.ndim > axes and len(array) == 1:
+        array = array[0]
+    return array.astype(bool)
+
+
 def _shape(shape: Sequence[int]) -> str:
     return f"({', '.join(map(str, shape))})"
 
@@ -215,6 +242,14 @@ def _checked(given: GivenWeights) -> GivenWeights:
                     f"{name} has {weights.shape[0]} heads, which {given.kv_heads} kv heads do not divide",
                     "leave out {kv_heads}, or give the number of the model's config",
                 )
+    text, target = len(given.text), len(given.target or ())
+    shapes: dict[str, tuple[int, ...]] = {ATTENTION_MASK: (text,), QUERY_ATTENTION_MASK: (target,)}
+    shapes[MASK] = axes_of(next(iter(given.stacks)), text, target or None)
+    for name, flags in given.flags.items():
+        if flags.shape != shapes[name]:
+            raise InputError(f"{name}: expected shape {_shape(shapes[name])}, got {_shape(flags.shape)}", "correct it")
+    if MASK in given.flags and len(given.stacks) > 1:
+        raise UsageError("a mask is of one stack", "give each stack alone, or leave out {mask}")
     return given
 
 
@@ -366,6 +401,11 @@ def _of_entries(path: Path, entries: Mapping[str, Entry], metadata: Mapping[str,
         raise InputError(f"{path} has no weights", f"it should hold {NAMES}")
     # All shapes are compared with the tokens before the first array is unpacked.
     _check_declared(path, stacks, len(tokens), None if query_tokens is None else len(query_tokens))
+    for name in (name for name in FLAGS if name in entries):
+        shape, most = entries[name].shape, len(tokens) * max(len(tokens), len(query_tokens or ()))
+        if entries[name].dtype == "U" or entries[name].dtype[0] not in "biufBIUF" or math.prod(shape) > most:
+            got = f"{entries[name].dtype} {_shape(shape)}"
+            raise InputError(f"{path}: expected {name} as 0 and 1 for each token, got {got}", "save it so")
     text = prompt_of_tokens(tokens)
     target = None if query_tokens is None else prompt_of_tokens(query_tokens, what=QUERY_TOKENS)
     layers = {}
@@ -373,11 +413,16 @@ def _of_entries(path: Path, entries: Mapping[str, Entry], metadata: Mapping[str,
         arrays = stacks[stack]
         whole = arrays.get(None)
         layers[stack] = _layers(whole.read() if whole else {at: array.read() for at, array in arrays.items()})
-    number = _number(path, entries, metadata)
-    model = metadata.get(MODEL) if MODEL in metadata else _text(entries, MODEL)
-    if model is not None and len(model) > LONGEST_TEXT:
-        raise InputError(f"{path}: the name of its model has {len(model)} letters", "shorten it")
-    return GivenWeights(layers, text, target, model or None, path.name, number, file=path)
+    number = _scalar(path, KV_HEADS, r"[1-9]\d{0,5}", "a number from 1", entries, metadata)
+    model = _scalar(
+        path, MODEL, rf"(?s:.{{0,{LONGEST_TEXT}}})", f"a string of at most {LONGEST_TEXT} letters", entries, metadata
+    )
+    sink = _scalar(path, SINK_LOGITS, "0|1|true|false", "0 or 1", entries, metadata)
+    flags = {name: _flags(entries[name].read(), name, len(text)) for name in FLAGS if name in entries}
+    kv_heads = None if number is None else int(number)
+    return GivenWeights(
+        layers, text, target, model or None, path.name, kv_heads, sink in ("1", "true"), file=path, flags=flags
+    )
 
 
 def _check_declared(
@@ -410,6 +455,7 @@ def _check_declared(
 
 def _strings(path: Path, name: str, entries: Mapping[str, Entry], metadata: Mapping[str, str]) -> list[str] | None:
     """The tokens under a name: a JSON list in metadata or in `NAME_utf8`, or an array of strings."""
+    _once(path, name, (name in metadata) + (name + UTF8 in entries) + (name in entries) < 2)
     if name in metadata or name + UTF8 in entries:
         document = metadata[name] if name in metadata else _utf8(path, name + UTF8, entries[name + UTF8])
         try:
@@ -439,20 +485,25 @@ def _utf8(path: Path, name: str, entry: Entry) -> str:
     return bytes(np.asarray(entry.read()).tobytes()).decode()
 
 
-def _text(entries: Mapping[str, Entry], name: str) -> str | None:
-    entry = entries.get(name)
-    return None if entry is None or entry.shape or not entry.dtype.startswith("U") else str(entry.read())
+def _scalar(
+    path: Path, name: str, pattern: str, expected: str, entries: Mapping[str, Entry], metadata: Mapping[str, str]
+) -> str | None:
+    """What a file says under a name, in its metadata or as an array without axes; None where it says nothing."""
+    entry, value, plain = entries.get(name), metadata.get(name), True
+    if entry is not None:
+        _once(path, name, name not in metadata)
+        value = f"{entry.dtype} {_shape(entry.shape)}"
+        if plain := not entry.shape and entry.dtype.startswith(("U", "i", "u", "b1", "I", "BOOL")):
+            item = np.asarray(entry.read()).item()
+            value = str(int(item)) if isinstance(item, bool) else str(item)
+    if value is not None and not (plain and re.fullmatch(pattern, value)):
+        raise InputError(f"{path}: expected {name} as {expected}, got {brief(value)}", "leave it out")
+    return value
 
 
-def _number(path: Path, entries: Mapping[str, Entry], metadata: Mapping[str, str]) -> int | None:
-    entry, number = entries.get(KV_HEADS), metadata.get(KV_HEADS)
-    if entry is not None and entry.dtype[:1] in "iu" and not entry.shape:
-        number = str(int(entry.read()))
-    if number is None and entry is None:
-        return None
-    if number is None or not re.fullmatch(r"[1-9]\d{0,5}", number):
-        raise InputError(f"{path}: expected kv_heads as a number, got {brief(number)}", "leave it out")
-    return int(number)
+def _once(path: Path, name: str, once: bool) -> None:
+    if not once:
+        raise InputError(f"{path} has {name} twice, in two forms", "keep one of them")
 
 
 def _check_size(path: Path, needed: int) -> None:
@@ -550,17 +601,19 @@ def save_weights(file: Path | str, given: GivenWeights) -> Path:
     if suffix not in (NPZ, SAFETENSORS):
         raise UsageError(f"expected a file of .npz or .safetensors, got {path.name}", "name it weights.npz")
     tokens = {what: json.dumps(names, ensure_ascii=False) for what, names in given.written.items()}
+    every = {MODEL: given.name, KV_HEADS: given.kv_heads, SINK_LOGITS: int(given.sink_logits)}
+    scalars = {name: value for name, value in every.items() if value}
     if suffix == SAFETENSORS:
+        import torch
         from safetensors.torch import save
 
         tensors = {name: tensor.contiguous() for name, tensor in _named_layers(given)}
-        metadata = tokens | ({MODEL: given.name} if given.name else {})
-        metadata |= {KV_HEADS: str(given.kv_heads)} if given.kv_heads else {}
+        tensors |= {name: torch.from_numpy(flags) for name, flags in given.flags.items()}
+        metadata = tokens | {name: str(value) for name, value in scalars.items()}
         return write_whole(path, lambda temp: temp.write_bytes(save(tensors, metadata)))
     arrays = {name: _for_numpy(tensor) for name, tensor in _named_layers(given)}
     arrays |= {name + UTF8: np.frombuffer(text.encode(), np.uint8) for name, text in tokens.items()}
-    arrays |= {MODEL: np.array(given.name)} if given.name else {}
-    arrays |= {KV_HEADS: np.array(given.kv_heads)} if given.kv_heads else {}
+    arrays |= {name: np.array(value) for name, value in scalars.items()} | dict(given.flags)
 
     def write(temp: Path) -> None:
         with open(temp, "xb") as stream:

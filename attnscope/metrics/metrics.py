@@ -34,7 +34,8 @@ class Metric:
     short: its heading in narrow tables; it and the title are the words of the id where they are left out. rows: which
     rows count, a key of ROWS. asks(texts): the questions. value(P, answer, ...): their answers, each (B, H, Q), to the
     metric's value per row; None for the first answer. extras(P, texts): what value takes after the answers, None for
-    nothing. stacks: the stacks of whose layers it says something; of others it is null.
+    nothing. stacks: the stacks of whose layers it says something; of others it is null. of_visible: whether it is
+    relative to the keys that a row sees: it is null where those are not known.
     """
 
     id: str
@@ -50,6 +51,7 @@ class Metric:
     value: Callable[..., Tensor] | None = None
     extras: Callable[[AttentionOperator, Texts], tuple[Tensor, ...]] | None = None
     stacks: tuple[str, ...] = SOFTMAX
+    of_visible: bool = False
 
     def __post_init__(self) -> None:
         words = self.id.replace("_", " ")
@@ -184,6 +186,7 @@ METRICS = by_id(
         reading="1: uniform over the visible keys; from 0.8 on the head is marked near_uniform",
         asks=lambda texts: (ask.Entropy(),),
         value=lambda P, entropy: entropy / visible_keys(P).clamp_min(2).log(),
+        of_visible=True,
     ),
     Metric(
         id="effective_keys",
@@ -237,6 +240,7 @@ METRICS = by_id(
         value=lambda P, entropy, key0: (
             (1 - key0) * (1 - entropy / P.visible.others_BHQ.to(P.device).float().clamp_min(2).log())
         ),
+        of_visible=True,
     ),
 )
 SINKS = 4  # first keys that StreamingLLM's cache keeps
@@ -309,6 +313,7 @@ LOOKBACK = Metric(
     asks=lambda texts: (texts.parts,),
     extras=lambda P, texts: (texts.shares(P.visible, texts.parts).to(P.device),),
     value=partial(_lookback, part=0),
+    of_visible=True,
 )
 LOOKBACKS = by_id(  # measured where a prompt has an answer
     LOOKBACK,
@@ -396,7 +401,10 @@ def stacked_means(P: AttentionOperator, texts: Texts, answers: Mapping[Question,
 
     # Other rows may hold NaN, which a product with 0 would keep.
     values_SBHQ = torch.stack(torch.broadcast_tensors(*(row_values(P, texts, answers, name) for name in ids)))
-    return torch.where(rows_SBHQ, values_SBHQ, 0.0).sum(-1, dtype=torch.float64) / count_SBH
+    means_SBH = torch.where(rows_SBHQ, values_SBHQ, 0.0).sum(-1, dtype=torch.float64) / count_SBH
+    if not P.visible.known:
+        means_SBH[[place for place, name in enumerate(ids) if KNOWN[name].of_visible]] = torch.nan
+    return means_SBH
 
 
 def measure(P: AttentionOperator, texts: Texts, ids: Sequence[str]) -> dict[str, Tensor]:

@@ -64,6 +64,8 @@ TYPES = {
 }
 OF_GENERATED = ("reference_sliding_attention",)  # those whose window is over generated tokens alone
 NOT_KNOWN = "keys not known before the pass"
+KEYS_NOT_KNOWN = "visible keys not known"  # of weights without a model
+OF_WEIGHTS = ("causal", "both ways", "mask as given", KEYS_NOT_KNOWN)  # how words begin for masks that weights show
 ATTENTION_TYPES = ("full", "sliding", "chunked", "windowed", "sparse", "compressed", "patch")
 WINDOWS = ("sliding_window", "sliding_window_size", "attention_window_size", "window_size")
 SIZES = ("max_positions", "decoder_positions", "hidden_size", "vocab_size")  # of a model
@@ -85,7 +87,8 @@ class LayerGeometry:
     of Falcon-H1's. `both_ways`: whether its queries see the tokens after them too. `of_unknown_type`: whether `type`
     is a word of the config that attnscope does not know, of a layer whose modules attend: which keys a query sees is
     not known before the pass. `generated_window`: how many of the tokens that it generated itself the layer sees, where
-    that is not all; it sees the whole text that it is given.
+    that is not all; it sees the whole text that it is given. `keys`: which keys a query sees, in words, where its
+    weights alone say it.
     """
 
     index: int
@@ -99,6 +102,7 @@ class LayerGeometry:
     both_ways: bool = False
     of_unknown_type: bool = False
     generated_window: int | None = None
+    keys: str = ""
 
     @property
     def attention(self) -> bool:
@@ -113,6 +117,8 @@ class LayerGeometry:
         """
         if self.of_unknown_type:
             return f"{self.type}: {NOT_KNOWN}"
+        if self.keys:
+            return self.keys
         names = {"sliding": "window", "chunked": "chunk", "windowed": "in windows of"}
         name = names.get(self.type, self.type)
         sides = " to either side" if self.both_ways and self.type == "sliding" else ""

@@ -3,8 +3,9 @@
     seen = observe_weights(weights_of([A0, A1], ["the", "cat", "sat"]), CaptureSpec("", Request(relations=True)))
 
 The weights are checked as data: they are finite, and every row sums to 1 within what their dtype allows. Which keys a
-query sees is read off them: a layer is causal where no query gives weight to a later key, has a window where no query
-gives weight beyond it, and sees all keys otherwise. What only a model could tell is refused, or listed as not measured.
+query sees is read off them where the keys with weight in some head are those of a mask: causal, a window, runs of
+tokens such as chunks, texts or a prefix. Elsewhere it is not known: numbers that need it are null, and no key counts as
+hidden. What only a model could tell is refused, or listed as not measured.
 
 Shapes: H head, Q query, K key, T token.
 """
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,8 +26,8 @@ from attnscope.errors import InputError, MemoryLimitError, UsageError, visible
 from attnscope.hooks.report import GIVEN, CallCheck, CaptureReport, tolerance
 from attnscope.inputs.prompt import Prompt
 from attnscope.inputs.tokens import chosen_lines
-from attnscope.inputs.weights import MEMORY, GivenWeights, axes_of
-from attnscope.model.geometry import LayerGeometry
+from attnscope.inputs.weights import FLAGS, MASK, MEMORY, GivenWeights, axes_of
+from attnscope.model.geometry import KEYS_NOT_KNOWN, LayerGeometry
 from attnscope.model.selection import CROSS, DECODER, ENCODER, as_ranges, prefix, select_stacks
 from attnscope.observe.collect import StackCollector
 from attnscope.observe.request import TextInputs
@@ -47,81 +49,145 @@ WITHOUT_MODEL = {
 }
 
 
-class Sight(NamedTuple):
-    """Which keys the queries of a layer see: so many before their own, and so many after it; None for all there are."""
+Side = int | tuple[int, ...] | None  # so many keys; to the end of the run of tokens, by where runs begin; or all
 
-    before: int | None
-    after: int | None
+
+class Sight(NamedTuple):
+    """Which keys the queries of a layer see before their own and after it: so many, those of a run, or all (None).
+
+    >>> Sight(None, 0).words(12), Sight((0, 4, 8), 0).words(12)
+    ('causal', 'causal, chunk 4')
+    """
+
+    before: Side
+    after: Side
+
+    @classmethod
+    def of(cls, seen_QK: Tensor) -> Sight | None:
+        """The mask that lets queries see these keys and no others, None where no rule of these does.
+
+        A rule has evidence in every query: each sees one stretch of keys with its own among them. A query that sees its
+        own key alone is none, but the first of a run: its heads may look there.
+
+        >>> Sight.of(torch.ones(3, 3).tril().bool())
+        Sight(before=None, after=0)
+        """
+        queries, keys = seen_QK.shape
+        if bool(seen_QK.all()):
+            return cls(None, 0 if queries == keys == 1 else None)
+        place_Q, first_Q, last_Q = _stretches(seen_QK)
+        whole_Q = (seen_QK.sum(-1) == last_Q - first_Q + 1) & (first_Q <= place_Q) & (place_Q <= last_Q)
+        if queries != keys or not bool(whole_Q.all()):
+            return None
+        before = _side(place_Q - first_Q, place_Q)
+        after = _side((last_Q - place_Q).flip(0), place_Q)
+        if isinstance(after, tuple):  # counted from the end of the text
+            after = (0, *sorted(keys - start for start in after[1:]))
+        alone_Q = (first_Q == place_Q) & (last_Q == place_Q)
+        alone_Q[list(before) if isinstance(before, tuple) else [0]] = False
+        short = isinstance(before, tuple) and _chunk(before, keys) is None and 1 in np.diff([*before, keys])
+        return None if UNKNOWN in (before, after) or bool(alone_Q.any()) or short else cls(before, after)
 
     def mask(self, queries: int, keys: int) -> Visibility:
         """The same as an operator reads it."""
-        if self.after == 0:
+        if self.after == 0 and not isinstance(self.before, tuple):
             return Visibility(queries, keys, None, True, None if self.before is None else self.before + 1)
         if self == (None, None):
             return Visibility(queries, keys, None, causal=False)
-        distance_QK = torch.arange(queries)[:, None] + keys - queries - torch.arange(keys)
+        place_Q, key_K = torch.arange(queries)[:, None] + keys - queries, torch.arange(keys)
         seen_QK = torch.ones(queries, keys, dtype=torch.bool)
-        seen_QK &= distance_QK <= (keys if self.before is None else self.before)
-        seen_QK &= distance_QK >= -(keys if self.after is None else self.after)
+        for side, distance_QK in ((self.before, place_Q - key_K), (self.after, key_K - place_Q)):
+            if isinstance(side, tuple):
+                run_K = torch.bucketize(key_K, torch.tensor(side), right=True)
+                seen_QK &= (distance_QK <= 0) | (run_K[place_Q] == run_K)
+            elif side is not None:
+                seen_QK &= distance_QK <= side
         return Visibility(queries, keys, seen_QK[None, None])
 
-    @property
-    def words(self) -> str:
-        """`causal, window 16`, `both ways`."""
-        way = "causal" if self.after == 0 else "both ways"
-        if self.after == 0:
-            return way if self.before is None else f"{way}, window {self.before + 1}"
+    def words(self, tokens: int) -> str:
+        """`causal, window 16`, `causal, chunk 4`, `both ways`, `both ways in the first 3 tokens, causal after them`."""
+        before, after = self
+        if isinstance(before, tuple):
+            chunk = _chunk(before, tokens)
+            runs = f"runs of tokens from {as_ranges(before)}" if chunk is None else f"chunk {chunk}"
+            return f"both ways, {runs}" if after == before else f"{Sight(None, after).words(tokens)}, {runs}"
+        if isinstance(after, tuple):
+            prefix = after[1] if list(after[1:]) == list(range(after[1], tokens)) else None
+            runs = "runs of tokens" if prefix is None else f"the first {prefix} tokens"
+            window = "" if before is None else f", window {before + 1}"
+            return f"causal{window}, both ways in {runs}"
+        if after == 0:
+            return "causal" if before is None else f"causal, window {before + 1}"
         sides = [f"{count} {side}" for count, side in zip(self, ("before", "after"), strict=True) if count is not None]
-        return f"{way}, {' and '.join(sides)}" if sides else way
+        return f"both ways, {' and '.join(sides)}" if sides else "both ways"
 
 
-def sight_of(weights_HQK: Tensor) -> Sight:
-    """What the weights of a layer say of its mask: exactly 0 for all heads beyond an edge that every query has.
+UNKNOWN = -1
 
-    A window has at least 2 keys, and some head gives weight to each of them in every query: rows of a single 1, and
-    weights that are too small for their dtype, are no window.
 
-    >>> sight_of(torch.tensor([[[1.0, 0.0], [0.5, 0.5]]]))
-    Sight(before=None, after=0)
-    """
-    queries, keys = weights_HQK.shape[1:]
-    seen_QK = torch.zeros(queries, keys, dtype=torch.bool)
+def _stretches(seen_QK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The place of each query among the keys, and the first and the last key that it sees, (Q,) each."""
+    queries, keys = seen_QK.shape
+    last_Q = keys - 1 - seen_QK.flip(-1).byte().argmax(-1)
+    return torch.arange(queries) + keys - queries, seen_QK.byte().argmax(-1), last_Q
+
+
+def _side(reach_Q: Tensor, room_Q: Tensor) -> Side:
+    """How far every query sees to one side, of so many keys that there are; UNKNOWN without a rule."""
+    most = int(reach_Q.max())
+    if torch.equal(reach_Q, room_Q.clamp(max=most)):
+        return None if 0 < most == int(room_Q.max()) else most
+    start_Q = room_Q - reach_Q
+    # Runs: the query where one begins sees none further.
+    if torch.equal(start_Q[start_Q], start_Q) and bool((start_Q.diff() >= 0).all()):
+        return tuple(start_Q.unique().tolist())
+    return UNKNOWN
+
+
+def _chunk(starts: Sequence[int], tokens: int) -> int | None:
+    """The length of runs of equal length, the last may be shorter; None where they differ."""
+    size = starts[1]
+    return size if list(starts) == list(range(0, tokens, size)) and 2 <= size <= tokens // 2 else None
+
+
+def seen_of(weights_HQK: Tensor) -> Tensor:
+    """Which keys have weight in some head, (Q, K): that a query sees those is certain."""
+    seen_QK = torch.zeros(weights_HQK.shape[1:], dtype=torch.bool)
     for weights_QK in weights_HQK:  # one by one: what is not 0 of all would take a quarter of them again
         seen_QK |= weights_QK != 0
-    place_Q = torch.arange(queries) + keys - queries
-    first_Q, last_Q = seen_QK.byte().argmax(-1), keys - 1 - seen_QK.flip(-1).byte().argmax(-1)
-    before_Q, after_Q = place_Q - first_Q, last_Q - place_Q
-    ahead_Q = keys - 1 - place_Q
-    most_before, most_after = int(before_Q.max()), int(after_Q.max())
-    if most_after <= 0:
-        most_after = 0
-    # Every query sees one run of keys without a gap, as far as both edges and the ends of the text allow.
-    runs = (seen_QK.sum(-1) == last_Q - first_Q + 1) & (before_Q == place_Q.clamp(max=most_before))
-    edges = bool((runs & (after_Q == ahead_Q.clamp(max=most_after))).all()) and most_before + most_after > 0
-    before = most_before if edges and most_before < int(place_Q.max()) else None
-    after = most_after if edges and most_after < int(ahead_Q.max()) else None
-    return Sight(before, 0 if most_after == 0 else after)
+    return seen_QK
+
+
+@dataclass(frozen=True)
+class LayerMask:
+    """Which keys the queries of a layer see; sight: the rule of it, None where it has none that is known."""
+
+    words: str
+    visible: Visibility
+    sight: Sight | None = None
+
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether queries see keys after them, other than those of a prefix or a picture in a causal text."""
+        if self.sight is None:
+            return bool(self.visible.rows(0, self.visible.queries)[0, 0].triu(1).any())
+        before, after = self.sight
+        return after != 0 and (not isinstance(after, tuple) or isinstance(before, tuple))
 
 
 @dataclass(frozen=True)
 class CheckedWeights:
     """Weights whose every number was looked at.
 
-    sights: {stack: {layer: its mask}}. errors: {stack: {layer: the largest |row sum - 1|}}. dtype: that their rows
-    allow. padding: tokens at the ends of the text that were left out, and of the target.
+    masks: {stack: {layer: its mask}}. errors: {stack: {layer: the largest |row sum - 1|}}. dtype: that their rows
+    allow. notes: what was left out, in words.
     """
 
     given: GivenWeights
-    sights: Mapping[str, Mapping[int, Sight]]
+    masks: Mapping[str, Mapping[int, LayerMask]]
     errors: Mapping[str, Mapping[int, float]]
     dtype: str
-    padding: tuple[int, int] = (0, 0)
-
-    @property
-    def notes(self) -> list[str]:
-        """What was left out, in words."""
-        ends = zip(self.padding, ("text", "queries"), strict=True)
-        return [f"{count} tokens of padding at the ends of the {what} were left out" for count, what in ends if count]
+    notes: Sequence[str] = ()
 
 
 def checked(given: GivenWeights) -> CheckedWeights:
@@ -129,23 +195,61 @@ def checked(given: GivenWeights) -> CheckedWeights:
 
     Raises InputError for weights that are none: not finite, negative, or with a row that does not sum to 1.
     """
-    given, padding = _without_padding(given)
-    sights: dict[str, dict[int, Sight]] = {}
+    seen = {stack: {at: seen_of(layer) for at, layer in layers.items()} for stack, layers in given.stacks.items()}
+    given, seen, notes = without_padding(given, seen)
     errors: dict[str, dict[int, float]] = {}
     narrowest = "float32"
     for stack, layers in given.stacks.items():
         before = f"{stack} " * (len(given.stacks) > 1)
-        sights[stack], errors[stack] = {}, {}
+        errors[stack] = {}
         for index, weights_HQK in layers.items():
             dtype, error = _check_numbers(f"{before}L{index}", weights_HQK, given.sink_logits)
             narrowest = max(narrowest, dtype, key=lambda name: tolerance(name)[0])
             errors[stack][index] = error
-            sights[stack][index] = Sight(None, None) if stack == CROSS else sight_of(weights_HQK)
     # One stack over one text is an encoder's where a layer looks ahead.
-    if set(sights) == {DECODER} and any(sight.after != 0 for sight in sights[DECODER].values()):
+    masks = _masks(given, seen)
+    if masks.keys() == {DECODER} and any(mask.looks_ahead for mask in masks[DECODER].values()):
         given = replace(given, stacks={ENCODER: given.stacks[DECODER]})
-        sights, errors = {ENCODER: sights[DECODER]}, {ENCODER: errors[DECODER]}
-    return CheckedWeights(given, sights, errors, narrowest, padding)
+        masks, errors = {ENCODER: masks[DECODER]}, {ENCODER: errors[DECODER]}
+    return CheckedWeights(given, masks, errors, narrowest, notes)
+
+
+def _masks(given: GivenWeights, seen: Mapping[str, Mapping[int, Tensor]]) -> dict[str, dict[int, LayerMask]]:
+    """The masks of all layers; those that are alike share what is made of them. InputError where one is contradicted.
+
+    A mask that somebody gives says what the weights leave open.
+    """
+    known: dict[tuple[Sight, int, int], LayerMask] = {}
+
+    def ruled(sight: Sight, queries: int, keys: int) -> LayerMask:
+        if (sight, queries, keys) not in known:
+            known[sight, queries, keys] = LayerMask(sight.words(keys), sight.mask(queries, keys), sight)
+        return known[sight, queries, keys]
+
+    allowed, named = given.flags.get(MASK), None
+    if allowed is not None:
+        allowed_QK = torch.from_numpy(np.array(allowed))
+        sight = Sight.of(allowed_QK)
+        named = (
+            ruled(sight, *allowed_QK.shape)
+            if sight
+            else LayerMask("mask as given", Visibility(len(allowed_QK), allowed_QK.shape[1], allowed_QK[None, None]))
+        )
+    masks: dict[str, dict[int, LayerMask]] = {}
+    for stack, layers in seen.items():
+        masks[stack] = {}
+        for index, seen_QK in layers.items():
+            if allowed is not None and bool((seen_QK & ~allowed_QK).any()):
+                query, key = (seen_QK & ~allowed_QK).nonzero()[0].tolist()
+                message = f"layer {index}: query {query} gives weight to key {key}, which the mask hides"
+                raise InputError(message, "leave out {mask}, or correct it")
+            sight = Sight.of(seen_QK)
+            if sight is not None:
+                masks[stack][index] = ruled(sight, *seen_QK.shape)
+            else:
+                unknown = Visibility(len(seen_QK), seen_QK.shape[1], seen_QK[None, None], known=False)
+                masks[stack][index] = named or LayerMask(KEYS_NOT_KNOWN, unknown)
+    return masks
 
 
 def _check_numbers(name: str, weights_HQK: Tensor, sink_logits: bool) -> tuple[str, float]:
@@ -188,46 +292,108 @@ def _precision(weights: Tensor) -> str:
     return "float32"
 
 
-def _without_padding(given: GivenWeights) -> tuple[GivenWeights, tuple[int, int]]:
-    """The same without the tokens of padding at the ends of its texts, and how many those were.
+Seen = dict[str, dict[int, Tensor]]
 
-    A token is padding where it has no row in any head, only zeros. Raises InputError for such a row between others,
-    and where a token of padding receives weight.
+
+def without_padding(given: GivenWeights, seen: Seen) -> tuple[GivenWeights, Seen, list[str]]:
+    """The same without the tokens of padding at the ends of its texts, and what was left out, in words.
+
+    seen: the keys with weight, of every layer. Padding is what an attention mask says, else tokens without a row in any
+    layer, and special tokens whose rows cannot be those of tokens, see `_cannot_be`. Raises InputError for such a row
+    between others, and where a token of padding receives weight.
     """
-    # A token is padding only where every layer and stack agrees: one empty row may be a dropped head.
-    empty: dict[int, Tensor] = {}  # of each text, by its place: which of its queries have no row
-    for stack, layers in given.stacks.items():
-        none_Q = torch.stack([(weights == 0).all(-1).all(0) for weights in layers.values()]).all(0)
-        which = 0 if axes_of(stack, 0, None if given.target is None else 1)[0] == 0 else 1
-        empty[which] = none_Q if which not in empty else empty[which] & none_Q
-    if not any(bool(none_Q.any()) for none_Q in empty.values()):
-        return given, (0, 0)
-    kept = {}
-    for which, text in enumerate((given.text, given.target)):
-        kept[which] = range(len(text or ()))
-        if which not in empty or not empty[which].any():
+    texts, notes, kept = (given.text, given.target), [], list[range]()
+    for which, (text, what, flag) in enumerate(zip(texts, ("text", "queries"), FLAGS, strict=False)):
+        kept.append(range(len(text or ())))
+        if text is None:
             continue
-        full = (~empty[which]).nonzero()[:, 0].tolist()
+        if flag in given.flags:
+            padding_T = ~torch.from_numpy(np.array(given.flags[flag]))
+        else:
+            padding_T = _empty_rows(given, seen, which)
+            suspects = _cannot_be(given, seen, which, padding_T)
+            named = [at for at in suspects if text.special[at]]
+            if suspects == named and (len(named) > 1 or any("pad" in text.tokens[at].lower() for at in named)):
+                padding_T[named] = True
+            elif suspects:
+                notes.append(
+                    f"tokens {as_ranges(suspects)} of the {what} may be padding: no token gives them weight; "
+                    f"{flag} says which are"
+                )
+        full = (~padding_T).nonzero()[:, 0].tolist()
         if not full:
             raise InputError("all rows are zeros: no query has weights", "give weights after the softmax")
         kept[which] = range(full[0], full[-1] + 1)
-        inside = next((row for row in kept[which] if bool(empty[which][row])), None)
+        inside = next((row for row in kept[which] if bool(padding_T[row])), None)
         if inside is not None:
-            raise InputError(f"row {inside} is all zeros in every head, expected a sum of 1", "leave out its token")
+            what = "padding" if flag in given.flags else "all zeros in every head, expected a sum of 1"
+            raise InputError(f"row {inside} is {what}", "leave out its token")
+        if lost := len(text) - len(kept[which]):
+            notes.append(f"{lost} tokens of padding at the ends of the {what} were left out")
     # Cut as views, without a copy; a row that loses weight by it looked at padding, which a mask would forbid.
-    stacks: dict[str, dict[int, Tensor]] = {}
+    cut: Seen = {}
+    stacks: Seen = {}
     for stack, layers in given.stacks.items():
-        rows, columns = (kept[which] for which in axes_of(stack, 0, None if given.target is None else 1))
+        rows, columns = (slice(kept[which].start, kept[which].stop) for which in _axes(given, stack))
         for index, weights_HQK in layers.items():
-            own_HQK = weights_HQK[:, rows.start : rows.stop, columns.start : columns.stop]
-            if not torch.allclose(own_HQK.float().sum(-1), weights_HQK[:, rows.start : rows.stop].float().sum(-1)):
+            outside_QK = seen[stack][index][rows].clone()
+            outside_QK[:, columns] = False
+            if bool(outside_QK.any()):
                 name = f"{prefix(stack) if len(given.stacks) > 1 else ''}layer {index}"
                 raise InputError(f"{name}: tokens of padding receive weight", "leave out their rows and columns")
-            stacks.setdefault(stack, {})[index] = own_HQK
-    texts = [text and _part(text, kept[which]) for which, text in enumerate((given.text, given.target))]
-    assert texts[0] is not None
-    lost = [len(text or ()) - len(kept[which]) for which, text in enumerate((given.text, given.target))]
-    return replace(given, stacks=stacks, text=texts[0], target=texts[1]), (lost[0], lost[1])
+            stacks.setdefault(stack, {})[index] = weights_HQK[:, rows, columns]
+            cut.setdefault(stack, {})[index] = seen[stack][index][rows, columns]
+    text, target = (of and _part(of, range_) for of, range_ in zip(texts, kept, strict=True))
+    assert text is not None
+    flags = dict(given.flags)
+    if MASK in flags:
+        plain = next(iter(given.stacks))
+        rows, columns = (slice(kept[which].start, kept[which].stop) for which in _axes(given, plain))
+        flags[MASK] = flags[MASK][rows, columns]
+    return replace(given, stacks=stacks, text=text, target=target, flags=flags), cut, notes
+
+
+def _axes(given: GivenWeights, stack: str) -> tuple[int, int]:
+    """Of which text a stack's queries are and its keys: 0 the text, 1 the target."""
+    return axes_of(stack, 0, None if given.target is None else 1)
+
+
+def _empty_rows(given: GivenWeights, seen: Seen, which: int) -> Tensor:
+    """The tokens of a text that have no row in any layer, (T,): one empty row may be a dropped head."""
+    tokens = len((given.text, given.target)[which] or ())
+    rows = [~layer.any(-1) for stack in seen if _axes(given, stack)[0] == which for layer in seen[stack].values()]
+    return torch.stack(rows).all(0) if rows else torch.zeros(tokens, dtype=torch.bool)
+
+
+def _cannot_be(given: GivenWeights, seen: Seen, which: int, padding_T: Tensor) -> list[int]:
+    """The tokens at one end of a text whose rows are none of tokens, although they hold weights.
+
+    No token gives them weight in any layer, nor do they themselves; or each of their rows is uniform in all heads,
+    padding and later tokens included, as eager attention writes it where a mask hides all.
+    """
+    text = (given.text, given.target)[which]
+    stacks = [stack for stack in seen if which in _axes(given, stack)]
+    odd_T = torch.ones(len(text or ()), dtype=torch.bool)
+    received_TT = torch.zeros(len(odd_T), len(odd_T), dtype=torch.bool)
+    for stack in stacks:
+        queries, keys = _axes(given, stack)
+        for index, seen_QK in seen[stack].items():
+            if queries == keys:
+                received_TT |= seen_QK
+                if bool(seen_QK.all(-1)[0]) and len(odd_T) > 1:
+                    weights_HQK = given.stacks[stack][index]
+                    odd_T &= (weights_HQK == weights_HQK[..., :1]).all(-1).all(0) | ~seen_QK.any(0)
+                else:
+                    odd_T &= ~seen_QK.any(0)
+            elif keys == which:
+                odd_T &= ~seen_QK.any(0)
+    odd_T &= ~padding_T
+    full = (~odd_T & ~padding_T).nonzero()[:, 0].tolist()
+    if not full or not stacks:
+        return []
+    outside = [at for at in range(len(odd_T)) if bool(odd_T[at]) and not full[0] <= at <= full[-1]]
+    real = [at for at in range(len(odd_T)) if at not in set(outside)]
+    return outside if outside and not bool(received_TT[real][:, outside].any()) else []
 
 
 def _part(prompt: Prompt, places: range) -> Prompt:
@@ -271,8 +437,8 @@ def observe_weights(given: GivenWeights, ask: CaptureSpec, tell: Progress = NO_P
     whole = checked(given)
     given = whole.given
     shown = {
-        stack: {index: _geometry(given, stack, index, sight) for index, sight in sights.items()}
-        for stack, sights in whole.sights.items()
+        stack: {index: _geometry(given, stack, index, mask) for index, mask in masks.items()}
+        for stack, masks in whole.masks.items()
     }
     plain = next(stack for stack in (DECODER, ENCODER, CROSS) if stack in shown)
     request = _selected(ask, shown, plain)
@@ -290,10 +456,8 @@ def observe_weights(given: GivenWeights, ask: CaptureSpec, tell: Progress = NO_P
             for line in chosen_lines(text.prompt, text.key_prompt, text.chosen, f"{stack}: " * (len(shown) > 1)):
                 tell.say(line)
             collector = StackCollector(layers, stack, [text])
-            masks: dict[Sight, Visibility] = {}  # layers of one mask share what is made of it
             for index, weights_HQK in of_stack.items():
-                sight = whole.sights[stack][index]
-                P = DenseAttention(weights_HQK[None], masks.setdefault(sight, sight.mask(*weights_HQK.shape[1:])))
+                P = DenseAttention(weights_HQK[None], whole.masks[stack][index].visible)
                 P.sums_to_one = not given.sink_logits
                 collector.ask(collector.layer(index, P))
             calls = [_check(whole, stack, index) for index in of_stack]
@@ -347,17 +511,19 @@ def _check_room(given: GivenWeights, request: Request, plain: str) -> None:
         )
 
 
-def _geometry(given: GivenWeights, stack: str, index: int, sight: Sight) -> LayerGeometry:
+def _geometry(given: GivenWeights, stack: str, index: int, mask: LayerMask) -> LayerGeometry:
     """A layer as far as its weights tell; 0 for what they do not."""
-    causal, window, kind = sight.after == 0, None, "full"
-    if causal and sight.before is not None:
-        kind, window = "sliding", sight.before + 1
-    elif not causal and sight.before == sight.after and sight.before is not None:
-        kind, window = "sliding", sight.before
-    elif not causal and sight != Sight(None, None):
-        kind = "sparse"
-    heads = given.stacks[stack][index].shape[0]
-    return LayerGeometry(index, kind, heads, given.kv_heads or 0, 0, 0, window, both_ways=not causal)
+    heads, keys = given.stacks[stack][index].shape[::2]
+    before, after = mask.sight or (UNKNOWN, UNKNOWN)
+    window, kind, words = None, "full", ""
+    if isinstance(before, tuple) and after == 0 and (window := _chunk(before, keys)):
+        kind = "chunked"
+    elif mask.sight is None or isinstance(before, tuple) or before != after != 0 or isinstance(after, tuple):
+        kind, words = "sparse", mask.words
+    elif before is not None:
+        kind, window = "sliding", before + (after == 0)
+    both_ways = mask.sight is not None and after != 0
+    return LayerGeometry(index, kind, heads, given.kv_heads or 0, 0, 0, window, both_ways=both_ways, keys=words)
 
 
 def _check(whole: CheckedWeights, stack: str, index: int) -> CallCheck:
@@ -387,10 +553,10 @@ def weights_lines(whole: CheckedWeights) -> Iterator[str]:
 def masks_in_words(whole: CheckedWeights) -> str:
     """`causal`, or of each mask the layers that have it: `causal in layers 1,3; causal, window 16 in layers 0,2`."""
     layers: dict[str, list[int]] = {}
-    for stack, sights in whole.sights.items():
-        for index, sight in sights.items():
-            of = "cross-attention" if stack == CROSS else sight.words
-            layers.setdefault(f"{stack} {of}" if len(whole.sights) > 1 and stack != CROSS else of, []).append(index)
+    for stack, masks in whole.masks.items():
+        for index, mask in masks.items():
+            of = f"{stack} {mask.words}" if len(whole.masks) > 1 else mask.words
+            layers.setdefault("cross-attention" if stack == CROSS and mask.sight else of, []).append(index)
     if len(layers) == 1:
         return next(iter(layers))
     return "; ".join(f"{words} in layers {as_ranges(indices)}" for words, indices in layers.items())
@@ -404,6 +570,10 @@ def facts_of(whole: CheckedWeights) -> dict[str, Any]:
         "the weights are not verified: no model computed them here, and no layer was compared with the oracle",
         f"masks were read off the weights: {masks_in_words(whole)}",
     ]
+    if any(not mask.visible.known for masks in whole.masks.values() for mask in masks.values()):
+        lines.append(
+            f"{KEYS_NOT_KNOWN}: some keys have no weight in any head; an array `{MASK}` says which a query sees"
+        )
     lines += ["kv heads: weights alone do not tell which heads share one"] if given.kv_heads is None else []
     return {
         "model": {

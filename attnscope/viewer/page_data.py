@@ -25,6 +25,7 @@ import numpy as np
 from attnscope.errors import UsageError
 from attnscope.inputs.prompt import Span, join_tokens
 from attnscope.metrics.metrics import KNOWN, ends
+from attnscope.model.geometry import KEYS_NOT_KNOWN, OF_WEIGHTS
 from attnscope.model.selection import CROSS, DECODER, ENCODER, OF_TWO_TEXTS, VISION, is_bidirectional, is_causal
 from attnscope.observe.request import LayerKey, PerLayer
 from attnscope.steps.records import SEES_ALL, SEES_SOME, SUMMED, StepWords, attention_words
@@ -310,9 +311,20 @@ Sight = tuple[np.ndarray | None, np.ndarray | None]  # (T,) each, None where tha
 
 def sight_of(seen: Observation, key: LayerKey) -> Sight:
     """The first key that each query of a layer sees, and what is behind the last one."""
+    if seen.visible[key].startswith(OF_WEIGHTS):
+        return of_weights(seen, key)
     if is_bidirectional(key.stack):
         return both_sides(seen, key)
     return first_key(seen.visible[key], np.arange(len(seen.queries), dtype="<i4")), ahead(seen, key)
+
+
+def of_weights(seen: Observation, key: LayerKey) -> tuple[np.ndarray | None, np.ndarray]:
+    """The same of weights without a model whose mask has no name: of all heads, else none is shown as hidden."""
+    whole = key in seen.weights and len(seen.weight_heads[key]) == seen.kv_of[key][0]
+    if not whole or seen.visible[key] == KEYS_NOT_KNOWN:
+        return None, np.full(len(seen.queries), len(seen.keys), "<i4")
+    some_QK = np.any(np.asarray(seen.weights[key]) > 0, axis=0)
+    return some_QK.argmax(-1).astype("<i4"), (len(seen.keys) - some_QK[:, ::-1].argmax(-1)).astype("<i4")
 
 
 def first_key(visible: str, query_T: np.ndarray) -> np.ndarray | None:

@@ -317,7 +317,7 @@ class Maps(MapCollector):
         return torch.cat([part.amax(-2, keepdim=True) for part in columns.split(rows, -2)], -2)
 
     def _seen(self, P: AttentionOperator, start: int, stop: int) -> Tensor:
-        return self._read(start, stop, lambda a, b: P.visible.rows(a, b)[0].to(P.device))
+        return self._read(start, stop, lambda a, b: P.visible.drawn(a, b)[0].to(P.device))
 
     def _read(self, start: int, stop: int, rows: Callable[[int, int], Tensor]) -> Tensor:
         """The map's own rows [start, stop) and columns, of a reader of ranges of queries."""
@@ -352,7 +352,7 @@ class WholeMaps(MapCollector):
     def keep(self, layer: Layer, heads: list[int], answers: Answers) -> KeptMap:
         parts = []
         for a, b in layer.P.blocks():
-            seen = self.view.seen(layer, heads, layer.P.visible.rows(a, b).to(layer.P.device))
+            seen = self.view.seen(layer, heads, layer.P.visible.drawn(a, b).to(layer.P.device))
             shown = self.view.rows(layer, heads, a, b).masked_fill(~seen, torch.nan)
             parts.append(shown.masked_fill(torch.isneginf(shown), torch.nan))
         return KeptMap(heads, torch.cat(parts, 2).cpu().numpy())

@@ -74,6 +74,7 @@ class HeadScores:
             P, ids = UniformAttention(layer.P.visible), metrics_for(self.ids, layer.texts.stack)
             texts, rows = layer.texts.to(P.device), support(P, layer.texts)
             scores = self._placed(ids, stacked_means(P, texts, P.together(metrics.questions(ids, texts)), ids))
+            scores = scores if P.visible.known else torch.full_like(scores, torch.nan)
             null = scores, torch.stack(torch.broadcast_tensors(*rows.values()))
             return *(null if P.device.type == "cpu" else on_host(null)), tuple(rows)
 
@@ -124,6 +125,7 @@ def _expected(layer: Layer) -> Tensor:
         counts_BHQ = visible.counts_BHQ.to(layer.P.device)
         none_BHQ = (counts_BHQ == 0) | ~asked_BT[:, None]
         none_BHQ[..., :1] |= counts_BHQ[..., :1] <= 1  # as a causal text's first query
+        none_BHQ |= not visible.known
         return (1 / counts_BHQ.clamp_min(1)).masked_fill(none_BHQ, torch.nan)
 
     return visible.once(("expected", layer.texts), make)

@@ -72,7 +72,12 @@ class TokenCollector(ViewCollector):
 
     def _null(self, layer: Layer) -> Tensor:
         visible = layer.P.visible
-        null = self._uniform.of(visible, lambda: self._answer(UniformAttention(visible).ask(self.question)))
+
+        def make() -> Tensor:
+            uniform = self._answer(UniformAttention(visible).ask(self.question))
+            return uniform if visible.known else torch.full_like(uniform, torch.nan)
+
+        null = self._uniform.of(visible, make)
         return null.expand(layer.P.batch, layer.P.heads, -1).contiguous().to(layer.P.device)
 
 
@@ -109,7 +114,8 @@ class SpanCollector(ViewCollector):
         sees_BHQS = uniform_BHQS > 0
         if layer.texts.unasked:
             sees_BHQS = sees_BHQS & layer.texts.has_query_T[:, None]
-        means = (self._means(mass, sees_BHQS) for mass in (answers[self._here(layer)], uniform_BHQS))
+        expected_BHQS = uniform_BHQS if layer.P.visible.known else torch.full_like(uniform_BHQS, torch.nan)
+        means = (self._means(mass, sees_BHQS) for mass in (answers[self._here(layer)], expected_BHQS))
         pairs = (mean.expand(layer.P.batch, layer.P.heads, -1, -1).contiguous() for mean in means)
         return SpanPairs(heads, *(self.view.select(layer, heads, pair) for pair in pairs))
 
