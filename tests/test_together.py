@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +14,9 @@ import torch
 from attnscope.api.capture import capture, load
 from attnscope.model.loaded import LoadedModel
 from attnscope.observe import collector
+from attnscope.observe.collectors.entries import TopKeys
 from attnscope.observe.observation import Observation
+from attnscope.observe.records import LayerMaps
 from attnscope.observe.request import Request, View
 
 TEXT = "the financial bank is located on river bank"
@@ -27,6 +29,9 @@ REQUESTS: Mapping[str, Mapping[str, Any]] = {
     "values": {"request": Request(view=View(weights="value"), relations=True)},
     "words": {"request": Request(relations=True, group="words")},
     "tokens": {"query": "last", "key": "bank"},
+    "maps of some heads": {"request": Request(maps="kept", per_token=True), "select": "1.2,2.0-3,3.5"},
+    "binned maps": {"request": Request(maps="kept", map_side=4, split_sink=True, per_token=True)},
+    "spans": {"request": Request(spans=("bank", "river")), "select": "0.1,2.4"},
 }
 
 
@@ -54,8 +59,24 @@ def same(found: Observation, expected: Observation) -> None:
         assert expected.kept_keys is not None
         torch.testing.assert_close(one.weight, expected.kept_keys[key].weight, equal_nan=True)
         assert torch.equal(one.key[~one.weight.isnan()], expected.kept_keys[key].key[~one.weight.isnan()])
-    for key, weights in found.weights.items():
-        assert torch.equal(weights, expected.weights[key])
+    for name in ("maps", "per_token", "spans", "weights"):
+        ours, theirs = (list(leaves(one.kept.get(name))) for one in (found, expected))
+        assert [type(leaf) for leaf in ours] == [type(leaf) for leaf in theirs], name
+        for mine, other in zip(ours, theirs, strict=True):
+            np.testing.assert_allclose(mine, other, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+def leaves(kept: Any) -> Iterator[Any]:
+    """The numbers and arrays that something consists of."""
+    if isinstance(kept, Mapping):
+        kept = [*kept.values()]
+    if isinstance(kept, LayerMaps):
+        kept = [kept.values, kept.heads, kept.key0]
+    if isinstance(kept, list | tuple):
+        for part in kept:
+            yield from leaves(part)
+    elif kept is not None:
+        yield kept
 
 
 @pytest.mark.parametrize("asked", REQUESTS.values(), ids=REQUESTS)
@@ -68,10 +89,10 @@ def test_layers_asked_together_say_what_each_says_alone(
 
 
 def test_heads_of_another_layer_would_be_seen(model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same comparison fails where the parts of the common answers are given to the wrong layers."""
+    """The same comparison fails where the parts of what is kept of a block are given to the wrong layers."""
     expected = capture(model, TEXT)
-    of_heads = collector._of_heads
-    monkeypatch.setattr(collector, "_of_heads", lambda answer, heads: of_heads(answer, slice(0, 6)))
+    part = TopKeys.part
+    monkeypatch.setattr(TopKeys, "part", lambda keys, kept, places, heads: part(keys, kept, slice(0, 6), heads))
     with pytest.raises(AssertionError):
         same(capture(model, TEXT), expected)
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 T = TypeVar("T")
 KEPT_BYTES = 4 * 2**20  # of equal-label pairs that are worth keeping from layer to layer
+SEEN_BYTES = 2**20  # of which keys are seen
 MOST_KEPT = 16  # things that layers share
 HIDDEN = -1e30  # the logit of a key that a boolean mask hides: finite, so that 0 * logit is 0
 
@@ -61,7 +62,18 @@ class Visibility:
         return self.mask is not None and self.mask.dtype != torch.bool
 
     def rows(self, start: int, stop: int) -> Tensor:
-        """Boolean (B or 1, H or 1, stop - start, K): True where the query may look."""
+        """Boolean (B or 1, H or 1, stop - start, K): True where the query may look; not to be written to."""
+        if self._seen is not None:
+            return self._seen if stop - start == self.queries else self._seen[..., start:stop, :]
+        return self._rows(start, stop)
+
+    @cached_property
+    def _seen(self) -> Tensor | None:
+        """Which keys every query sees, where that is small: many questions of a short text ask it."""
+        maps = 1 if self.mask is None else self.mask.shape[:2].numel()
+        return self._rows(0, self.queries) if maps * self.queries * self.keys <= SEEN_BYTES else None
+
+    def _rows(self, start: int, stop: int) -> Tensor:
         if self.mask is not None:
             return _allowed(self.mask[..., start:stop, : self.keys])
         return self.seen_from(self.position_Q[start:stop])[None, None]
@@ -92,7 +104,7 @@ class Visibility:
             .gather(-1, safe_BQ[:, None, a:b, None].expand(texts, heads, b - a, 1))[..., 0]
             for a, b in row_blocks(self.queries, self.keys, self.device)
         ]
-        return torch.cat(blocks, dim=-1) & exists_BQ[:, None]
+        return _joined(blocks) & exists_BQ[:, None]
 
     @cached_property
     def ahead(self) -> Tensor:
@@ -112,7 +124,7 @@ class Visibility:
         """How many keys each query may see, (B or 1, H or 1, Q) integers."""
         if self.mask is None and self.causal:
             return (self.position_Q + 1).clamp(max=self.keys if self.window is None else self.window)[None, None]
-        return torch.cat([self.rows(a, b).sum(-1) for a, b in row_blocks(self.queries, self.keys, self.device)], dim=-1)
+        return _joined([self.rows(a, b).sum(-1) for a, b in row_blocks(self.queries, self.keys, self.device)])
 
     @cached_property
     def others_BHQ(self) -> Tensor:
@@ -196,6 +208,11 @@ def by_place(visible: Visibility, windows: Sequence[int | None]) -> Visibility:
         verdicts.append(torch.stack(same).all())
     equal = zip(candidates, torch.stack(verdicts).tolist(), strict=True)
     return next((candidate for candidate, holds in equal if holds), visible)
+
+
+def _joined(blocks: Sequence[Tensor]) -> Tensor:
+    """Blocks of queries as one, (..., Q)."""
+    return torch.cat(list(blocks), dim=-1) if len(blocks) > 1 else blocks[0]
 
 
 def _allowed(mask: Tensor) -> Tensor:

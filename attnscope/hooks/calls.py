@@ -7,17 +7,17 @@ Shapes: B text, H head, Q query, K key, V width of v, R sampled rows, G kv head.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from attnscope.attention.operator import AttentionOperator
-from attnscope.attention.spec import AttentionSpec, Visibility
+from attnscope.attention.spec import KEPT_BYTES, AttentionSpec, Visibility
 from attnscope.hooks.report import CallCheck
-from attnscope.model.selection import DECODER
+from attnscope.model.selection import DECODER, consecutive
 
 
 @dataclass(frozen=True)
@@ -107,23 +107,22 @@ class OriginalAttention:
         output, weights = self.attend(self.module, *self.args, **self.kwargs)
         return output, weights
 
-    def rows(self, spec: AttentionSpec, row_R: Tensor, host_R: Tensor) -> Tensor:
-        """The output of some queries alone, (B, R, H, V); host_R: the same on the CPU."""
-        arguments, dtype = self.arguments, spec.q_BHQD.dtype
+    def rows(self, spec: AttentionSpec, sample: SampledRows) -> Tensor:
+        """The output of some queries alone, (B, R, H, V)."""
+        arguments, dtype, row_R = self.arguments, spec.q_BHQD.dtype, sample.row_R
         arguments["query"] = arguments["query"][:, :, row_R]
         for name in ("position_bias", "sinks"):  # one per query, where the family has them
             if isinstance(arguments.get(name), Tensor) and arguments[name].ndim == 4:
                 arguments[name] = arguments[name][..., row_R, :]
 
         def make_mask() -> Tensor:
-            runs = host_R.split(max(1, len(host_R) // 4))  # a look at a device's would make the host wait
-            seen = torch.cat([spec.visible.rows(int(run[0]), int(run[-1]) + 1) for run in runs], 2)
+            seen = torch.cat([spec.visible.rows(start, stop) for start, stop in sample.runs], 2)
             return torch.zeros_like(seen, dtype=dtype).masked_fill_(~seen, torch.finfo(dtype).min)
 
         # Without a mask a function hides by the order of the queries, which these rows no longer have.
         mask = arguments.get("attention_mask")
         if not isinstance(mask, Tensor):
-            arguments["attention_mask"] = spec.visible.once(("mask of rows", len(host_R), dtype), make_mask)
+            arguments["attention_mask"] = spec.visible.once(("mask of rows", len(row_R), dtype), make_mask)
         elif mask.shape[-2] > 1:
             arguments["attention_mask"] = mask[..., row_R, :]
         output, _ = self.attend(self.module, *(arguments.pop(name) for name in ARGUMENTS[:4]), **arguments)
@@ -152,31 +151,48 @@ def check_call(call: AttentionCall, route: str) -> CallCheck:
     if mask is not None:
         check.mask = "boolean" if mask.dtype == torch.bool else "additive"
     if call.weights_BHQK is not None:
-        largest = []
-        sees_BHQ = (P.visible.counts_BHQ.to(P.device) > 0).float()  # a row that sees nothing: uniform where it is eager
+        off, largest = [], []
         for a, b in P.blocks():
-            hidden = (~P.visible.rows(a, b).to(P.device)).float()  # a product is several times as fast as a fill
-            hidden = hidden * sees_BHQ[..., a:b, None] if mask is not None else hidden
+            block, (sees_BHr, hidden) = P.block(a, b), _hidden(P.visible, a, b, P.device)
+            off.append(((block.row_sum - 1).abs() * sees_BHr).max())
             shared = [axis for axis in (0, 1) if hidden.shape[axis] == 1]  # by texts or heads: of those the largest
-            most = P.rows(a, b).amax(shared, keepdim=True) if shared else P.rows(a, b)
+            most = block.rows.amax(shared, keepdim=True) if shared else block.rows
             largest.append((most * hidden).max())
-        off = None if check.sink_logits else ((P.row_sum() - 1).abs() * sees_BHQ).max()
-        check.note(row_sum_error=off, masked_weight=torch.stack(largest).max())
+        row_sum_error = None if check.sink_logits else torch.stack(off).max()
+        check.note(row_sum_error=row_sum_error, masked_weight=torch.stack(largest).max())
 
     # P V against the call's output, over some rows; not where sinks take their share of that output alone.
     v_BGKV, output_BQHV = call.v_BGKV, call.output_BQHV
     shape = None if v_BGKV is None else (P.batch, P.queries, P.heads, v_BGKV.shape[-1])
     sinks_apart = call.spec is not None and call.spec.sinks_scale_output
     if v_BGKV is not None and output_BQHV is not None and output_BQHV.shape == shape and not sinks_apart:
-        row_R, host_R = sampled(P.visible, REPEATED_ROWS, P.device)
-        runs = host_R.split(REPEATED_ROWS // 4)
-        weights_BHRK = torch.cat([P.rows(int(run[0]), int(run[-1]) + 1) for run in runs], 2)
+        sample = sampled(P.visible, REPEATED_ROWS, P.device)
+        weights = [P.rows(start, stop) for start, stop in sample.runs]
+        weights_BHRK = torch.cat(weights, 2) if len(weights) > 1 else weights[0]
         expected_BGRV = weights_BHRK.reshape(P.batch, v_BGKV.shape[1], -1, P.keys) @ v_BGKV.float()
-        expected_BHRV = expected_BGRV.view(P.batch, P.heads, len(row_R), -1)
-        check.note(value_error=relative_error(expected_BHRV, output_BQHV[:, row_R].transpose(1, 2)))
+        expected_BHRV = expected_BGRV.view(P.batch, P.heads, len(sample.row_R), -1)
+        check.note(value_error=relative_error(expected_BHRV, sample.of(output_BQHV).transpose(1, 2)))
     own = call.weights_BHQK if call.output_BQHV is None else call.output_BQHV
     check.dtype = None if own is None else own.dtype
     return check
+
+
+def _hidden(visible: Visibility, start: int, stop: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Of a block of rows 1 where a row sees any key, (B or 1, H or 1, r), and 1 where a key is hidden from it.
+
+    A row that sees nothing is uniform where it is eager: nothing is hidden from it. Layers share what is small.
+    """
+
+    def make() -> tuple[Tensor, Tensor]:
+        seen = visible.rows(start, stop).to(device)
+        sees_BHr = (visible.counts_BHQ[..., start:stop].to(device) > 0).float()
+        hidden = (~seen).float()  # a product is several times as fast as a fill
+        return sees_BHr, hidden if visible.mask is None else hidden * sees_BHr[..., None]
+
+    texts, heads, _ = visible.counts_BHQ.shape
+    if 4 * texts * heads * (stop - start) * visible.keys > KEPT_BYTES:
+        return make()
+    return visible.once(("hidden", start, stop, device), make)
 
 
 def sdpa_kernel(spec: AttentionSpec) -> str:
@@ -193,11 +209,24 @@ def sdpa_kernel(spec: AttentionSpec) -> str:
     return {0: "math", 1: "flash", 2: "efficient", 3: "cudnn"}.get(choice, "unknown")
 
 
-def sampled(visible: Visibility, count: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """So many rows spread over all, on the device and on the CPU; layers that share a mask share them."""
+class SampledRows(NamedTuple):
+    """Some queries: their positions, on a device, and the same as ranges."""
 
-    def make() -> tuple[Tensor, Tensor]:
-        return sampled_rows(visible.queries, count, device), sampled_rows(visible.queries, count, torch.device("cpu"))
+    row_R: Tensor
+    runs: Sequence[tuple[int, int]]
+
+    def of(self, rows_BQ: Tensor) -> Tensor:
+        """These rows of a tensor with one for each query, (B, Q, ...) -> (B, R, ...)."""
+        return rows_BQ if len(self.row_R) == rows_BQ.shape[1] else rows_BQ[:, self.row_R]
+
+
+def sampled(visible: Visibility, count: int, device: torch.device) -> SampledRows:
+    """So many rows spread over all; layers that share a mask share them."""
+
+    def make() -> SampledRows:
+        places = sampled_rows(visible.queries, count).tolist()  # a look at a device's would make the host wait
+        runs = [(run[0], run[-1] + 1) for run in consecutive(places)]
+        return SampledRows(sampled_rows(visible.queries, count, device), runs)
 
     return visible.once(("rows sampled", count, device), make)
 

@@ -184,10 +184,10 @@ class Engine:
                 output = P.output().contiguous()  # as the families' own attention gives it: some view it flat
                 check = calls.check_call(call, "answered")
             check.kernel, check.answered_by = "attnscope", P.answered_by
-            row_R, host_R = calls.sampled(P.visible, max(REPEATED_ROWS, CHECKED_ROWS // P.batch), output.device)
-            expected = original.rows(spec, row_R, host_R)
+            sample = calls.sampled(P.visible, max(REPEATED_ROWS, CHECKED_ROWS // P.batch), output.device)
+            expected = original.rows(spec, sample)
             no_number = 0 * output.sum(dtype=torch.float32)  # NaN where any of the output is none, in whatever row
-            check.note(value_error=calls.relative_error(output[:, row_R] + no_number, expected))
+            check.note(value_error=calls.relative_error(sample.of(output) + no_number, expected))
             check.dtype = expected.dtype
         if self.change is None:
             return output, check

@@ -56,7 +56,7 @@ def route_of(model: nn.Module, listen: Callable[[Mapping[str, Any]], set[str]]) 
     has_config = hasattr(model, "config")
     if type(model).__module__.startswith("transformers.") or not has_config:
         family = family_of(model)
-        files = {type(module) for module in model.modules()} if has_config else ()
+        files = (type(module) for module in model.modules())
         asks = not family.bypasses_interface and (not has_config or any(map(knows_interface, files)))
         return Route(asks, WITH_WEIGHTS if family.returns_weights_when_asked else {})
 

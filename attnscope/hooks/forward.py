@@ -13,8 +13,9 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from traceback import walk_tb
-from types import CodeType
+from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -52,7 +53,7 @@ def backbone(model: nn.Module) -> nn.Module:
     backbone, main = getattr(bare, "base_model", bare), getattr(bare, "main_input_name", "input_ids")
     if not isinstance(backbone, nn.Module):
         return bare
-    return backbone if main == "input_ids" or main in inspect.signature(backbone.forward).parameters else bare
+    return backbone if main == "input_ids" or main in argument_names(backbone.forward) else bare
 
 
 def run_backbone(model: nn.Module, ids_BT: Tensor, **inputs: Any) -> Any:
@@ -65,8 +66,8 @@ def run_backbone(model: nn.Module, ids_BT: Tensor, **inputs: Any) -> Any:
         return inner(ids_BT, **inputs)
     outputs: list[Any] = []
     with inner.register_forward_hook(lambda module, args, output: outputs.append(output)):
-        names = inspect.signature(bare.forward).parameters
-        whole = bare(ids_BT, **inputs, **({"logits_to_keep": 1} if "logits_to_keep" in names else {}))
+        more = {"logits_to_keep": 1} if "logits_to_keep" in argument_names(bare.forward) else {}
+        whole = bare(ids_BT, **inputs, **more)
     return outputs[-1] if outputs else whole
 
 
@@ -107,12 +108,34 @@ def attention_modules(model: nn.Module) -> list[nn.Module]:
     >>> len(attention_modules(attnscope.load("demo").model))
     4
     """
-    return [module for module in bare_model(model).modules() if "attention" in type(module).__name__.lower()]
+    return [module for module in bare_model(model).modules() if named_attention(module)]
 
 
-def arguments(model: nn.Module) -> Mapping[str, inspect.Parameter]:
+def named_attention(module: nn.Module) -> bool:
+    """Whether a module is called attention."""
+    return "attention" in type(module).__name__.lower()
+
+
+_names: WeakKeyDictionary[FunctionType, frozenset[str]] = WeakKeyDictionary()
+
+
+def argument_names(forward: Callable[..., Any]) -> frozenset[str]:
+    """The names of what a forward is given; of each function they are read once.
+
+    >>> "input_ids" in argument_names(attnscope.load("demo").model.forward)
+    True
+    """
+    function = getattr(forward, "__func__", forward)
+    if not isinstance(function, FunctionType):  # such as the wrapper that accelerate puts around a module's own
+        return frozenset(inspect.signature(forward).parameters)
+    if function not in _names:
+        _names[function] = frozenset(inspect.signature(forward).parameters)
+    return _names[function]
+
+
+def arguments(model: nn.Module) -> frozenset[str]:
     """What the forward of a model's backbone is given, by name."""
-    return inspect.signature(backbone(model).forward).parameters
+    return argument_names(backbone(model).forward)
 
 
 def with_logits(model: nn.Module, ids_BT: Tensor, at: Sequence[int], inputs: Mapping[str, Any]) -> tuple[Any, Tensor]:
@@ -123,7 +146,7 @@ def with_logits(model: nn.Module, ids_BT: Tensor, at: Sequence[int], inputs: Map
         raise UsageError(f"there is no token {wrong} in a text of {tokens}", "name positions of the text")
     first = min((place % tokens for place in at), default=0)
     rows = torch.tensor([place % tokens for place in at], dtype=torch.long, device=ids_BT.device)
-    if "logits_to_keep" not in inspect.signature(model.forward).parameters:
+    if "logits_to_keep" not in argument_names(model.forward):
         output = model(ids_BT, **inputs)
         return output, output.logits[:, rows.to(output.logits.device)]
     if hooks_of(model):  # accelerate's bring a tensor to the first device, and the hidden states are on the last
@@ -135,8 +158,7 @@ def with_logits(model: nn.Module, ids_BT: Tensor, at: Sequence[int], inputs: Map
 
 def without_cache(model: nn.Module) -> dict[str, Any]:
     """The argument that leaves out the cache, where the model has one."""
-    names = inspect.signature(model.forward).parameters
-    return {"use_cache": False} if {"use_cache", "kwargs"} & names.keys() else {}
+    return {"use_cache": False} if {"use_cache", "kwargs"} & argument_names(model.forward) else {}
 
 
 F = TypeVar("F", bound=Callable[..., Any])

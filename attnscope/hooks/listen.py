@@ -256,7 +256,8 @@ class _Listener:
 
     def __init__(self, model: nn.Module, on_call: OnCall, engine: Engine, windows: Mapping[int, int | None]) -> None:
         self.model = model
-        self.paths = {module: name for name, module in model.named_modules()}
+        self.parts = dict(model.named_modules())
+        self.paths = {module: name for name, module in self.parts.items()}
         self.on_call, self.engine, self.windows = on_call, engine, windows
         self.report = CaptureReport()
         self.tower: WindowedTower | None = None  # that attends window by window
@@ -265,6 +266,7 @@ class _Listener:
         self.stacks = ModuleStacks(model, forward.config_of(model))
         self._calls: dict[tuple[str, int], int] = {}
         self._families: dict[nn.Module, Family] = {}
+        self._around: dict[nn.Module, list[nn.Module]] = {}
         self._by_interface: set[nn.Module] = set()
         self._visible: dict[Any, tuple[Any, Visibility]] = {}
         self._last_qk: tuple[Callable[[], Any], ...] = (lambda: None, lambda: None)  # of the last call, where alive
@@ -274,7 +276,7 @@ class _Listener:
 
         computed: see `listen`.
         """
-        attention = forward.attention_modules(self.model)
+        attention = [*filter(forward.named_attention, self.paths)]
         hooks = [module.register_forward_hook(self._from_hook, prepend=True, with_kwargs=True) for module in attention]
         watched = []  # those that ask no interface, as far as is known of their family and file
         for module in attention if computed else ():
@@ -341,8 +343,10 @@ class _Listener:
 
     def _enclosing(self, module: nn.Module) -> list[nn.Module]:
         """The module, and those that it is in: what they return second may be a bias of positions."""
-        names = self.paths[module].split(".")
-        return [module, *(self.model.get_submodule(".".join(names[:depth])) for depth in range(1, len(names)))]
+        if module not in self._around:
+            names = self.paths[module].split(".")
+            self._around[module] = [module, *(self.parts[".".join(names[:depth])] for depth in range(1, len(names)))]
+        return self._around[module]
 
     def _from_hook(self, module: nn.Module, args: Any, kwargs: Mapping[str, Any], output: Any) -> Any:
         for check in self.tower.done(module) if self.tower else ():

@@ -76,7 +76,7 @@ class CallCheck:
         for name, number in numbers.items():
             self.owed.pop(name, None)
             if number is None or number.device.type == "cpu":
-                setattr(self, name, None if number is None else float(number.detach()))
+                setattr(self, name, None if number is None else float(number.item()))
             else:
                 setattr(self, name, None)
                 self.owed[name] = number

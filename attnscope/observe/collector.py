@@ -96,7 +96,12 @@ class Collector(LayerCollector):
 
 
 class ViewCollector(Collector):
-    """What is kept of the heads that a view keeps; of a layer without one nothing is asked, and nothing kept."""
+    """What is kept of the heads that a view keeps; of a layer without one nothing is asked, and nothing kept.
+
+    cuts: whether `part` cuts what is kept of some heads: weights are then kept of several layers at once.
+    """
+
+    cuts: ClassVar[bool] = False
 
     view: View
 
@@ -114,6 +119,10 @@ class ViewCollector(Collector):
     @abstractmethod
     def keep(self, layer: Layer, heads: list[int], answers: Answers) -> Any:
         """`collect` of a layer with these heads."""
+
+    def part(self, collected: Any, places: slice, heads: list[int]) -> Any:
+        """Of what `keep` kept that of the heads at some places, whose numbers in their layer are `heads`."""
+        raise NotImplementedError(f"{type(self).__name__} keeps its layers one by one")
 
 
 @cache
@@ -187,22 +196,34 @@ class LayerBatcher:
 def collect_together(collectors: Mapping[str, Collector], layers: Sequence[Layer]) -> dict[LayerKey, dict[str, Any]]:
     """What the collectors keep of alike layers, from one block with the heads of all; see `LayerBatcher.add`."""
     whole = side_by_side(layers)
-    of_heads = {name: collector for name, collector in collectors.items() if collector.of_heads}
-    of_layers = {name: collector for name, collector in collectors.items() if not collector.of_heads}
-    # A question that every layer asks, of every head, is asked once of the block: its answer is cut by heads.
-    asked = [_questions(of_layers, layer) for layer in layers]
-    shared = [question for question in asked[0] if _of_all_heads(question) and all(question in own for own in asked)]
-    answers = whole.P.together([*_questions(of_heads, whole), *shared])
-    kept: dict[LayerKey, dict[str, Any]] = {}
-    for number, (layer, own) in enumerate(zip(layers, asked, strict=True)):
-        heads = slice(number * layer.P.heads, (number + 1) * layer.P.heads)
-        known = {question: _of_heads(answers[question], heads) for question in shared}
-        known |= layer.P.together([question for question in own if question not in known])
-        kept[layer.key] = {name: collector.collect(layer, known) for name, collector in of_layers.items()}
+    of_block = {name: collector for name, collector in collectors.items() if collector.of_heads or _cuts(collector)}
+    of_layers = {name: collector for name, collector in collectors.items() if name not in of_block}
+    answers = whole.P.together(_questions(of_block, whole))
+    kept = {layer.key: collect_layer(of_layers, layer) for layer in layers}
+    for name, collector in of_block.items():
+        for key, collected in _of_layers(collector, collector.collect(whole, answers), layers).items():
+            kept[key][name] = collected
+    for layer in layers:
         if isinstance(layer.P, SmallAttention):
             layer.P.answered(answers)  # its report says who answered what, here the block
-    kept[layers[0].key] |= {name: collector.collect(whole, answers) for name, collector in of_heads.items()}
     return kept
+
+
+def _cuts(collector: LayerCollector) -> bool:
+    """Whether what is kept of a block is cut into layers: the block has their weights, not how they were made."""
+    return isinstance(collector, ViewCollector) and collector.cuts and collector.view.weights == "softmax"
+
+
+def _of_layers(collector: LayerCollector, collected: Any, layers: Sequence[Layer]) -> dict[LayerKey, Any]:
+    """What a collector kept of a block with the heads of all layers, by layer; at the first where it is not cut."""
+    if not isinstance(collector, ViewCollector):
+        return {layers[0].key: collected}
+    start, parts = 0, dict[LayerKey, Any]()
+    for layer in layers:
+        if heads := collector.view.kept(layer):
+            parts[layer.key] = collector.part(collected, slice(start, start + len(heads)), heads)
+            start += len(heads)
+    return parts
 
 
 def side_by_side(layers: Sequence[Layer]) -> Layer:
@@ -230,15 +251,6 @@ def _bytes(layer: Layer) -> int:
 def _alike(one: Layer, other: Layer) -> bool:
     shapes = [(layer.P.heads, layer.kv_heads, layer.P.sums_to_one) for layer in (one, other)]
     return one.P.visible is other.P.visible and shapes[0] == shapes[1]
-
-
-def _of_all_heads(question: Question) -> bool:
-    """Whether a question is of every head, so that the answer for some of them is a part of it."""
-    return getattr(question, "heads", None) is None
-
-
-def _of_heads(answer: Any, heads: slice) -> Any:
-    return tuple(part[:, heads] for part in answer) if isinstance(answer, tuple) else answer[:, heads]
 
 
 class PendingTransfers:

@@ -51,6 +51,7 @@ class TopKeys(ViewCollector):
     groups: tuple[Tensor, Tensor] | None = None
 
     name = "relations"
+    cuts = True
 
     @classmethod
     def of(cls, texts: Sequence[TextInputs], request: Request) -> TopKeys:
@@ -85,6 +86,9 @@ class TopKeys(ViewCollector):
             weight, key = answers[self._question(layer)] if self.view.of_heads else self._of_blocks(layer, heads)
         queries = range(weight.shape[2])
         return [KeptKeys(heads, *pair, queries) for pair in zip(weight, key.int(), strict=True)]
+
+    def part(self, collected: list[KeptKeys], places: slice, heads: list[int]) -> list[KeptKeys]:
+        return [KeptKeys(heads, of.weight[places], of.key[places], of.query) for of in collected]
 
     def of_text(self, collected: Sequence[KeptKeys], row: int, text: TextInputs) -> KeptKeys:
         return collected[row]
@@ -200,6 +204,7 @@ class MapCollector(ViewCollector):
     """Matrices to draw, of one text or of several that are drawn whole."""
 
     name = "maps"
+    cuts = True
 
     @classmethod
     def of(cls, texts: Sequence[TextInputs], request: Request) -> MapCollector | None:
@@ -221,6 +226,10 @@ class MapCollector(ViewCollector):
             for text in texts
         ]
         return maps[0] if len(texts) == 1 else WholeMaps(view, maps)
+
+    def part(self, collected: KeptMap, places: slice, heads: list[int]) -> KeptMap:
+        key0 = None if collected.key0 is None else collected.key0[places]
+        return KeptMap(heads, collected.values[..., places, :, :], key0)
 
 
 @dataclass
@@ -384,6 +393,7 @@ class MatrixCollector(WholeCollector):
     """The whole matrices, for those who ask: (B, H, Q, K) fp32 on the CPU; 0 in rows of tokens without a query."""
 
     name = "weights"
+    cuts = True
 
     def keep(self, layer: Layer, heads: list[int], answers: Answers) -> Matrices:
         blocks = [self.view.rows(layer, heads, a, b).cpu() for a, b in layer.P.blocks()]
@@ -391,6 +401,9 @@ class MatrixCollector(WholeCollector):
         if layer.texts.unasked:
             weights = weights.masked_fill(~layer.texts.has_query_T.cpu()[:, None], 0)
         return Matrices(heads, weights)
+
+    def part(self, collected: Matrices, places: slice, heads: list[int]) -> Matrices:
+        return Matrices(heads, collected.weights[:, places])
 
     def of_text(self, collected: Matrices, row: int, text: TextInputs) -> Matrices:
         return Matrices(collected.heads, collected.weights[row, :, : len(text.prompt), : len(text.key_prompt)])
