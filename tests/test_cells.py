@@ -77,7 +77,7 @@ def test_a_missing_value_is_a_dash(missing: float | None) -> None:
         (cells.percentage, 0.816, "82 %"),
         (cells.exact, 3.0, "3"),
         (cells.exact, -3.0, "−3"),
-        (cells.exact, 0.5, "0.5000"),
+        (cells.exact, 0.5, "0.500"),
         (cells.exact, -0.00012, "−1.2e−04"),
         (cells.exact, 12345.0, "1.2e+04"),
         (cells.power, 0.0, "0"),

@@ -26,7 +26,7 @@ from attnscope.figures.colours import LIGHT_CELL, find_limits, luminance
 from attnscope.figures.drawing_pool import draw_in_workers, worker_count
 from attnscope.figures.fonts import Fonts, fonts_for, shown_label
 from attnscope.figures.metrics import metrics_figure
-from attnscope.figures.overview import overview_figure, pooled
+from attnscope.figures.overview import figures_of, overview_figure, pooled
 from attnscope.figures.writer import drawing
 from attnscope.utils.files import write_whole
 from helpers.figures import (
@@ -517,6 +517,26 @@ def test_layer_shows_every_head_in_its_place() -> None:
     assert words(ax.texts) == ["H0 (kv 0)", "H1 (kv 0)", "H2 (kv 1)", "H3 (kv 1)", "H4 (kv 2)"]
     assert words(ax.get_yticklabels()) == list(BANK) * 2
     assert words(ax.get_xticklabels()) == list(BANK) * 2, "none below a place without a map"
+
+
+def test_panels_of_a_layer_name_the_role_of_each_head_and_its_score(tmp_path: Path) -> None:
+    roles, scores = ("induction", "", "offset-2", "sink"), (0.724, 0.9, math.nan, 0.04)
+    maps = replace(bank_maps(), roles=roles, role_scores=scores, roles_by="a scan of the model")
+    style = Style(sink="mask")
+    with drawing(Fonts()):
+        [(_, layer)] = figures_of([(tmp_path / "layer.png", maps)], style)
+        titles, subtitle = layer.ax.texts, layer.words.note
+        parts = [text.get_text().partition("\n")[::2] for text in titles]
+        assert [role for _, role in parts] == ["induction 0.72", "", "offset-2", "sink 0.04"]
+        assert all(re.fullmatch(r"H\d \(kv \d\) · \d\.\d\d", name) for name, _ in parts)
+        highest = max(text.get_window_extent().y1 for text in titles)
+        assert highest <= subtitle.get_window_extent().y0, "there is room for two lines above the first row"
+    drawn = save_layer(tmp_path / "layer.svg", maps, SVG).read_text()
+    foot = " ".join(re.findall("<text[^>]*>([^<]*)<", drawn))
+    assert "role: by a scan of the model, number: its score on this text" in foot
+    in_print = save_layer(tmp_path / "print.svg", maps, replace(SVG, width="page")).read_text()
+    assert ">H0 (kv 0)<" in in_print
+    assert "induction" not in in_print, "a paper has its own words"
 
 
 def test_layer_strips_carry_the_removed_mass() -> None:

@@ -214,18 +214,18 @@ def _cell(value: np.ndarray | np.generic) -> str:
 
 
 def _vector(row_D: np.ndarray) -> str:
-    """`0.1234 -0.2000 1.3000 0.0100 … 28 more`; up to four numbers are shown whole."""
+    """`0.123 -0.200 1.300 0.010 … 28 more`; up to four numbers are shown whole."""
     shown = row_D[:FIRST]
-    tiny = 0 < float(np.abs(shown).max()) < 1e-3  # else four decimals for all of them
-    # Four decimals, whole numbers without: 0.0000 is what is not 0, and too small for them.
-    rounded = [float(value) if tiny else round(float(value), 4) + 0.0 for value in shown]
-    numbers = ["0.0000" if near == 0 and value else _number(near) for near, value in zip(rounded, shown, strict=True)]
-    first = " ".join(number.rjust(7) for number in numbers)
+    tiny = 0 < float(np.abs(shown).max()) < 1e-3  # else three decimals for all of them
+    # Three decimals, whole numbers without: 0.000 is what is not 0, and too small for them.
+    rounded = [float(value) if tiny else round(float(value), 3) + 0.0 for value in shown]
+    numbers = ["0.000" if near == 0 and value else _number(near) for near, value in zip(rounded, shown, strict=True)]
+    first = " ".join(number.rjust(6) for number in numbers)
     return first if len(row_D) <= FIRST else f"{first} … {len(row_D) - FIRST} more"
 
 
 def _number(value: float) -> str:
-    """Whole numbers as they are, others with four decimals, hidden logits as −∞."""
+    """Whole numbers as they are, others with three decimals, hidden logits as −∞."""
     return "−∞" if value < HIDDEN else cells.exact(value)
 
 

@@ -249,13 +249,19 @@ def add_bar(bar_ax: Axes, image: AxesImage, limits: Limits, style: Style, quanti
 
 
 def place_mosaic(
-    figure: Figure, ax: Axes, bar: Colorbar, size: tuple[float, float], words: layout.Words, beyond: float = 0
+    figure: Figure,
+    ax: Axes,
+    bar: Colorbar,
+    size: tuple[float, float],
+    words: layout.Words,
+    titles: tuple[float, int] = (0, 1),
 ) -> None:
     """Put image (size: width and height in pixels), colour bar and words on a figure just large enough.
 
-    beyond: pixels that titles reach beyond the image.
+    titles: pixels that they reach beyond the image, and their lines.
     """
     layout.in_print(figure, words.style)
+    beyond, lines = titles
     edge, space, thick = (PRINT_EDGE, PRINT_GAP, PRINT_BAR_PX) if words.style.in_print else (EDGE, GAP, BAR_PX)
     numbered_above = ax.xaxis.get_label_position() == "top"
     both = bool(ax.yaxis.get_tick_params()["labelright"])
@@ -268,7 +274,7 @@ def place_mosaic(
     bar_words = layout.axis_room(bar.ax.get_yticklabels(), float(bar.ax.yaxis.label.get_fontsize()), space)[0]
     plan = layout.PanelPlan(
         left=round(edge + layout.axis_room(ax.get_yticklabels(), layout.NAME_SIZE, space)[0]),
-        top=round(numbers) if numbered_above else round(layout.line_px(HEAD_SIZE)) + 4,
+        top=round(numbers) if numbered_above else round(lines * layout.line_px(HEAD_SIZE)) + 4,
         size=size,
         bar=(gap, thick, min(LONGEST_BAR_PX, max(size[1], LEAST_BAR_PX * (not words.style.in_print)))),
         right=gap + thick + bar_words,
@@ -351,7 +357,7 @@ def prepare_heads(
                 title=name + (f", max {own.high:.2g}" if style.per_head_scale else ""),
                 longest=longest + ", max 0.00" * style.per_head_scale,
                 note="; ".join(filter(None, (maps.window, parallel_note(maps), bin_note(maps), taken))),
-                foot=foot(maps, style, roles=_title_words(maps, index) if title is head_title else ""),
+                foot=foot(maps, style, roles=title_words(maps, [index]) if title is head_title else ""),
                 axis_Q=rest.axis_Q,
                 axis_K=rest.axis_K,
                 axis_sink=axis_sink,
@@ -366,12 +372,11 @@ def prepare_heads(
     return heads
 
 
-def _title_words(maps: Maps, index: int) -> str:
-    """What the role and the number in a head's title are, where it has them."""
-    if not any(maps.roles[index : index + 1]):
-        return ""
-    scored = any(not math.isnan(score) for score in maps.role_scores[index : index + 1])
-    return role_words(maps) + ", number: its score on this text" * scored
+def title_words(maps: Maps, heads: Iterable[int]) -> str:
+    """What role and number in the titles of these heads are, where any has them."""
+    named = [head for head in heads if maps.roles and maps.roles[head]]
+    scored = maps.role_scores and any(not math.isnan(maps.role_scores[head]) for head in named)
+    return (role_words(maps) + ", number: its score on this text" * bool(scored)) * bool(named)
 
 
 def texts_of(layers: Iterable[Maps], style: Style) -> set[str]:

@@ -42,6 +42,7 @@ from attnscope.figures.mosaic import (
     sink_note,
     strip_fill,
     texts_of,
+    title_words,
 )
 from attnscope.figures.style import (
     OPEN,
@@ -53,6 +54,7 @@ from attnscope.figures.style import (
     count,
     layer_name,
     parallel_note,
+    role_title,
     split_sink,
 )
 from attnscope.figures.writer import Boxes, Changed, Reused, drawing, press_images, px, save_behind, save_figure
@@ -203,7 +205,7 @@ def pooled(values_HQK: np.ndarray, queries: int, keys: int) -> np.ndarray:
 
 
 LAYER_PX, LEAST_PANEL_PX, LARGEST_PANEL_PX, LARGEST_CELL = 2400, 130, 420, 26
-TITLE_GAP, HEAD_GAP = 6, 30  # pixels between two titles, and above a map
+TITLE_GAP, HEAD_GAP, ROLE_GAP = 6, 30, 15  # pixels between two titles, above a map, and more for a line with the role
 
 
 def save_layer(path: Path, maps: Maps, style: Style) -> Path:
@@ -235,12 +237,14 @@ def figures_of(jobs: Sequence[tuple[Path, Maps]], style: Style) -> Iterator[tupl
     """Each path with the figure that shows its layer until the next is asked for; within `writer.drawing`."""
     style = style.for_maps(jobs[0][1]) if jobs else style  # all are of one text
     titles = [_titles(maps, style) for _, maps in jobs]
-    # One width for all: numbers in titles would give each layer a width of its own.
-    longest = max((len(title) for of_layer in titles for title in of_layer), default=0)
+    # One size for all: numbers in titles would give each layer a width of its own, roles a height.
+    lines = [title.split("\n") for of_layer in titles for title in of_layer]
+    longest = max((len(line) for of_title in lines for line in of_title), default=0)
     titled = math.ceil(longest * layout.LETTER * HEAD_SIZE / px(1)) + TITLE_GAP
+    gap = HEAD_GAP + ROLE_GAP * any(len(of_title) > 1 for of_title in lines)
     built: dict[tuple, LayerFigure] = {}
     for (path, maps), of_layer in zip(jobs, titles, strict=True):
-        layer = Layer.of(maps, style, of_layer, titled)
+        layer = Layer.of(maps, style, of_layer, (titled, gap))
         kind = layer.kind(style)
         if kind not in built:
             built[kind] = LayerFigure.of(layer, style)
@@ -252,8 +256,8 @@ def figures_of(jobs: Sequence[tuple[Path, Maps]], style: Style) -> Iterator[tupl
 class Layer:
     """What a picture of a layer shows: its maps without what is taken out (H x Q), which has a strip of its own.
 
-    values_HQK: what is drawn on the scale: shares of each head's own with `per_head_scale`. titled: pixels from the
-    left of a title to the next.
+    values_HQK: what is drawn on the scale: shares of each head's own with `per_head_scale`. room: pixels from the
+    left of a title to the next, and above a map.
     """
 
     maps: Maps
@@ -262,14 +266,14 @@ class Layer:
     limits: Limits
     values_HQK: np.ndarray
     titles: tuple[str, ...]
-    titled: int
+    room: tuple[int, int]
 
     @classmethod
-    def of(cls, maps: Maps, style: Style, titles: tuple[str, ...], titled: int) -> Layer:
+    def of(cls, maps: Maps, style: Style, titles: tuple[str, ...], room: tuple[int, int]) -> Layer:
         """The values and the scale, as the style asks for them."""
         (rest, sink_HQ), first = split_sink(maps, style), alone([maps], style)
         limits = find_limits([rest.values_HQK], style, maps.quantity, alone=first)
-        return cls(maps, rest, sink_HQ, limits, on_scale(rest, style, alone=first), titles, titled)
+        return cls(maps, rest, sink_HQ, limits, on_scale(rest, style, alone=first), titles, room)
 
     @property
     def notes(self) -> str:
@@ -283,12 +287,14 @@ class Layer:
 
     def foot(self, style: Style) -> tuple[str, ...]:
         """What is below the maps."""
-        return foot(replace(self.maps, turns=()), style, roles=role_words(self.maps) * bool(self.maps.titles))
+        maps = self.maps
+        roles = role_words(maps) if maps.titles else title_words(maps, range(len(maps.heads))) * style.titled
+        return foot(replace(maps, turns=()), style, roles=roles)
 
     def kind(self, style: Style) -> tuple:
         """Layers of one kind differ in values, titles and scale alone, and share a figure."""
         maps, limits = self.maps, self.limits
-        words = self.titled, self.notes, self.foot(style), maps.axes
+        words = self.room, self.notes, self.foot(style), maps.axes
         bar = maps.quantity, () if style.per_head_scale else (limits.above, limits.below, len(f"{limits.high:.0f}"))
         shape = maps.heads, maps.kv_heads, maps.part is None, self.sink_HQ is None
         return self.rest.axis_Q, self.rest.axis_K, shape, words, bar
@@ -306,16 +312,16 @@ class LayerFigure:
         self.reused: Reused | None = None
         self.bars: dict[Limits, Changed] = {}
         self.drawn: dict[Text, tuple[str, Changed]] = {}
-        maps, rest, titled = layer.maps, layer.rest, layer.titled
+        maps, rest, (titled, gap) = layer.maps, layer.rest, layer.room
         heads, queries, keys = rest.values_HQK.shape
         largest = max(LARGEST_CELL, -(-LEAST_PANEL_PX // max(queries, keys)))  # few cells are larger, see `_cell`
-        shape = max(titled, keys * largest) / (queries * largest + HEAD_GAP) if maps.part else 1.0
+        shape = max(titled, keys * largest) / (queries * largest + gap) if maps.part else 1.0
         columns = grid_columns(heads, maps.kv_heads, shape)
         if style.inches is not None:
             columns = max(1, min(columns, int(room // titled)))
         self.grid = math.ceil(heads / columns), columns
         cell = _cell(max(queries, keys), room / columns, room, fill=style.in_print)
-        self.mosaic = make_mosaic(queries, keys, (HEAD_GAP, 18), cell, strip=layer.sink_HQ is not None, least=titled)
+        self.mosaic = make_mosaic(queries, keys, (gap, 18), cell, strip=layer.sink_HQ is not None, least=titled)
         self.figure = layout.new_figure()
         self.ax, bar_ax = layout.new_panel(self.figure)
         tiles = _grid(layer.values_HQK, *self.grid)
@@ -342,7 +348,8 @@ class LayerFigure:
         texts = (style.headed(_picture_name(maps)), layer.notes, layer.foot(style))
         self.words = layout.Words(self.figure, texts, TITLE_SIZE, style)
         beyond = max(0, titled - TITLE_GAP - self.mosaic.shape[1] * cell)  # of the titles of the last column
-        place_mosaic(self.figure, self.ax, self.bar, self.mosaic.pixels(*self.grid, cell), self.words, beyond)
+        image, reach = self.mosaic.pixels(*self.grid, cell), (beyond, 1 + (gap > HEAD_GAP))
+        place_mosaic(self.figure, self.ax, self.bar, image, self.words, reach)
 
     @classmethod
     def of(cls, layer: Layer, style: Style) -> LayerFigure:
@@ -352,7 +359,9 @@ class LayerFigure:
     def _title(self, head: int, title: str) -> Annotation:
         down, right = self.mosaic.corner(*divmod(head, self.grid[1]))
         start = right - self.mosaic.strip - self.mosaic.strip_gap
-        return self.ax.annotate(title, (start, down), (0, 3), textcoords="offset points", fontsize=HEAD_SIZE)
+        text = self.ax.annotate(title, (start, down), (0, 1), textcoords="offset points", fontsize=HEAD_SIZE)
+        text.set(verticalalignment="bottom", linespacing=1.0)
+        return text
 
     def show(self, layer: Layer) -> None:
         """The values, the scale and the titles of another layer of the same kind."""
@@ -423,7 +432,10 @@ def _grid(values_H: np.ndarray, rows: int, columns: int) -> np.ndarray:
 
 
 def _titles(maps: Maps, style: Style) -> tuple[str, ...]:
-    """`H3 (kv 1)` of each head, with the mean of what was taken out, and the scale where it is the head's own."""
+    """`H3 (kv 1)` of each head, with the mean of what was taken out, and the scale where it is the head's own.
+
+    Its role and its score stand in a line below, apart from a paper's figure, which has its panels' names alone.
+    """
     (rest, sink_HQ), titles = split_sink(maps, style), []
     for head, values_QK in enumerate(rest.values_HQK):
         name = f"kv {maps.heads[head]}" if maps.by_kv else f"H{maps.heads[head]}"
@@ -436,7 +448,8 @@ def _titles(maps: Maps, style: Style) -> tuple[str, ...]:
         if style.per_head_scale:
             limits = find_limits([values_QK], style, maps.quantity, alone=alone([maps], style))
             name += f", max {limits.high:.2g}"
-        titles.append(name)
+        role = role_title(maps, head) if style.titled and not maps.titles else ""
+        titles.append("\n".join(filter(None, (name, role))))
     return tuple(titles)
 
 

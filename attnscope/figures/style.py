@@ -432,9 +432,14 @@ def head_title(maps: Maps, index: int) -> str:
     """`L27H3 (kv 1)  induction 0.72`, or `L27 kv 1` when kv heads were averaged; the role and its score where known."""
     kv = f" (kv {maps.kv_heads[index]})" if maps.kv_heads else ""
     name = f"L{maps.layer} kv {maps.heads[index]}" if maps.by_kv else head_name(maps.layer, maps.heads[index]) + kv
+    return "  ".join(filter(None, (f"{maps.stack}{name}", role_title(maps, index))))
+
+
+def role_title(maps: Maps, index: int) -> str:
+    """`induction 0.72`, a head's role and its score on the text; nothing of a head without a role."""
     role = maps.roles[index] if maps.roles else ""
     score = maps.role_scores[index] if role and maps.role_scores else math.nan
-    return f"{maps.stack}{name}" + f"  {role}" * bool(role) + f" {printed(score)}" * (not math.isnan(score))
+    return role + f" {printed(score)}" * (not math.isnan(score))
 
 
 def parallel_note(maps: Maps) -> str:

@@ -104,10 +104,10 @@ def percentage(share: float | None) -> str:
 
 
 def exact(value: float) -> str:
-    """A number to calculate with: whole ones as they are, others with four decimals, or with two digits: `1.2e−05`."""
+    """A number to calculate with: whole ones as they are, others with three decimals, or with two digits: `1.2e−05`."""
     if value == int(value) and abs(value) < 1e4:
         return typeset(f"{int(value)}")
-    return typeset(f"{value:.4f}" if 1e-3 <= abs(value) < 1e4 else f"{value:.1e}")
+    return typeset(f"{value:.3f}" if 1e-3 <= abs(value) < 1e4 else f"{value:.1e}")
 
 
 def power(value: float) -> str:
