@@ -68,6 +68,18 @@ def test_every_text_reads_as_written_with_every_tokenizer(named, kind):
     assert len(prompt.tokens) == len(prompt.labels) == len(prompt.special) == len(prompt.ids) == len(prompt)
 
 
+def test_tokens_with_characters_of_their_own_are_read_as_all_others_are(named, monkeypatch):
+    """By the rule for tokens that share characters, which most texts do not need."""
+    ways = {"<s>the bank</s>", "the  bank \n\n on", " the", "the bank on a river", *TEXTS.values()}
+    quick = {text: from_text(named[1], text) for text in ways}
+    apart = []
+    monkeypatch.setattr(labels, "_read_apart", lambda *given: apart.append(given))
+    for text, prompt in quick.items():
+        assert from_text(named[1], text) == prompt
+        assert from_text(named[1], text).characters == prompt.characters
+    assert bool(apart) == bool(getattr(named[1], "is_fast", False))
+
+
 def said_at(prompt: Prompt) -> list[str]:
     return [prompt.text[start:stop] for start, stop in prompt.characters]
 

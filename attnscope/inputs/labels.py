@@ -13,7 +13,7 @@ import json
 import re
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate, pairwise
 from typing import Any, Literal, NamedTuple
@@ -151,33 +151,116 @@ def piece_gap(name: str, before: str | None, style: Style) -> bool:
     return style == "suffix" and before.endswith("</w>")
 
 
-def pieces_of(tokenizer: Any, ids: Sequence[int], text: str, offsets: Sequence[tuple[int, int]] | None) -> list[Piece]:
+class TextTokens(NamedTuple):
+    """The tokens of a whole text, each with its `TokenReading`, and whether it is a special one."""
+
+    exact: tuple[str, ...]
+    labels: tuple[str, ...]
+    plain: tuple[str, ...]
+    special: tuple[bool, ...]
+    characters: Characters
+
+    def at(self, places: Sequence[int]) -> "TextTokens":
+        """Some of the tokens."""
+        if len(places) == len(self.exact):
+            return self
+        exact, labels, plain, special, characters = self
+        return TextTokens(
+            tuple([exact[place] for place in places]),
+            tuple([labels[place] for place in places]),
+            tuple([plain[place] for place in places]),
+            tuple([special[place] for place in places]),
+            tuple([characters[place] for place in places]) if characters else (),
+        )
+
+
+def read_tokens(tokenizer: Any, ids: Sequence[int], text: str, spans: Sequence[tuple[int, int]] | None) -> TextTokens:
+    """What the tokens of a text are; spans: the characters that each covers, None where the tokenizer does not tell.
+
+    >>> read_tokens(tokenizer, [265, 586], "the new", [(0, 3), (3, 7)]).labels
+    ('the', '·new')
+    """
+    names, odd = _names(tokenizer, ids), _OddTokens.of(tokenizer)
+    spans = spans and spans_with_marks(spans, text)
+    if spans and text and (apart := _read_apart(ids, text, spans, names, odd)):
+        return apart
+    pieces = pieces_of(ids, text, spans, names, odd)
+    readings = read_pieces(pieces, text)
+    exact, labels, plain, covered = zip(*readings, strict=True)
+    characters: Characters = ()
+    if text:  # where the tokenizer does not tell of all, what the tokens say is looked for in the text
+        known = [span for span in covered if span is not None]
+        characters = ordered_spans(known) if len(known) == len(ids) else locate_tokens(plain, exact, text)
+    return TextTokens(exact, labels, plain, tuple([piece.special for piece in pieces]), characters)
+
+
+class _OddTokens(NamedTuple):
+    """The tokens that are no plain entries of a vocabulary, and how it writes the others."""
+
+    special: Container[int]
+    added: Container[int]
+    unknown: int | None
+    every: Container[int | None]
+    style: Style
+
+    @classmethod
+    def of(cls, tokenizer: Any) -> "_OddTokens":
+        added = tokenizer.added_tokens_decoder
+        special = {*tokenizer.all_special_ids, *(token for token, entry in added.items() if entry.special)}
+        unknown: int | None = getattr(tokenizer, "unk_token_id", None)
+        return cls(special, added, unknown, {*special, *added, unknown}, piece_style(tokenizer))
+
+
+def _read_apart(
+    ids: Sequence[int], text: str, spans: Sequence[tuple[int, int]], names: Mapping[int, str], odd: _OddTokens
+) -> TextTokens | None:
+    """The tokens of a text in which each has characters of its own, but for special ones without; None for another.
+
+    Most texts are such: they are read without what tokens that share a character need.
+    """
+    texts, characters, reached, style, odd_ids = list[tuple[str, str, str]](), list(spans), 0, odd.style, odd.every
+    for place, (token, (start, stop)) in enumerate(zip(ids, spans, strict=True)):
+        name = names[token]
+        if token in odd_ids:
+            if start < stop or stop > reached or token not in odd.special or BYTE_TOKEN.fullmatch(name):
+                return None
+            texts.append((name, _special_label(name), name))
+            characters[place] = reached, reached
+            continue
+        if not reached <= start < stop:
+            return None
+        lead = _lead(name, style)
+        before = text[max(0, start - len(lead)) : start] if lead else ""
+        gap = start > reached and any(map(str.isspace, text[reached:start]))
+        texts.append(_texts_alone(name, lead, before, text[start:stop], gap, False))
+        reached = stop
+    exact, labels, plain = zip(*texts, strict=True)
+    return TextTokens(exact, labels, plain, tuple([token in odd.special for token in ids]), tuple(characters))
+
+
+def pieces_of(
+    ids: Sequence[int], text: str, offsets: Sequence[tuple[int, int]] | None, names: Mapping[int, str], odd: _OddTokens
+) -> list[Piece]:
     """The pieces of token ids.
 
     text: what they were read from, if anything. offsets: the characters of it that each token covers, None where the
-    tokenizer does not tell.
+    tokenizer does not tell. names: of each id its entry of the vocabulary.
     """
-    names = _names(tokenizer, ids)
-    added = tokenizer.added_tokens_decoder
-    special = {*tokenizer.all_special_ids, *(token for token, entry in added.items() if entry.special)}
-    style = piece_style(tokenizer)
-    unknown_id = getattr(tokenizer, "unk_token_id", None)
     pieces: list[Piece] = []
     before: str | None = None
-    odd = {*special, *added, unknown_id}  # of the others a tokenizer that gives spans says no more than these
     for place, token in enumerate(ids):
-        # Most tokens are plain entries of the vocabulary: they are the fast way through a long text.
+        # Most tokens are plain entries of the vocabulary: of these a tokenizer that gives spans says no more than that.
         name, span = names[token], offsets[place] if offsets is not None else None
-        if span is not None and token not in odd:
-            pieces.append(Piece(name, piece_bytes(name, style), span))
+        if span is not None and token not in odd.every:
+            pieces.append(Piece(name, piece_bytes(name, odd.style), span))
             continue
         covered = text[span[0] : span[1]] if span else ""
         # An unknown token represents a piece of the text; only its name written out is the special token itself.
-        unknown = token == unknown_id and covered != "" and covered.strip() != name
-        is_special = token in special and not unknown and not BYTE_TOKEN.fullmatch(name)
-        literal = unknown or (style in ("byte", "latin1") and token in added)
-        data = (covered or name).encode() if literal else piece_bytes(name, style)
-        gap = offsets is None and not is_special and piece_gap(name, before, style)
+        unknown = token == odd.unknown and covered != "" and covered.strip() != name
+        is_special = token in odd.special and not unknown and not BYTE_TOKEN.fullmatch(name)
+        literal = unknown or (odd.style in ("byte", "latin1") and token in odd.added)
+        data = (covered or name).encode() if literal else piece_bytes(name, odd.style)
+        gap = offsets is None and not is_special and piece_gap(name, before, odd.style)
         pieces.append(Piece(name, data, span, is_special, unknown, gap))
         before = None if is_special else name
     return pieces
@@ -191,7 +274,7 @@ def bytes_of(tokenizer: Any, ids: Sequence[int]) -> list[bytes]:
     """
     return [
         b" " * piece.gap + (piece.name.encode() if piece.special else piece.data)
-        for piece in pieces_of(tokenizer, ids, "", None)
+        for piece in pieces_of(ids, "", None, _names(tokenizer, ids), _OddTokens.of(tokenizer))
     ]
 
 
@@ -281,6 +364,12 @@ def _runs(pieces: Sequence[Piece]) -> Iterator[tuple[int, int]]:
 
 
 @lru_cache(maxsize=1 << 16)
+def _lead(name: str, style: Style) -> str:
+    """The white space that an entry of the vocabulary begins with."""
+    return _leading_space(piece_bytes(name, style))
+
+
+@lru_cache(maxsize=1 << 16)
 def _leading_space(data: bytes) -> str:
     """The white space that a piece begins with."""
     text = data.decode("utf-8", "ignore")
@@ -318,8 +407,13 @@ def _read_bytes(run: Sequence[Piece], source: str) -> list[Entry]:
 
 def _label(piece: Piece, exact: str) -> str:
     if piece.special or not exact:
-        return visible(piece.name).replace("▁", "·")
+        return _special_label(piece.name)
     return visible_blanks(exact) + (visible(piece.name) if piece.unknown else "")
+
+
+@lru_cache(maxsize=1 << 10)
+def _special_label(name: str) -> str:
+    return visible(name).replace("▁", "·")
 
 
 @lru_cache(maxsize=1 << 16)

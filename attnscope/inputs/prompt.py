@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from attnscope.errors import InputError, UsageError
 from attnscope.inputs.chat import Bounds, by_template, join_parts, pictures_of, read_messages, token_turns, turn_bounds
-from attnscope.inputs.labels import Characters, locate_tokens, ordered_spans, pieces_of, read_pieces, spans_with_marks
+from attnscope.inputs.labels import Characters, locate_tokens, read_tokens
 from attnscope.inputs.spans import sentence_ranges, word_ranges
 from attnscope.utils.isolation import IsolatedCall, Where
 
@@ -462,33 +462,24 @@ def _prompt(
     """The prompt of the tokens at these places; text: what they were read from, None for ids alone."""
     ids, offsets = encoded.ids, encoded.offsets
     # All tokens are read, also those that are cut off: a character may be split over both sides of the cut.
-    pieces = pieces_of(tokenizer, ids, text or "", offsets and spans_with_marks(offsets, text or ""))
-    readings = read_pieces(pieces, text or "")
-    characters: Characters = ()
-    if text:
-        spans = [reading.span for reading in readings if reading.span is not None]
-        if len(spans) == len(readings):
-            characters = ordered_spans(spans)
-        else:  # the tokenizer does not tell of all: what the tokens say is looked for in the text
-            exact, _, plain, _ = zip(*readings, strict=True)
-            characters = locate_tokens(plain, exact, text)
+    whole = read_tokens(tokenizer, ids, text or "", offsets)
     turns: tuple[Span, ...] = ()
     if bounds:
-        numbers = token_turns(characters, bounds)
+        numbers = token_turns(whole.characters, bounds)
         if ids[0] == getattr(tokenizer, "bos_token_id", None):  # the begin token is no one's turn
             numbers[0] = None
         turns = turn_spans([numbers[place] for place in places], bounds)
-    exact, labels, plain, _ = zip(*[readings[place] for place in places], strict=True)
+    left = whole.at(places)
     return Prompt(
-        text="".join(plain) if text is None else text,
+        text="".join(left.plain) if text is None else text,
         ids=tuple([ids[place] for place in places]),
-        tokens=exact,
-        labels=labels,
-        special=tuple([pieces[place].special for place in places]),
-        plain=plain,
+        tokens=left.exact,
+        labels=left.labels,
+        special=left.special,
+        plain=left.plain,
         turns=turns,
         removed=len(ids) - len(places),
-        characters=tuple([characters[place] for place in places]) if text else (),
+        characters=left.characters,
         types=tuple([encoded.types[place] for place in places]) if encoded.types else (),
     )
 

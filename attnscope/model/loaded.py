@@ -107,7 +107,8 @@ class LoadedModel:
     @property
     def virtual(self) -> Sequence[int]:
         """The ids of the tokens that an adapter puts before every text: the model's last."""
-        every, count = self.embeddings or 0, getattr(self._embeds, "virtual", 0)
+        embeds = self._embeds
+        every, count = getattr(embeds, "num_embeddings", None) or 0, getattr(embeds, "virtual", 0)
         return range(every - count, every)
 
     @property
@@ -168,6 +169,8 @@ class LoadedModel:
     def unknown_id(self, ids: Sequence[int]) -> int | None:
         """The place of the first id that the model has no embedding of; None where it has them all."""
         most = self.embeddings
+        if ids and min(ids) >= 0 and (most is None or max(ids) < most):
+            return None
         return next((i for i, token in enumerate(ids) if token < 0 or (most is not None and token >= most)), None)
 
     def check_ids(self, ids: Sequence[int]) -> None:
