@@ -143,7 +143,7 @@ def test_it_is_compiled_once_and_loaded_without_numba(
         "compiling the CPU kernel, once per machine"
     ]
     loaded = set(sys.modules)
-    object_code._loaded(name, code)
+    object_code._loaded_by_llvm(name, code)
     assert not {module for module in set(sys.modules) - loaded if module.startswith("numba")}
     (tmp_path / "file").write_text("no folder")
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "file"))
@@ -151,7 +151,49 @@ def test_it_is_compiled_once_and_loaded_without_numba(
     assert len(made) == 2
 
 
-def test_code_is_kept_for_one_processor_and_one_width_of_registers(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module")
+def kernel() -> tuple[str, bytes]:
+    name, code = object_code._object()
+    if not (code.startswith(object_code.ELF) and code[18] == object_code.X86_64):
+        pytest.skip("objects of this system are loaded by LLVM")
+    return name, code
+
+
+def test_an_object_is_put_into_memory_without_llvm(monkeypatch: pytest.MonkeyPatch, kernel: tuple[str, bytes]) -> None:
+    """It answers with the same bits as where LLVM has loaded it."""
+    spec, answers = spec_of(200, 200), []
+    asked = asked_of(spec)
+    for load in (object_code.linked, object_code._loaded_by_llvm):
+        function = object_code.function_at(load(*kernel))
+        monkeypatch.setattr(sweeping, "compiled_sweep", lambda function=function: function)
+        answers.append(CompiledAttention(spec).together(asked))
+    for question, found in answers[0].items():
+        assert_close(found, answers[1][question], atol=0, rtol=0, equal_nan=True)
+    for name in ("create_mcjit_compiler", "get_host_cpu_name", "get_host_cpu_features"):
+        monkeypatch.setattr(binding, name, None)
+    monkeypatch.delattr(binding, "parse_assembly")
+    assert object_code._loaded(*object_code._object())
+
+
+def test_an_object_that_is_not_whole_or_refers_elsewhere_is_left_to_llvm(
+    monkeypatch: pytest.MonkeyPatch, kernel: tuple[str, bytes]
+) -> None:
+    name, code = kernel
+    sections = int.from_bytes(code[40:48], "little")
+    table = next(at for at in range(sections, len(code), 64) if code[at + 4] == object_code.RELOCATIONS)
+    first = int.from_bytes(code[table + 24 : table + 32], "little")
+    places = (0, 4, 18, first + 6, first + 8, first + 15, first + 20)  # of the header; of an address
+    changed = [code[:place] + bytes([code[place] ^ 127]) + code[place + 1 :] for place in places]
+    monkeypatch.setattr(object_code, "_loaded_by_llvm", lambda name, code: 1)
+    for other in (*changed, *(code[:cut] for cut in range(0, len(code), 499))):
+        assert object_code._loaded(name, other) == 1
+    assert object_code._loaded("no such function", code) == 1
+    assert object_code._loaded(name, code) != 1
+
+
+def test_code_is_kept_for_one_processor_and_one_width_of_registers(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """What calls the kernel packs by that width, which PyTorch can be told."""
     keys = [object_code._key()]
     monkeypatch.setattr(object_code, "LANES", 1)
@@ -160,7 +202,13 @@ def test_code_is_kept_for_one_processor_and_one_width_of_registers(monkeypatch: 
     keys.append(object_code._key())
     monkeypatch.setenv("NUMBA_CPU_FEATURES", "+avx2,+fma")
     keys.append(object_code._key())
-    assert len(set(keys)) == 4
+    rows = "vendor_id\t: A\ncpu family\t: 6\nmodel\t: 1\nmodel name\t: B\nstepping\t: 1\nflags\t: fma {}\n\nflags\t: {}"
+    for name, text in (("one", rows.format("avx2", "")), ("two", rows.format("", "avx2")), ("arm", "Features: asimd")):
+        (tmp_path / name).write_text(text)
+        monkeypatch.setattr(object_code, "PROCESSORS", str(tmp_path / name))
+        keys.append(object_code._key())
+    assert len(set(keys)) == 7
+    assert object_code._description() == object_code._processor()
 
 
 @pytest.mark.slow

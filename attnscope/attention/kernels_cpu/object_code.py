@@ -1,8 +1,9 @@
 """The compiled kernel: made once per machine by Numba, kept as object code, and loaded without Numba after that.
 
-Importing Numba takes longer than a page of text; LLVM alone loads in a twentieth of a second. The file is run as
-machine code, so only we may have written it, and all of it: only we and root may change the file, its folder, or where
-the path of the folder leads, and a digest finds what a crash or a disk did to the rest.
+Importing Numba takes longer than a page of text, and LLVM takes 48 MiB. An ELF object with plain addresses needs
+neither: `linked` puts it into memory. Any other object is loaded by LLVM. The file is run as machine code, so only we
+may have written it, and all of it: only we and root may change the file, its folder, or where the path of the folder
+leads, and a digest finds what a crash or a disk did to the rest.
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import logging
+import mmap
 import os
 import stat
+import struct
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -26,6 +29,8 @@ from attnscope.errors import UsageError
 from attnscope.utils.files import whole_file
 
 MOST_BYTES = 1 << 22  # the kernel takes a hundredth of that
+PROCESSORS = "/proc/cpuinfo"  # of Linux
+MOST_DESCRIPTION = 1 << 14  # characters of its first core
 MOST_STEPS = 256  # of a path, those of its links included
 DIGEST = hashlib.sha256
 
@@ -123,8 +128,12 @@ def switched_off() -> bool:
 @lru_cache(maxsize=1)
 def sweep() -> Callable[[int, int], int]:
     """The kernel, as a function of the address of its records and their number; the interpreter is free meanwhile."""
-    name, code = _object()
-    function = ctypes.CFUNCTYPE(ctypes.c_int32, *[ctypes.c_void_p] * 2, *[ctypes.c_int64] * 2)(_loaded(name, code))
+    return function_at(_loaded(*_object()))
+
+
+def function_at(address: int) -> Callable[[int, int], int]:
+    """The kernel that lies at an address."""
+    function = ctypes.CFUNCTYPE(ctypes.c_int32, *[ctypes.c_void_p] * 2, *[ctypes.c_int64] * 2)(address)
     unused = (ctypes.c_int64 * 2)()  # where Numba's own callers find an error: nothing here raises one
     place = ctypes.addressof(unused)
     _kept.append(unused)
@@ -153,8 +162,20 @@ def _object() -> tuple[str, bytes]:
 def _key() -> str:
     """Of what the code depends on: the sources, the compilers, the processor."""
     parts = [Path(__file__).with_name(name).read_bytes() for name in SOURCES]
-    parts += [text.encode() for text in (version("numba"), version("llvmlite"), str(LANES), *_processor())]
+    parts += [text.encode() for text in (version("numba"), version("llvmlite"), str(LANES), *_description())]
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:24]
+
+
+def _description() -> tuple[str, ...]:
+    """The processor as Linux describes it and as Numba is set to compile for it; elsewhere as LLVM describes it."""
+    try:
+        with open(PROCESSORS, encoding="utf-8", errors="replace") as file:
+            rows = dict(line.split(":", 1) for line in file.read(MOST_DESCRIPTION).split("\n\n")[0].splitlines())
+        rows = {name.strip(): value for name, value in rows.items()}
+        linux = [rows[name] for name in ("vendor_id", "cpu family", "model", "model name", "stepping", "flags")]
+    except (OSError, ValueError, KeyError):  # not Linux, or a processor with other rows
+        return _processor()
+    return (*linux, os.environ.get("NUMBA_CPU_NAME", ""), os.environ.get("NUMBA_CPU_FEATURES", ""))
 
 
 def _processor() -> tuple[str, str]:
@@ -191,6 +212,76 @@ def _compiled() -> tuple[str, bytes]:
 
 def _loaded(name: str, code: bytes) -> int:
     """The address of the function in object code."""
+    return linked(name, code) or _loaded_by_llvm(name, code)
+
+
+# Of <elf.h>: a header's first bytes on x86-64, the types of sections, a section in memory, a whole address.
+ELF, X86_64 = b"\x7fELF\x02\x01\x01", 62
+SYMBOLS, RELOCATIONS, ZEROS, ALLOCATED, ADDRESS = 2, 4, 8, 2, 1
+MOST_SECTIONS = 1 << 10
+
+
+def linked(name: str, code: bytes) -> int | None:
+    """The address of a function of an ELF object of x86-64, put into memory here; None for any other object.
+
+    An object for a large address space refers to its own parts by whole addresses, and each is a sum.
+    """
+    try:
+        image, addresses, functions = _laid_out(code)
+        memory = mmap.mmap(-1, len(image), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        base = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        for place, target in addresses:
+            struct.pack_into("<Q", image, place, base + target)
+        memory.write(image)
+        # No page can be written and run at once.
+        executable = mmap.PROT_READ | mmap.PROT_EXEC
+        if ctypes.CDLL(None).mprotect(ctypes.c_void_p(base), ctypes.c_size_t(len(memory)), executable):
+            return None
+        _kept.append(memory)
+        return base + functions[name.encode()]
+    except (struct.error, ValueError, LookupError, ArithmeticError, OSError, AttributeError, TypeError):
+        return None
+
+
+def _laid_out(code: bytes) -> tuple[bytearray, list[tuple[int, int]], dict[bytes, int]]:
+    """An object's sections one behind the other; where in them which address belongs, and the places of its functions.
+
+    Raises ValueError for an object that refers to anything else.
+    """
+    if code[: len(ELF)] != ELF or struct.unpack_from("<H", code, 18) != (X86_64,):
+        raise ValueError("no object of x86-64")
+    (table,), (size, count) = struct.unpack_from("<Q", code, 40), struct.unpack_from("<HH", code, 58)
+    if count > MOST_SECTIONS:
+        raise ValueError("too many sections")
+    sections = [struct.unpack_from("<IIQQQQIIQQ", code, table + size * at) for at in range(count)]
+    image, starts = bytearray(), {}
+    for at, (_, kind, flags, _, offset, length, _, _, align, _) in enumerate(sections):
+        if flags & ALLOCATED and length:
+            if kind == ZEROS or not 0 < align <= mmap.PAGESIZE or offset + length > len(code):
+                raise ValueError("a section of another kind")
+            image += bytes(-len(image) % align)
+            starts[at] = len(image)
+            image += code[offset : offset + length]
+    symbols, functions = [], {}
+    for _, kind, _, _, offset, length, names, _, _, _ in sections:
+        if kind == SYMBOLS:
+            strings = sections[names][4]
+            for word, _, _, section, value, _ in struct.iter_unpack("<IBBHQQ", code[offset : offset + length]):
+                symbols.append(starts[section] + value if section in starts else None)
+                if symbols[-1] is not None:
+                    functions[code[strings + word : code.index(b"\0", strings + word)]] = symbols[-1]
+    addresses = []
+    for _, kind, _, _, offset, length, _, changed, _, _ in sections:
+        if kind == RELOCATIONS and changed in starts:
+            for place, what, addend in struct.iter_unpack("<QQq", code[offset : offset + length]):
+                target = symbols[what >> 32]
+                if what & 0xFFFFFFFF != ADDRESS or target is None or not 0 <= target + addend < len(image):
+                    raise ValueError("an address outside of the object")
+                addresses.append((starts[changed] + place, target + addend))
+    return image, addresses, functions
+
+
+def _loaded_by_llvm(name: str, code: bytes) -> int:
     from llvmlite import binding
 
     engine = binding.create_mcjit_compiler(binding.parse_assembly(""), _machine())
