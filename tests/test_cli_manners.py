@@ -58,6 +58,25 @@ def test_quiet_is_silent(command):
     assert call(command, "--text", SENTENCE, "--quiet").silent().rows
 
 
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_can_be_quiet(command):
+    assert "quiet" in parameters(*COMMANDS[command][0].groups)
+
+
+@pytest.mark.parametrize("quiet", ["-q", "--quiet"])
+def test_facts_without_messages(quiet):
+    for command in ("metrics", "doctor"):
+        assert call(command, quiet).silent().out
+
+
+@pytest.mark.parametrize("command", [("run",), ("serve", "--run")])
+def test_a_file_of_commands_is_quiet_as_each_of_them(command):
+    lines = f"tokens '{SENTENCE}'\nhelp metrics\nattnscope keys '{SENTENCE}' --top 1\n".encode()
+    spoken, silent = (call(*command, "-", *quiet, stdin=lines).ok() for quiet in ((), ("--quiet",)))
+    assert silent.silent().out == spoken.out
+    assert spoken.err
+
+
 @pytest.mark.parametrize("command", ["heads", "relations"])
 def test_every_format_holds_the_same_table(command):
     def data(format):

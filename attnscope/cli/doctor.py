@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from attnscope.cli import output
 from attnscope.cli.completion import cache_folder, cached_models
 from attnscope.cli.config import with_options
-from attnscope.cli.output import Facts
+from attnscope.cli.output import Facts, Quiet
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
@@ -42,8 +42,8 @@ VARIABLES = (
 BROWSERS = ("firefox", "chromium", "chromium-browser", "google-chrome", "microsoft-edge")
 
 
-@with_options(Facts)
-def doctor(printing: Facts) -> int:
+@with_options(Facts, Quiet)
+def doctor(printing: Facts, noise: Quiet) -> int:
     """Print system information for a bug report.
 
     One screen: versions, devices, fonts and caches. Nothing is downloaded and no model is loaded. Paths are written

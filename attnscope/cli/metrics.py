@@ -11,7 +11,7 @@ from attnscope.cli import output
 from attnscope.cli.completion import metrics as metric_names
 from attnscope.cli.config import with_options
 from attnscope.cli.option_groups import option_group
-from attnscope.cli.output import Format
+from attnscope.cli.output import Format, Quiet
 from attnscope.utils.display import Column, Sheet
 
 if TYPE_CHECKING:
@@ -28,8 +28,8 @@ class ChosenMetrics:
     id: Annotated[str | None, "Id of a metric (default: all).", "METRIC", Argument(autocompletion=metric_names)] = None
 
 
-@with_options(ChosenMetrics, Format)
-def metrics(which: ChosenMetrics, printing: Format) -> int:
+@with_options(ChosenMetrics, Format, Quiet)
+def metrics(which: ChosenMetrics, printing: Format, noise: Quiet) -> int:
     """List the metrics, and the rules that name a head's role.
 
     With an id: formula, rows, unit, range and source of that metric. A pipe gets all metrics as csv.

@@ -12,7 +12,7 @@ from typer import Argument
 
 from attnscope.cli.config import with_options
 from attnscope.cli.option_groups import option_group
-from attnscope.cli.output import log
+from attnscope.cli.output import Quiet, log
 from attnscope.errors import InputError, UsageError
 
 EXAMPLES = (
@@ -41,20 +41,21 @@ class Lines:
         return self.lines
 
 
-@with_options(Lines)
-def run(lines: Lines) -> int:
+@with_options(Lines, Quiet)
+def run(lines: Lines, noise: Quiet) -> int:
     """Run the commands of a file in one process.
 
     The file has one command per line. Each model is loaded once. The exit code is that of the first command that
-    failed.
+    failed. --quiet is that of every command.
     """
-    return run_lines(lines.file)
+    return run_lines(lines.file, noise.quiet)
 
 
-def run_lines(name: str) -> int:
-    """Run the commands of a file one after the other; the first exit code that is not 0."""
+def run_lines(name: str, quiet: bool = False) -> int:
+    """Run the commands of a file one after the other; the first exit code that is not 0. quiet: for each of them."""
     from attnscope.cli import one_text
     from attnscope.cli import run as run_command
+    from attnscope.cli.app import command_named
     from attnscope.serve.worker import KeptModels
 
     failed = 0
@@ -69,7 +70,7 @@ def run_lines(name: str) -> int:
             if words[:1] in (["serve"], ["run"]):
                 raise InputError(f"line {number} of {name} is the command {words[0]}", "leave it out")
             if words:
-                code = run_command(words)
+                code = run_command([words[0], *["--quiet"] * (quiet and command_named(words[0]) != ""), *words[1:]])
                 if code:
                     log(f"line {number} of {name} failed, exit code {code}", False)
                 failed = failed or code

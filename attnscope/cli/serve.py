@@ -104,7 +104,7 @@ def serve(served: Served, session: Session, noise: Quiet) -> int:
     if session.run is not None:
         from attnscope.cli.run_file import run_lines
 
-        return run_lines(session.run)
+        return run_lines(session.run, noise.quiet)
     if session.page:
         status = running_server()
         if status is not None:
