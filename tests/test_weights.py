@@ -155,7 +155,7 @@ def test_the_comparison_sees_one_wrong_weight(captured, layers):
         ("mistral", {"sliding_window": 8, "num_hidden_layers": 2}, "causal, window 8"),
         ("gemma2", {"sliding_window": 8}, "causal, window 8 in layers 0,2; causal in layers 1,3"),
         ("modernbert", {"local_attention": 8}, "both ways in layer"),
-        ("llama4_text", {"attention_chunk_size": 8}, "causal, chunk 8"),
+        pytest.param("llama4_text", {"attention_chunk_size": 8}, "causal, chunk 8", marks=pytest.mark.families),
     ],
 )
 def test_the_masks_of_families_are_read_off_their_weights(demo, model_type, config, masks):
@@ -169,7 +169,7 @@ def test_the_masks_of_families_are_read_off_their_weights(demo, model_type, conf
     same(seen, expected, kv=False)
 
 
-@pytest.mark.parametrize("model_type", ["bart", "t5"])
+@pytest.mark.parametrize("model_type", ["bart", pytest.param("t5", marks=pytest.mark.families)])
 def test_an_encoder_decoder_has_three_stacks_and_its_cross_attention_can_be_given_alone(demo, model_type):
     loaded = random(demo, model_type, "Seq2SeqLM")
     expected = bare(attnscope.capture(loaded, TEXT, target="Mary saw John", request=ALL_OF_TWO, engine="eager"))

@@ -93,8 +93,19 @@ class Record:
 
 def written(folder: Path) -> list[Record]:
     """The committed shards of a folder in order, those of a run that is still writing too; nothing is changed."""
-    records = {record.first: record for record in read_journal(folder / JOURNAL, _record, cut=False)}
-    return [records[first] for first in sorted(records)]
+    return list(_records(folder / JOURNAL, cut=False).values())
+
+
+def _records(path: Path, cut: bool = True) -> dict[int, Record]:
+    """The shards of a journal by their first items, in order. Raises InputError where two have an item or a file."""
+    records = {record.first: record for record in read_journal(path, _record, cut=cut)}
+    result, end, names = dict[int, Record](), 0, set[str]()
+    for first in sorted(records):
+        if first < end or names & records[first].files.keys():
+            raise InputError(f"{path} is damaged: item {first} is in two shards", ANOTHER)
+        result[first], end = records[first], first + records[first].items
+        names |= records[first].files.keys()
+    return result
 
 
 def digest(items: Iterable[Item]) -> str:
@@ -118,7 +129,7 @@ class Journal:
     def __init__(self, folder: Path) -> None:
         self.path = folder / JOURNAL
         self.folder = folder
-        self.records = {record.first: record for record in read_journal(self.path, _record)}
+        self.records = _records(self.path)
 
     def append(self, record: Record) -> None:
         """Remember a shard; on return it survives a crash of the machine. A summary without it is removed."""
@@ -182,13 +193,14 @@ def _remove(folder: Path) -> None:
 
 
 def _record(values: Mapping[str, Any]) -> Record | None:
-    """The record of a line; None where a field is not of its type, or a count is below 0."""
+    """The record of a line; None where a field is not of its type, or a count is below 0 or more than all items."""
     try:
         record: Record = from_json(Record, values, "record")
     except UsageError:
         return None
     counts = (record.first, record.items, record.texts, record.tokens, *record.rows.values(), *record.files.values())
-    return record if min(*counts, *(failure.item for failure in record.failures)) >= 0 else None
+    whole = record.texts + len(record.failures) <= record.items
+    return record if whole and min(*counts, *(failure.item for failure in record.failures)) >= 0 else None
 
 
 OPTIONS = "run.json"

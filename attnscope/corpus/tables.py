@@ -241,6 +241,8 @@ class WrittenRows:
             value = _numpy(rows[name], np.nan)
             present = np.isfinite(value)  # a difference of heads has their numbers, and no metrics
             value_SN[text[present], place[present]] = value[present]
+            if np.count_nonzero(np.isfinite(value_SN)) < np.count_nonzero(present):
+                raise ValueError(f"{path} has two rows of a head and a text")
         return keys, part
 
     @property

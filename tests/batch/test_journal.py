@@ -3,14 +3,15 @@
 import json
 import shutil
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
 
 import pytest
 
-from attnscope.corpus.folder import Failure, Journal, Record, begun_sources, check_options, check_ours
+from attnscope.corpus.folder import Failure, Journal, Record, begun_sources, check_options, check_ours, written
 from attnscope.errors import InputError, UsageError
+from attnscope.utils.folders import append
 
 RECORDS = [
     Record(0, 3, 3, 30, "aa", {"heads": 3}, {"heads/part-000000000.parquet": 7}),
@@ -49,6 +50,30 @@ def test_a_flipped_bit_in_the_middle_is_damage(tmp_path: Path) -> None:
     path.write_bytes(bytes(data))
     with pytest.raises(InputError, match="is damaged in line 1"):
         Journal(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        replace(RECORDS[1], first=2),
+        replace(RECORDS[1], first=0, items=4),
+        replace(RECORDS[1], first=9, files=RECORDS[0].files),
+    ],
+    ids=["an item of two", "items of both", "a file of two"],
+)
+def test_shards_that_share_an_item_or_a_file_are_damage(tmp_path: Path, more: Record) -> None:
+    journal = journal_of(tmp_path)
+    append(journal.path, asdict(more))
+    with pytest.raises(InputError, match="is in two shards"):
+        Journal(tmp_path)
+    with pytest.raises(InputError, match="is in two shards"):
+        written(tmp_path)
+
+
+def test_more_texts_than_items_are_none_of_a_journal(tmp_path: Path) -> None:
+    journal = journal_of(tmp_path)
+    append(journal.path, asdict(replace(RECORDS[0], first=9, texts=2**40)))
+    assert written(tmp_path) == RECORDS
 
 
 def test_failures_are_listed_in_the_order_of_the_items(tmp_path: Path) -> None:

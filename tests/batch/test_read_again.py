@@ -268,6 +268,9 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
     "no such layer": replaced("layer", lambda count: pa.array([2**30] * count, pa.int32())),
     "no number": replaced("layer", lambda count: pa.array([float("nan")] * count)),
     "no heads in common": replaced("item", lambda count: pa.array((n // 4 for n in range(count)), pa.int64())),
+    "one text alone": replaced("item", lambda count: pa.array([0] * count, pa.int64())),
+    "no texts": replaced("item", lambda count: pa.nulls(count, pa.int64())),
+    "one head alone": replaced("head", lambda count: pa.array([0] * count, pa.int32())),
     "a long stack": replaced(
         "stack",
         lambda count: pa.DictionaryArray.from_arrays(pa.array([0] * count, pa.int32()), pa.array(["x" * 2**20])),
