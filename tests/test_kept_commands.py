@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+import re
 import shlex
 import subprocess
 from collections import defaultdict
@@ -13,7 +14,7 @@ import typer
 
 from attnscope.cli.app import COMMANDS, app, command_named
 from attnscope.cli.config import typed_settings
-from helpers.command_line import HANGS, SENTENCE
+from helpers.command_line import HANGS, SENTENCE, call
 from helpers.corpora import jsonl, rows
 from helpers.forks import shim
 from helpers.snapshots import SNAPSHOTS
@@ -70,6 +71,44 @@ def test_what_was_typed_before_is_read_as_then(command):
         with named.make_context(name, rest, parent=outer) as inner:
             assert inner.info_name == command
             typed_settings(inner, inner.command.groups, inner.params.get("set"))
+
+
+LONG = {"scan", "ablate", "--keep", "--whole"}  # seconds rather than parts of one
+ELSEWHERE = re.compile(
+    r"[A-Z]+\d?|\.\.\.|\[ID\]|runs/.*|/shared/.*|(?!examples/|README).*\.(jsonl|txt|gz|png|jpg|wav|flac|yaml)"
+)
+REFUSED = {  # what lacks what it needs, and what asks for a token that the text has not
+    "relations --weights logit": 2,
+    "heatmap 'the financial bank is located on river bank' --query last --key bank": 2,
+    "view --why L3H0": 2,
+    "tokens 'the bank is on the river' --query lake": 4,
+}
+
+
+def is_short(words):
+    """Whether a line is run here in little time: on the demo and files of the project, without files of its own."""
+    models = [words[i + 1] for i, word in enumerate(words) if word in ("-m", "--model")]
+    own = {"--out", "-o", "serve", "batch"} & {*words} or any(ELSEWHERE.fullmatch(word) for word in words)
+    long = (LONG & {*words} and "--dry-run" not in words) or max(map(len, words)) > 150  # letters of a text
+    return not (own or long or {*models} - {"demo"}) and len(words) > 1
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("command", [name for name in TYPED if any(map(is_short, TYPED[name]))])
+def test_what_was_typed_before_runs(command, monkeypatch):
+    """Those lines that are short; text and ids that a line does not give are piped."""
+    monkeypatch.chdir(SNAPSHOTS.parents[1])
+    for words in filter(is_short, TYPED[command]):
+        given = b"[0, 423, 1919]" if "--ids" in words else SENTENCE.encode()
+        result = call(*words, stdin=given)
+        assert result.code == REFUSED.get(shlex.join(words), 0), (words, result.err)
+        assert bool(result.out) == (result.code == 0), words
+
+
+def test_most_lines_that_were_typed_are_short():
+    short = [shlex.join(words) for lines in TYPED.values() for words in filter(is_short, lines)]
+    assert len(short) > 80
+    assert {*REFUSED} < {*short}
 
 
 def test_the_lines_that_were_typed_are_of_nearly_all_commands():
