@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from matplotlib.axes import Axes
 from matplotlib.colors import PowerNorm, to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.text import Text
@@ -557,7 +558,10 @@ def test_what_is_asked_for_wins_over_a_style_file(tmp_path: Path) -> None:
         ("text.latex.preamble: \\input{x}", "text.latex.preamble of"),
         ("backend: agg\nfigure.figsize: 3, 3", "backend, figure.figsize of"),
         ("savefig.directory: /tmp", "savefig.directory of"),
-        ("axes.labelsize: 8", "font.size is the size of every text"),
+        ("axes.labelsize: 90", "axes.labelsize of {}: expected points from 4 to 24, got 90"),
+        ("font.size: 20\nxtick.labelsize: xx-large", "xtick.labelsize of {}: expected points from 4 to 24, got 34.56"),
+        ("legend.fontsize: huge", "legend.fontsize of {}"),
+        ("ytick.labelsize: nan", "ytick.labelsize of {}"),
         ("font.family: /etc/fonts/x.ttf", "font.family of {} names a file"),
         ("font.size: 90", "expected points from 4 to 24, got 90"),
         ("lines.linewidth: 1e9", "lines.linewidth of {}"),
@@ -589,6 +593,34 @@ def test_other_settings_of_a_style_file_are_refused_by_name(tmp_path: Path, cont
     assert words.format(path) in said
     assert "\n" not in said
     assert len(said) < 400 + len(str(path))
+
+
+def test_a_style_file_has_a_size_for_each_kind_of_text(tmp_path: Path) -> None:
+    path = tmp_path / "sizes.mplstyle"
+    sizes = "figure.titlesize: 15\naxes.labelsize: 13\nxtick.labelsize: 6\nytick.labelsize: {}\n"
+    path.write_text("font.size: 12\n" + sizes.format("small"))
+    maps = bank_maps()
+    head = shown(maps, Style(style=path))
+    ticks = {side: {text.get_fontsize() for text in labels} for side, labels in ticks_of(head.ax).items()}
+    small = 12 * 0.833
+    assert ticks["x"] == {6}
+    assert list(ticks["y"]) == [pytest.approx(small)]
+    assert {head.ax.xaxis.label.get_fontsize(), head.bar.ax.yaxis.label.get_fontsize()} == {13}
+    assert [*{text.get_fontsize() for text in head.bar.ax.get_yticklabels()}] == [pytest.approx(small)]
+    assert head.words.title.get_fontsize() == 15
+    assert head.words.foot.get_fontsize() == 12, "font.size is that of all other texts"
+    asked = shown(maps, Style(style=path, font_size=9))
+    assert {text.get_fontsize() for labels in ticks_of(asked.ax).values() for text in labels} == {9}
+    assert asked.words.title.get_fontsize() == 9, "a size that is asked for wins over the file"
+    path.write_text(sizes.format("large"))
+    alone = shown(maps, Style(style=path))
+    assert alone.words.title.get_fontsize() == 15
+    assert [*{text.get_fontsize() for text in ticks_of(alone.ax)["y"]}] == [pytest.approx(12)], "larger than 10 points"
+    assert alone.words.foot.get_fontsize() == shown(maps, Style()).words.foot.get_fontsize()
+
+
+def ticks_of(ax: Axes) -> dict[str, list[Text]]:
+    return {"x": ax.get_xticklabels(), "y": ax.get_yticklabels()}
 
 
 def test_a_style_file_is_one_setting_in_shell_config_redrawing_and_python(tmp_path: Path, monkeypatch) -> None:

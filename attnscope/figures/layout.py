@@ -23,6 +23,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from attnscope.figures.fonts import caption, fonts_for, isolated, legible, shown_text, tick_label
 from attnscope.figures.style import DPI, Axis, Style
+from attnscope.figures.style_sheet import SIZES
 from attnscope.figures.writer import drawing, px, save_figure
 
 NAME_SIZE, NOTE_SIZE, NOTE_COLOUR = 10.0, 9.0, "#555555"  # of an axis' name; of the lines beside a title
@@ -35,6 +36,7 @@ TIED = "\ue000"  # a blank at which no line is broken
 LINE = 1.2  # from line to line of a note, in lines
 LARGEST_CELL, SMALLEST_CELL = 72, 1
 NUMBER = "number"  # the label of a number in a cell
+TITLE, HEADING = "figure.titlesize", "axes.titlesize"  # those of a figure's title and of what is above a panel
 NUMBER_LETTER, LEAST_NUMBER = 0.6, 5.0  # how wide its letters are for their size; the smallest that is printed
 SMALLEST_LABEL = 7.0  # points
 LARGEST_LABEL = 11.0
@@ -59,33 +61,46 @@ def cell_size(queries: int, keys: int, room: float = MAP_PX, *, fill: bool = Fal
 
 def in_print(figure: Figure, style: Style) -> None:
     """Every text at the points that the style asks for, but numbers in cells; to be called before it is measured."""
-    if style.points is None:
+    sizes = {setting: style.size_of(setting) for setting in SIZES}
+    if style.points is None and not any(sizes.values()):
         return
-    least, most = style.points
+    least, most = style.points or (0.0, math.inf)
 
-    def within(points: float) -> float:
-        return min(most, max(least, points))
+    def within(points: float, setting: str = "") -> float:
+        return sizes.get(setting) or min(most, max(least, points))
 
-    for axis in (axis for ax in figure.axes for axis in (ax.xaxis, ax.yaxis)):
-        axis.set_tick_params(labelsize=within(max((float(t.get_fontsize()) for t in axis.get_ticklabels()), default=0)))
+    def resize(texts: Iterable[Text], setting: str) -> None:
+        for text in texts:
+            text.set_fontsize(within(float(text.get_fontsize()), setting))
+
     for text in figure.findobj(Text):
         if text.get_label() != NUMBER:
-            text.set_fontsize(within(float(text.get_fontsize())))
+            text.set_fontsize(within(float(text.get_fontsize()), str(text.get_label())))
+    for ax in figure.axes:
+        for name, axis in (("xtick", ax.xaxis), ("ytick", ax.yaxis)):
+            longest = max((float(text.get_fontsize()) for text in axis.get_ticklabels()), default=0)
+            axis.set_tick_params(labelsize=within(longest, f"{name}.labelsize"))
+            resize([*axis.get_ticklabels()], f"{name}.labelsize")
+            resize([axis.label], "axes.labelsize")
+        legend = ax.get_legend()
+        resize(legend.get_texts() if legend else (), "legend.fontsize")
+        resize([ax.title], HEADING)
 
 
-def label_size(cell: float, style: Style) -> float:
-    """Points that fit a cell of so many pixels; those that were asked for where some were."""
-    return sized(max(SMALLEST_LABEL, min(LARGEST_LABEL, px(0.85 * cell))), style)
+def label_size(cell: float, style: Style, side: str) -> float:
+    """Points that fit a cell of so many pixels along a side ("x" or "y"); those that were asked for where some were."""
+    return sized(max(SMALLEST_LABEL, min(LARGEST_LABEL, px(0.85 * cell))), style, f"{side}tick.labelsize")
 
 
-def sized(points: float, style: Style) -> float:
-    """The size of a text that has so many points by default."""
-    return points if style.font_size is None else style.font_size
+def sized(points: float, style: Style, setting: str = "") -> float:
+    """The size of a text that has so many points by default; setting: its kind, as a style file has it."""
+    asked = style.size_of(setting) if setting else style.font_size
+    return points if asked is None else asked
 
 
 def growth(style: Style) -> float:
     """How many times the room of a text grows, where larger letters than the usual are asked for."""
-    return max(1.0, (style.font_size or 0.0) / NOTE_SIZE)
+    return max(1.0, max(style.size_of(setting) or 0.0 for setting in SIZES) / NOTE_SIZE)
 
 
 def number_size(cell: float, style: Style) -> float:
@@ -109,7 +124,7 @@ def line_px(points: float) -> float:
 
 def put_tokens(ax: Axes, side: str, tokens: Axis, cell: float, style: Style) -> int:
     """Token labels along one side ("x" or "y") of a map; returns the step between labels."""
-    size = label_size(cell, style)
+    size = label_size(cell, style, side)
     step = label_step(cell, line_px(size))
     cells, labels = tick_labels(tokens, step)
     axis = ax.xaxis if side == "x" else ax.yaxis
@@ -150,9 +165,9 @@ def axis_room(labels: Sequence[Text], name_size: float, gap: float) -> tuple[flo
 
 def say_above(ax: Axes, lines: Iterable[tuple[str, float, int, str]]) -> None:
     """Lines above a panel, from its left edge: text, size, pixels above the panel, colour."""
-    for text, size, up, colour in lines:
+    for place, (text, size, up, colour) in enumerate(lines):
         line = ax.annotate(text, (0, 1), (0, px(up)), xycoords="axes fraction", textcoords="offset points")
-        line.set(fontsize=size, color=colour)
+        line.set(fontsize=size, color=colour, label="" if place else HEADING)
 
 
 def outside(ax: Axes) -> float:
@@ -203,7 +218,7 @@ class Words:
         foot = foot if self.captioned else ()
         self.room, self.note_size = math.inf, sized(NOTE_SIZE, style)
         self.least = min(WORDS_PX, (style.inches or math.inf) * DPI - 40)  # pixels, beside a small map
-        self.title = figure.text(0, 0, title * self.titled, fontsize=size, va="top")
+        self.title = figure.text(0, 0, title * self.titled, fontsize=size, va="top", label=TITLE)
         self.note, self.foot = (
             figure.text(0, 0, text, fontsize=NOTE_SIZE, color=NOTE_COLOUR, va="top", linespacing=LINE)
             for text in (note * self.captioned, "\n".join(legible(line) for line in foot if line))
@@ -416,7 +431,7 @@ def entitle(
     left, down, up = place
     wide, high = (float(inches * DPI) for inches in figure.get_size_inches())
     if style.titled:
-        figure.text(left / wide, 1 - down / high, title, fontsize=size, va="top")
+        figure.text(left / wide, 1 - down / high, title, fontsize=size, va="top", label=TITLE)
     for number, line in enumerate(filter(None, foot) if style.captioned else ()):
         at = left / wide, (up + FOOT_LINE_PX * number) / high
         figure.text(*at, line, fontsize=NOTE_SIZE, color=NOTE_COLOUR)

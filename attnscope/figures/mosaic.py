@@ -274,7 +274,7 @@ def place_mosaic(
     bar_words = layout.axis_room(bar.ax.get_yticklabels(), float(bar.ax.yaxis.label.get_fontsize()), space)[0]
     plan = layout.PanelPlan(
         left=round(edge + layout.axis_room(ax.get_yticklabels(), layout.NAME_SIZE, space)[0]),
-        top=round(numbers) if numbered_above else round(lines * layout.line_px(HEAD_SIZE)) + 4,
+        top=round(numbers) if numbered_above else round(lines * title_px(words.style)) + 4,
         size=size,
         bar=(gap, thick, min(LONGEST_BAR_PX, max(size[1], LEAST_BAR_PX * (not words.style.in_print)))),
         right=gap + thick + bar_words,
@@ -282,6 +282,11 @@ def place_mosaic(
         edge=edge,
     )
     layout.frame(figure, [(ax, bar.ax)], plan, words, plan.left)
+
+
+def title_px(style: Style) -> float:
+    """Pixels that a line of a panel's title takes."""
+    return layout.line_px(layout.sized(HEAD_SIZE, style, layout.HEADING))
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,7 @@ from attnscope.figures.mosaic import (
     sink_note,
     strip_fill,
     texts_of,
+    title_px,
     title_words,
 )
 from attnscope.figures.style import (
@@ -205,7 +206,7 @@ def pooled(values_HQK: np.ndarray, queries: int, keys: int) -> np.ndarray:
 
 
 LAYER_PX, LEAST_PANEL_PX, LARGEST_PANEL_PX, LARGEST_CELL = 2400, 130, 420, 26
-TITLE_GAP, HEAD_GAP, ROLE_GAP = 6, 30, 15  # pixels between two titles, above a map, and more for a line with the role
+TITLE_GAP, HEAD_GAP = 6, 30  # pixels between two titles, and above a map with a title of one line
 
 
 def save_layer(path: Path, maps: Maps, style: Style) -> Path:
@@ -240,11 +241,12 @@ def figures_of(jobs: Sequence[tuple[Path, Maps]], style: Style) -> Iterator[tupl
     # One size for all: numbers in titles would give each layer a width of its own, roles a height.
     lines = [title.split("\n") for of_layer in titles for title in of_layer]
     longest = max((len(line) for of_title in lines for line in of_title), default=0)
-    titled = math.ceil(longest * layout.LETTER * HEAD_SIZE / px(1)) + TITLE_GAP
-    gap = HEAD_GAP + ROLE_GAP * any(len(of_title) > 1 for of_title in lines)
+    titled = math.ceil(longest * layout.LETTER * layout.sized(HEAD_SIZE, style, layout.HEADING) / px(1)) + TITLE_GAP
+    tallest = max(map(len, lines), default=1)
+    gap = HEAD_GAP + round(tallest * title_px(style) - layout.line_px(HEAD_SIZE))
     built: dict[tuple, LayerFigure] = {}
     for (path, maps), of_layer in zip(jobs, titles, strict=True):
-        layer = Layer.of(maps, style, of_layer, (titled, gap))
+        layer = Layer.of(maps, style, of_layer, (titled, gap, tallest))
         kind = layer.kind(style)
         if kind not in built:
             built[kind] = LayerFigure.of(layer, style)
@@ -257,7 +259,7 @@ class Layer:
     """What a picture of a layer shows: its maps without what is taken out (H x Q), which has a strip of its own.
 
     values_HQK: what is drawn on the scale: shares of each head's own with `per_head_scale`. room: pixels from the
-    left of a title to the next, and above a map.
+    left of a title to the next, and above a map; lines of the tallest title.
     """
 
     maps: Maps
@@ -266,10 +268,10 @@ class Layer:
     limits: Limits
     values_HQK: np.ndarray
     titles: tuple[str, ...]
-    room: tuple[int, int]
+    room: tuple[int, int, int]
 
     @classmethod
-    def of(cls, maps: Maps, style: Style, titles: tuple[str, ...], room: tuple[int, int]) -> Layer:
+    def of(cls, maps: Maps, style: Style, titles: tuple[str, ...], room: tuple[int, int, int]) -> Layer:
         """The values and the scale, as the style asks for them."""
         (rest, sink_HQ), first = split_sink(maps, style), alone([maps], style)
         limits = find_limits([rest.values_HQK], style, maps.quantity, alone=first)
@@ -312,7 +314,7 @@ class LayerFigure:
         self.reused: Reused | None = None
         self.bars: dict[Limits, Changed] = {}
         self.drawn: dict[Text, tuple[str, Changed]] = {}
-        maps, rest, (titled, gap) = layer.maps, layer.rest, layer.room
+        maps, rest, (titled, gap, lines) = layer.maps, layer.rest, layer.room
         heads, queries, keys = rest.values_HQK.shape
         largest = max(LARGEST_CELL, -(-LEAST_PANEL_PX // max(queries, keys)))  # few cells are larger, see `_cell`
         shape = max(titled, keys * largest) / (queries * largest + gap) if maps.part else 1.0
@@ -333,12 +335,12 @@ class LayerFigure:
         self.titles = [self._title(head, title) for head, title in enumerate(layer.titles)]
         # Tokens are named at the left of each row of maps, and below the maps of the lowest row.
         (tall, wide), rows = (self.mosaic.tall, self.mosaic.wide), self.grid[0]
-        size = layout.label_size(cell * min(tall, wide), style)
         lowest = heads - (rows - 1) * columns
         for axis, tokens, longer, starts, rotation in (
             (self.ax.yaxis, rest.axis_Q, tall, [self.mosaic.corner(row, 0)[0] for row in range(rows)], 0),
             (self.ax.xaxis, rest.axis_K, wide, [self.mosaic.corner(0, column)[1] for column in range(lowest)], 90),
         ):
+            size = layout.label_size(cell * min(tall, wide), style, axis.axis_name)
             step = layout.label_step(cell * longer, layout.line_px(size))
             cells, shown = layout.tick_labels(tokens, step)
             places = [start + (at + 0.5) * longer for start in starts for at in cells]
@@ -348,7 +350,7 @@ class LayerFigure:
         texts = (style.headed(_picture_name(maps)), layer.notes, layer.foot(style))
         self.words = layout.Words(self.figure, texts, TITLE_SIZE, style)
         beyond = max(0, titled - TITLE_GAP - self.mosaic.shape[1] * cell)  # of the titles of the last column
-        image, reach = self.mosaic.pixels(*self.grid, cell), (beyond, 1 + (gap > HEAD_GAP))
+        image, reach = self.mosaic.pixels(*self.grid, cell), (beyond, lines)
         place_mosaic(self.figure, self.ax, self.bar, image, self.words, reach)
 
     @classmethod
@@ -360,7 +362,7 @@ class LayerFigure:
         down, right = self.mosaic.corner(*divmod(head, self.grid[1]))
         start = right - self.mosaic.strip - self.mosaic.strip_gap
         text = self.ax.annotate(title, (start, down), (0, 1), textcoords="offset points", fontsize=HEAD_SIZE)
-        text.set(verticalalignment="bottom", linespacing=1.0)
+        text.set(verticalalignment="bottom", linespacing=1.0, label=layout.HEADING)
         return text
 
     def show(self, layer: Layer) -> None:

@@ -277,7 +277,7 @@ def pairs_figure(pairs: Pairs, style: Style, words: tuple[str, str, str], room: 
     label_colourbar(bar, Limits(0.0, 1.0), Style(), unit)
     bar_ax.tick_params(labelsize=MARK_SIZE)
     # Heads are named, every how many there is room for; between names and map is the strip of colours.
-    size = layout.label_size(side / count, style)
+    size = layout.label_size(side / count, style, "x")
     step = layout.label_step(side / count, layout.line_px(size))
     places, names = np.arange(0, count, step) + 0.5, [pairs.labels[leaf] for leaf in order[::step]]
     for axis, pad, rotation in ((ax.yaxis, strip_px + 2 * strip_gap, 0), (ax.xaxis, strip_gap, 90)):

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args, get_origin, get_type_hints
 
 from attnscope.errors import BLANKS, UsageError, visible
-from attnscope.figures.style_sheet import StyleSheet, read_style_sheet
+from attnscope.figures.style_sheet import FONT_SIZES, StyleSheet, read_style_sheet
 from attnscope.utils.display import head_name, model_name, printed
 
 if TYPE_CHECKING:
@@ -46,7 +46,6 @@ ROLE_COLOURS = {  # of both vocabularies: what a text shows, and what a scan nam
 }
 WIDTHS = {"column": 3.25, "page": 6.75}  # inches: a column, and both, of the two-column styles of most venues
 PRINT_SIZES = 7.0, 8.0  # points of every text in a paper's figure
-FONT_SIZES = 4.0, 24.0  # that may be asked for
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")  # of lines, which hue alone does not tell apart
 LEAST_WIDTH, MOST_WIDTH = 1.0, 60.0
 
@@ -185,6 +184,15 @@ class Style:
         if self.font_size is not None:
             return self.font_size, self.font_size
         return PRINT_SIZES if self.in_print else None
+
+    def size_of(self, setting: str) -> float | None:
+        """Points of a kind of text, as `axes.labelsize`: of the style file, else those of every text.
+
+        A font size that was asked for wins over all sizes of the file.
+        """
+        of_file = self.sheet.points("font.size") if self.sheet else None
+        own = self.sheet.points(setting) if self.sheet and self.font_size == of_file else None
+        return self.font_size if own is None else own
 
     @property
     def titled(self) -> bool:

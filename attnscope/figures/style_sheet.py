@@ -26,18 +26,29 @@ log = logging.getLogger("attnscope")
 MOST_BYTES = 1 << 20
 MOST_NUMBER = 20.0  # points, of a line or a mark
 MOST_LETTERS = 1000  # of a value
+FONT_SIZES = 4.0, 24.0  # points of a text that may be asked for
+BASE = 10.0  # points that `small` and `large` are relative to, in a file without font.size
 GENERIC = ("sans-serif", "serif", "monospace", "cursive", "fantasy")
 FAMILY, CYCLE, CMAP, SIZE = "font.family", "axes.prop_cycle", "image.cmap", "font.size"
 ALPHA, DASHES = "grid.alpha", "grid.linestyle"
+SIZES = (
+    "figure.titlesize",
+    "axes.titlesize",
+    "axes.labelsize",
+    "xtick.labelsize",
+    "ytick.labelsize",
+    "legend.fontsize",
+)
 MARKS = ("color", "labelcolor", "direction", "major.size", "major.width", "major.pad", "minor.size", "minor.width")
 READ = (
-    *(FAMILY, SIZE, "font.weight", "font.style", *(f"font.{name}" for name in GENERIC)),
+    *(FAMILY, SIZE, *SIZES, "font.weight", "font.style", *(f"font.{name}" for name in GENERIC)),
     *("text.color", "figure.facecolor", "grid.color", "grid.linewidth", DASHES, ALPHA),
     *("lines.linewidth", "lines.markersize", "hatch.linewidth", CMAP, CYCLE),
     *(f"axes.{name}" for name in ("facecolor", "edgecolor", "labelcolor", "titlecolor", "linewidth", "labelweight")),
     *(f"axes.spines.{side}" for side in ("left", "right", "top", "bottom")),
     *(f"{axis}tick.{name}" for axis in "xy" for name in MARKS),
 )
+OURS = (SIZE, *SIZES, CYCLE, FAMILY, CMAP)  # what is applied here, and not by matplotlib
 OF_COLOURS = re.compile(r"cycler\(\s*(?:['\"]color['\"]\s*,|color\s*=)\s*[\[(]([^\[\]()]*)[\])]\s*\)")
 OF_CYCLE = re.compile("C[0-9]+")
 NO_SHEET = "name a style file of matplotlib"
@@ -54,6 +65,16 @@ class StyleSheet:
     def get(self, setting: str) -> str | None:
         """The value of a setting."""
         return dict(self.settings).get(setting)
+
+    def points(self, setting: str) -> float | None:
+        """A size in points: a number, or a word such as `small`, which is relative to font.size."""
+        from matplotlib.font_manager import font_scalings
+
+        value = self.get(setting)
+        if value is None:
+            return None
+        scale = font_scalings.get(value)
+        return float(value) if scale is None else scale * float(self.get(SIZE) or BASE)
 
 
 def read_style_sheet(path: str | Path) -> StyleSheet:
@@ -74,11 +95,15 @@ def read_style_sheet(path: str | Path) -> StyleSheet:
             settings[key.strip()] = value.strip()
     if unknown := [visible(key) for key in settings if key not in READ]:
         more = f" and {len(unknown) - 5} others" * (len(unknown) > 5)
-        size = f"; {SIZE} is the size of every text" * any("size" in key for key in unknown)
-        raise UsageError(f"style: {', '.join(unknown[:5])}{more} of {name} cannot be used", HINT + size)
+        raise UsageError(f"style: {', '.join(unknown[:5])}{more} of {name} cannot be used", HINT)
     sheet = StyleSheet(name, tuple(settings.items()))
     for key, value in settings.items():
         _check(name, key, value)
+    for key in SIZES:
+        points = sheet.points(key)
+        if points is not None and not FONT_SIZES[0] <= points <= FONT_SIZES[1]:
+            expected = f"expected points from {FONT_SIZES[0]:g} to {FONT_SIZES[1]:g}"
+            raise UsageError(f"style: {key} of {name}: {expected}, got {points:g}", HINT)
     # A font that is missing here may be there where the figure is made for print: a warning, no error.
     named, known = _families(sheet), _installed()
     if named and not any(family in known for family in named):
@@ -91,7 +116,7 @@ def parameters(sheet: StyleSheet, families: tuple[str, ...]) -> dict[Any, Any]:
     """A sheet as rcParams of matplotlib. families: further fonts, for letters that the sheet's own lack."""
     from matplotlib.rcsetup import cycler
 
-    values: dict[str, Any] = {key: value for key, value in sheet.settings if key not in (SIZE, CYCLE, FAMILY, CMAP)}
+    values: dict[str, Any] = {key: value for key, value in sheet.settings if key not in OURS}
     own = [family for family in _families(sheet) if family in _installed()]
     values |= {FAMILY: [*own, *families]}
     colours = dict(sheet.settings).get(CYCLE)
@@ -130,7 +155,7 @@ def _check(name: str, key: Any, value: str) -> None:
             checked = mpl.RcParams({key: value})[key]
     except (ValueError, TypeError, KeyError, Warning, RecursionError, MemoryError):  # of Python's parser, for `----1`
         raise refused from None
-    most = {ALPHA: 1.0, SIZE: math.inf}.get(key, MOST_NUMBER)  # of a font size, `Style` knows the range
+    most = {ALPHA: 1.0, **dict.fromkeys((SIZE, *SIZES), math.inf)}.get(key, MOST_NUMBER)  # sizes have a range below
     if isinstance(checked, float) and not (math.isfinite(checked) and 0 <= checked <= most):
         raise refused
     if key == DASHES and isinstance(checked, tuple):  # dashes that are short enough are drawn for ever

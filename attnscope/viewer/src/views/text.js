@@ -1,6 +1,6 @@
 /**
  * The text as it reads, line breaks kept; the background says where a chosen query looks, or who looks at a chosen key:
- * of one head, of its layer's mean, or of all heads. A click chooses the token. Beside it the strongest tokens, and what
+ * of one head, of its layer's mean, or of all heads. A click chooses the token. Next to it the strongest tokens, and what
  * every head gives from the query to the key.
  *
  * @typedef {import("../types.js").State} State
