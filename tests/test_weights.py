@@ -327,9 +327,17 @@ def in_runs(*lengths):
 def test_a_mask_is_known_where_every_query_shows_it(seen_QK, sight):
     seen_QK = torch.tensor(np.array(seen_QK, bool))
     assert Sight.of(seen_QK) == sight
-    if sight is not None:
-        mask = sight.mask(*seen_QK.shape)
-        assert torch.equal(mask.rows(0, len(seen_QK))[0, 0].expand_as(seen_QK), seen_QK)
+    for query, key in np.ndindex(*seen_QK.shape) if sight else ():
+        assert bool(seen_QK[query, key]) == (beyond(sight.before, query, key) and beyond(sight.after, key, query))
+
+
+def beyond(side, late, early):
+    """Whether two places are within reach of each other, on the side where the one is after the other."""
+    if late <= early or side is None:
+        return True
+    if isinstance(side, tuple):  # no run begins between them
+        return not any(early < start <= late for start in side)
+    return late - early <= side
 
 
 RULED = {

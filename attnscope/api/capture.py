@@ -219,13 +219,13 @@ def from_weights(
         other = next((name for name, value in options.items() if value is not None), None)
         if other is not None:
             raise UsageError(f"a file of weights has its own {other}", f"leave out {{{other}}}")
-        given = read_weights(Path(weights))
-        sinks = given.sink_logits if sink_logits is None else sink_logits
-        given = replace(given, name=model or given.name, sink_logits=sinks)
+        matrices = read_weights(Path(weights))
+        sinks = matrices.sink_logits if sink_logits is None else sink_logits
+        matrices = replace(matrices, name=model or matrices.name, sink_logits=sinks)
     elif tokens is None:
         raise UsageError("expected the tokens of the weights", "give {tokens} as a list of strings")
     else:
-        given = weights_of(
+        matrices = weights_of(
             weights,
             tokens,
             query_tokens,
@@ -239,7 +239,7 @@ def from_weights(
         )
     # A request as of a text: the same collectors read these matrices.
     keep = kept(None, request, query, key, define, {})
-    return Capture.made_of(observe_weights(given, CaptureSpec("", keep, select=select)))
+    return Capture.made_of(observe_weights(matrices, CaptureSpec("", keep, select=select)))
 
 
 @hints_of()
@@ -266,7 +266,7 @@ def save_weights(
     """
     from attnscope.inputs.weights import save_weights, weights_of
 
-    given = weights_of(
+    matrices = weights_of(
         weights,
         tokens,
         query_tokens,
@@ -278,7 +278,7 @@ def save_weights(
         query_attention_mask=query_attention_mask,
         mask=mask,
     )
-    return save_weights(path, given)
+    return save_weights(path, matrices)
 
 
 def _ask(text: Any, keep: Request, how: CaptureOptions) -> CaptureSpec:

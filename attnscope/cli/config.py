@@ -371,12 +371,12 @@ def _weights_of(path: Path, manifest: Mapping[str, Any]) -> GivenWeights:
     if file is None:
         how = "save them with attnscope.save_weights, and name that file with {weights_file}"
         raise UsageError(f"the run of {path} was given weights in memory", how)
-    given = read_weights(str(file))
-    if not isinstance(source, Mapping) or given.sha256 != source.get("sha256"):
+    matrices = read_weights(str(file))
+    if not isinstance(source, Mapping) or matrices.sha256 != source.get("sha256"):
         raise UsageError(
             f"{file} does not hold the weights of the run of {path}", "name their file with {weights_file}"
         )
-    return given
+    return matrices
 
 
 def with_options(

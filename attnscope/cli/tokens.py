@@ -98,8 +98,8 @@ def given_tokens(file: str) -> Tokenised:
     from attnscope.inputs.weights import read_weights
     from attnscope.serve.questions import Tokenised
 
-    given = read_weights(file)
-    return Tokenised(given.text, f"weights from {given.source}", None)
+    matrices = read_weights(file)
+    return Tokenised(matrices.text, f"weights from {matrices.source}", None)
 
 
 def header(read: Tokenised) -> str:

@@ -1,8 +1,8 @@
 """Attention matrices that somebody else computed -> their layers and the Prompts of both axes, as data; and their file.
 
-    given = weights_of([A0, A1], ["the", "cat", "sat"])   # arrays of numpy or torch, (H, Q, K) for each layer
-    save_weights("bank.npz", given)
-    given = read_weights("bank.npz")
+    matrices = weights_of([A0, A1], ["the", "cat", "sat"])   # arrays of numpy or torch, (H, Q, K) for each layer
+    save_weights("bank.npz", matrices)
+    matrices = read_weights("bank.npz")
 
 A file is somebody's: npz or safetensors, nothing in it is run, and what it declares is checked before it is unpacked.
 It holds `layer.0`, `layer.1`, ... with 3 axes, or one `weights` with 4, and `tokens`; of an encoder-decoder
@@ -228,29 +228,29 @@ def _plain(tensor: Tensor) -> Tensor:
     return tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor
 
 
-def _checked(given: GivenWeights) -> GivenWeights:
+def _checked(matrices: GivenWeights) -> GivenWeights:
     """The same, or InputError where shapes do not fit the tokens or each other, UsageError for what is left out."""
-    if given.target is None and (CROSS in given.stacks or len(given.stacks) > 1):
+    if matrices.target is None and (CROSS in matrices.stacks or len(matrices.stacks) > 1):
         raise UsageError("weights of several stacks need the tokens of the queries", "give {query_tokens=TOKENS}")
-    for stack, layers in given.stacks.items():
-        axes = axes_of(stack, given.text, given.target)
+    for stack, layers in matrices.stacks.items():
+        axes = axes_of(stack, matrices.text, matrices.target)
         for index, weights in layers.items():
-            name = f"{stack} layer {index}" if len(given.stacks) > 1 else f"layer {index}"
+            name = f"{stack} layer {index}" if len(matrices.stacks) > 1 else f"layer {index}"
             _check_shape(name, tuple(weights.shape), *map(len, axes))
-            if given.kv_heads and weights.shape[0] % given.kv_heads:
+            if matrices.kv_heads and weights.shape[0] % matrices.kv_heads:
                 raise InputError(
-                    f"{name} has {weights.shape[0]} heads, which {given.kv_heads} kv heads do not divide",
+                    f"{name} has {weights.shape[0]} heads, which {matrices.kv_heads} kv heads do not divide",
                     "leave out {kv_heads}, or give the number of the model's config",
                 )
-    text, target = len(given.text), len(given.target or ())
+    text, target = len(matrices.text), len(matrices.target or ())
     shapes: dict[str, tuple[int, ...]] = {ATTENTION_MASK: (text,), QUERY_ATTENTION_MASK: (target,)}
-    shapes[MASK] = axes_of(next(iter(given.stacks)), text, target or None)
-    for name, flags in given.flags.items():
+    shapes[MASK] = axes_of(next(iter(matrices.stacks)), text, target or None)
+    for name, flags in matrices.flags.items():
         if flags.shape != shapes[name]:
             raise InputError(f"{name}: expected shape {_shape(shapes[name])}, got {_shape(flags.shape)}", "correct it")
-    if MASK in given.flags and len(given.stacks) > 1:
+    if MASK in matrices.flags and len(matrices.stacks) > 1:
         raise UsageError("a mask is of one stack", "give each stack alone, or leave out {mask}")
-    return given
+    return matrices
 
 
 def _check_shape(name: str, shape: Sequence[int], queries: int, keys: int) -> None:
@@ -592,7 +592,7 @@ def _read_tensor(path: Path, name: str) -> Any:
         return archive.get_tensor(name)
 
 
-def save_weights(file: Path | str, given: GivenWeights) -> Path:
+def save_weights(file: Path | str, matrices: GivenWeights) -> Path:
     """Write weights and tokens to an npz or safetensors file, whole or not at all; bfloat16 in npz as float32.
 
     Raises UsageError for another suffix, and where the folder cannot be written.
@@ -600,20 +600,20 @@ def save_weights(file: Path | str, given: GivenWeights) -> Path:
     path, suffix = Path(file), Path(file).suffix.lower()
     if suffix not in (NPZ, SAFETENSORS):
         raise UsageError(f"expected a file of .npz or .safetensors, got {path.name}", "name it weights.npz")
-    tokens = {what: json.dumps(names, ensure_ascii=False) for what, names in given.written.items()}
-    every = {MODEL: given.name, KV_HEADS: given.kv_heads, SINK_LOGITS: int(given.sink_logits)}
+    tokens = {what: json.dumps(names, ensure_ascii=False) for what, names in matrices.written.items()}
+    every = {MODEL: matrices.name, KV_HEADS: matrices.kv_heads, SINK_LOGITS: int(matrices.sink_logits)}
     scalars = {name: value for name, value in every.items() if value}
     if suffix == SAFETENSORS:
         import torch
         from safetensors.torch import save
 
-        tensors = {name: tensor.contiguous() for name, tensor in _named_layers(given)}
-        tensors |= {name: torch.from_numpy(flags) for name, flags in given.flags.items()}
+        tensors = {name: tensor.contiguous() for name, tensor in _named_layers(matrices)}
+        tensors |= {name: torch.from_numpy(flags) for name, flags in matrices.flags.items()}
         metadata = tokens | {name: str(value) for name, value in scalars.items()}
         return write_whole(path, lambda temp: temp.write_bytes(save(tensors, metadata)))
-    arrays = {name: _for_numpy(tensor) for name, tensor in _named_layers(given)}
+    arrays = {name: _for_numpy(tensor) for name, tensor in _named_layers(matrices)}
     arrays |= {name + UTF8: np.frombuffer(text.encode(), np.uint8) for name, text in tokens.items()}
-    arrays |= {name: np.array(value) for name, value in scalars.items()} | dict(given.flags)
+    arrays |= {name: np.array(value) for name, value in scalars.items()} | dict(matrices.flags)
 
     def write(temp: Path) -> None:
         with open(temp, "xb") as stream:
@@ -622,9 +622,9 @@ def save_weights(file: Path | str, given: GivenWeights) -> Path:
     return write_whole(path, write)
 
 
-def _named_layers(given: GivenWeights) -> Iterator[tuple[str, Tensor]]:
-    for stack, layers in given.stacks.items():
-        before = f"{stack}." * (len(given.stacks) > 1)
+def _named_layers(matrices: GivenWeights) -> Iterator[tuple[str, Tensor]]:
+    for stack, layers in matrices.stacks.items():
+        before = f"{stack}." * (len(matrices.stacks) > 1)
         yield from ((f"{before}layer.{index}", weights) for index, weights in layers.items())
 
 

@@ -75,7 +75,8 @@ class Sight(NamedTuple):
         queries, keys = seen_QK.shape
         if bool(seen_QK.all()):
             return cls(None, 0 if queries == keys == 1 else None)
-        place_Q, first_Q, last_Q = _stretches(seen_QK)
+        place_Q, first_Q = torch.arange(queries) + keys - queries, seen_QK.byte().argmax(-1)
+        last_Q = keys - 1 - seen_QK.flip(-1).byte().argmax(-1)
         whole_Q = (seen_QK.sum(-1) == last_Q - first_Q + 1) & (first_Q <= place_Q) & (place_Q <= last_Q)
         if queries != keys or not bool(whole_Q.all()):
             return None
@@ -87,22 +88,6 @@ class Sight(NamedTuple):
         alone_Q[list(before) if isinstance(before, tuple) else [0]] = False
         short = isinstance(before, tuple) and _chunk(before, keys) is None and 1 in np.diff([*before, keys])
         return None if UNKNOWN in (before, after) or bool(alone_Q.any()) or short else cls(before, after)
-
-    def mask(self, queries: int, keys: int) -> Visibility:
-        """The same as an operator reads it."""
-        if self.after == 0 and not isinstance(self.before, tuple):
-            return Visibility(queries, keys, None, True, None if self.before is None else self.before + 1)
-        if self == (None, None):
-            return Visibility(queries, keys, None, causal=False)
-        place_Q, key_K = torch.arange(queries)[:, None] + keys - queries, torch.arange(keys)
-        seen_QK = torch.ones(queries, keys, dtype=torch.bool)
-        for side, distance_QK in ((self.before, place_Q - key_K), (self.after, key_K - place_Q)):
-            if isinstance(side, tuple):
-                run_K = torch.bucketize(key_K, torch.tensor(side), right=True)
-                seen_QK &= (distance_QK <= 0) | (run_K[place_Q] == run_K)
-            elif side is not None:
-                seen_QK &= distance_QK <= side
-        return Visibility(queries, keys, seen_QK[None, None])
 
     def words(self, tokens: int) -> str:
         """`causal, window 16`, `causal, chunk 4`, `both ways`, `both ways in the first 3 tokens, causal after them`."""
@@ -123,13 +108,6 @@ class Sight(NamedTuple):
 
 
 UNKNOWN = -1
-
-
-def _stretches(seen_QK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The place of each query among the keys, and the first and the last key that it sees, (Q,) each."""
-    queries, keys = seen_QK.shape
-    last_Q = keys - 1 - seen_QK.flip(-1).byte().argmax(-1)
-    return torch.arange(queries) + keys - queries, seen_QK.byte().argmax(-1), last_Q
 
 
 def _side(reach_Q: Tensor, room_Q: Tensor) -> Side:
@@ -183,58 +161,62 @@ class CheckedWeights:
     allow. notes: what was left out, in words.
     """
 
-    given: GivenWeights
+    matrices: GivenWeights
     masks: Mapping[str, Mapping[int, LayerMask]]
     errors: Mapping[str, Mapping[int, float]]
     dtype: str
     notes: Sequence[str] = ()
 
 
-def checked(given: GivenWeights) -> CheckedWeights:
+def checked(matrices: GivenWeights) -> CheckedWeights:
     """The same with its numbers checked, without padding, and each stack called by which way it looks.
 
     Raises InputError for weights that are none: not finite, negative, or with a row that does not sum to 1.
     """
-    seen = {stack: {at: seen_of(layer) for at, layer in layers.items()} for stack, layers in given.stacks.items()}
-    given, seen, notes = without_padding(given, seen)
+    seen = {stack: {at: seen_of(layer) for at, layer in layers.items()} for stack, layers in matrices.stacks.items()}
+    matrices, seen, notes = without_padding(matrices, seen)
     errors: dict[str, dict[int, float]] = {}
     narrowest = "float32"
-    for stack, layers in given.stacks.items():
-        before = f"{stack} " * (len(given.stacks) > 1)
+    for stack, layers in matrices.stacks.items():
+        before = f"{stack} " * (len(matrices.stacks) > 1)
         errors[stack] = {}
         for index, weights_HQK in layers.items():
-            dtype, error = _check_numbers(f"{before}L{index}", weights_HQK, given.sink_logits)
+            dtype, error = _check_numbers(f"{before}L{index}", weights_HQK, matrices.sink_logits)
             narrowest = max(narrowest, dtype, key=lambda name: tolerance(name)[0])
             errors[stack][index] = error
     # One stack over one text is an encoder's where a layer looks ahead.
-    masks = _masks(given, seen)
+    masks = _masks(matrices, seen)
     if masks.keys() == {DECODER} and any(mask.looks_ahead for mask in masks[DECODER].values()):
-        given = replace(given, stacks={ENCODER: given.stacks[DECODER]})
+        matrices = replace(matrices, stacks={ENCODER: matrices.stacks[DECODER]})
         masks, errors = {ENCODER: masks[DECODER]}, {ENCODER: errors[DECODER]}
-    return CheckedWeights(given, masks, errors, narrowest, notes)
+    return CheckedWeights(matrices, masks, errors, narrowest, notes)
 
 
-def _masks(given: GivenWeights, seen: Mapping[str, Mapping[int, Tensor]]) -> dict[str, dict[int, LayerMask]]:
+def _masks(matrices: GivenWeights, seen: Mapping[str, Mapping[int, Tensor]]) -> dict[str, dict[int, LayerMask]]:
     """The masks of all layers; those that are alike share what is made of them. InputError where one is contradicted.
 
     A mask that somebody gives says what the weights leave open.
     """
     known: dict[tuple[Sight, int, int], LayerMask] = {}
 
-    def ruled(sight: Sight, queries: int, keys: int) -> LayerMask:
+    def ruled(sight: Sight, seen_QK: Tensor) -> LayerMask:
+        queries, keys = seen_QK.shape
         if (sight, queries, keys) not in known:
-            known[sight, queries, keys] = LayerMask(sight.words(keys), sight.mask(queries, keys), sight)
+            before, after = sight
+            visible = Visibility(queries, keys, seen_QK[None, None])
+            if after == 0 and not isinstance(before, tuple):
+                visible = Visibility(queries, keys, window=None if before is None else before + 1)
+            elif sight == (None, None):
+                visible = Visibility(queries, keys, causal=False)
+            known[sight, queries, keys] = LayerMask(sight.words(keys), visible, sight)
         return known[sight, queries, keys]
 
-    allowed, named = given.flags.get(MASK), None
+    allowed, named = matrices.flags.get(MASK), None
     if allowed is not None:
         allowed_QK = torch.from_numpy(np.array(allowed))
         sight = Sight.of(allowed_QK)
-        named = (
-            ruled(sight, *allowed_QK.shape)
-            if sight
-            else LayerMask("mask as given", Visibility(len(allowed_QK), allowed_QK.shape[1], allowed_QK[None, None]))
-        )
+        visible = Visibility(len(allowed_QK), allowed_QK.shape[1], allowed_QK[None, None])
+        named = ruled(sight, allowed_QK) if sight else LayerMask("mask as given", visible)
     masks: dict[str, dict[int, LayerMask]] = {}
     for stack, layers in seen.items():
         masks[stack] = {}
@@ -245,7 +227,7 @@ def _masks(given: GivenWeights, seen: Mapping[str, Mapping[int, Tensor]]) -> dic
                 raise InputError(message, "leave out {mask}, or correct it")
             sight = Sight.of(seen_QK)
             if sight is not None:
-                masks[stack][index] = ruled(sight, *seen_QK.shape)
+                masks[stack][index] = ruled(sight, seen_QK)
             else:
                 unknown = Visibility(len(seen_QK), seen_QK.shape[1], seen_QK[None, None], known=False)
                 masks[stack][index] = named or LayerMask(KEYS_NOT_KNOWN, unknown)
@@ -295,23 +277,23 @@ def _precision(weights: Tensor) -> str:
 Seen = dict[str, dict[int, Tensor]]
 
 
-def without_padding(given: GivenWeights, seen: Seen) -> tuple[GivenWeights, Seen, list[str]]:
+def without_padding(matrices: GivenWeights, seen: Seen) -> tuple[GivenWeights, Seen, list[str]]:
     """The same without the tokens of padding at the ends of its texts, and what was left out, in words.
 
     seen: the keys with weight, of every layer. Padding is what an attention mask says, else tokens without a row in any
     layer, and special tokens whose rows cannot be those of tokens, see `_cannot_be`. Raises InputError for such a row
     between others, and where a token of padding receives weight.
     """
-    texts, notes, kept = (given.text, given.target), [], list[range]()
+    texts, notes, kept = (matrices.text, matrices.target), [], list[range]()
     for which, (text, what, flag) in enumerate(zip(texts, ("text", "queries"), FLAGS, strict=False)):
         kept.append(range(len(text or ())))
         if text is None:
             continue
-        if flag in given.flags:
-            padding_T = ~torch.from_numpy(np.array(given.flags[flag]))
+        if flag in matrices.flags:
+            padding_T = ~torch.from_numpy(np.array(matrices.flags[flag]))
         else:
-            padding_T = _empty_rows(given, seen, which)
-            suspects = _cannot_be(given, seen, which, padding_T)
+            padding_T = _empty_rows(matrices, seen, which)
+            suspects = _cannot_be(matrices, seen, which, padding_T)
             named = [at for at in suspects if text.special[at]]
             if suspects == named and (len(named) > 1 or any("pad" in text.tokens[at].lower() for at in named)):
                 padding_T[named] = True
@@ -326,62 +308,62 @@ def without_padding(given: GivenWeights, seen: Seen) -> tuple[GivenWeights, Seen
         kept[which] = range(full[0], full[-1] + 1)
         inside = next((row for row in kept[which] if bool(padding_T[row])), None)
         if inside is not None:
-            what = "padding" if flag in given.flags else "all zeros in every head, expected a sum of 1"
+            what = "padding" if flag in matrices.flags else "all zeros in every head, expected a sum of 1"
             raise InputError(f"row {inside} is {what}", "leave out its token")
         if lost := len(text) - len(kept[which]):
             notes.append(f"{lost} tokens of padding at the ends of the {what} were left out")
     # Cut as views, without a copy; a row that loses weight by it looked at padding, which a mask would forbid.
     cut: Seen = {}
     stacks: Seen = {}
-    for stack, layers in given.stacks.items():
-        rows, columns = (slice(kept[which].start, kept[which].stop) for which in _axes(given, stack))
+    for stack, layers in matrices.stacks.items():
+        rows, columns = (slice(kept[which].start, kept[which].stop) for which in _axes(matrices, stack))
         for index, weights_HQK in layers.items():
             outside_QK = seen[stack][index][rows].clone()
             outside_QK[:, columns] = False
             if bool(outside_QK.any()):
-                name = f"{prefix(stack) if len(given.stacks) > 1 else ''}layer {index}"
+                name = f"{prefix(stack) if len(matrices.stacks) > 1 else ''}layer {index}"
                 raise InputError(f"{name}: tokens of padding receive weight", "leave out their rows and columns")
             stacks.setdefault(stack, {})[index] = weights_HQK[:, rows, columns]
             cut.setdefault(stack, {})[index] = seen[stack][index][rows, columns]
     text, target = (of and _part(of, range_) for of, range_ in zip(texts, kept, strict=True))
     assert text is not None
-    flags = dict(given.flags)
+    flags = dict(matrices.flags)
     if MASK in flags:
-        plain = next(iter(given.stacks))
-        rows, columns = (slice(kept[which].start, kept[which].stop) for which in _axes(given, plain))
+        plain = next(iter(matrices.stacks))
+        rows, columns = (slice(kept[which].start, kept[which].stop) for which in _axes(matrices, plain))
         flags[MASK] = flags[MASK][rows, columns]
-    return replace(given, stacks=stacks, text=text, target=target, flags=flags), cut, notes
+    return replace(matrices, stacks=stacks, text=text, target=target, flags=flags), cut, notes
 
 
-def _axes(given: GivenWeights, stack: str) -> tuple[int, int]:
+def _axes(matrices: GivenWeights, stack: str) -> tuple[int, int]:
     """Of which text a stack's queries are and its keys: 0 the text, 1 the target."""
-    return axes_of(stack, 0, None if given.target is None else 1)
+    return axes_of(stack, 0, None if matrices.target is None else 1)
 
 
-def _empty_rows(given: GivenWeights, seen: Seen, which: int) -> Tensor:
+def _empty_rows(matrices: GivenWeights, seen: Seen, which: int) -> Tensor:
     """The tokens of a text that have no row in any layer, (T,): one empty row may be a dropped head."""
-    tokens = len((given.text, given.target)[which] or ())
-    rows = [~layer.any(-1) for stack in seen if _axes(given, stack)[0] == which for layer in seen[stack].values()]
+    tokens = len((matrices.text, matrices.target)[which] or ())
+    rows = [~layer.any(-1) for stack in seen if _axes(matrices, stack)[0] == which for layer in seen[stack].values()]
     return torch.stack(rows).all(0) if rows else torch.zeros(tokens, dtype=torch.bool)
 
 
-def _cannot_be(given: GivenWeights, seen: Seen, which: int, padding_T: Tensor) -> list[int]:
+def _cannot_be(matrices: GivenWeights, seen: Seen, which: int, padding_T: Tensor) -> list[int]:
     """The tokens at one end of a text whose rows are none of tokens, although they hold weights.
 
     No token gives them weight in any layer, nor do they themselves; or each of their rows is uniform in all heads,
     padding and later tokens included, as eager attention writes it where a mask hides all.
     """
-    text = (given.text, given.target)[which]
-    stacks = [stack for stack in seen if which in _axes(given, stack)]
+    text = (matrices.text, matrices.target)[which]
+    stacks = [stack for stack in seen if which in _axes(matrices, stack)]
     odd_T = torch.ones(len(text or ()), dtype=torch.bool)
     received_TT = torch.zeros(len(odd_T), len(odd_T), dtype=torch.bool)
     for stack in stacks:
-        queries, keys = _axes(given, stack)
+        queries, keys = _axes(matrices, stack)
         for index, seen_QK in seen[stack].items():
             if queries == keys:
                 received_TT |= seen_QK
                 if bool(seen_QK.all(-1)[0]) and len(odd_T) > 1:
-                    weights_HQK = given.stacks[stack][index]
+                    weights_HQK = matrices.stacks[stack][index]
                     odd_T &= (weights_HQK == weights_HQK[..., :1]).all(-1).all(0) | ~seen_QK.any(0)
                 else:
                     odd_T &= ~seen_QK.any(0)
@@ -427,38 +409,38 @@ class GivenLayers:
         return {stack: tuple(layers.values()) for stack, layers in self.shown.items()}
 
 
-def observe_weights(given: GivenWeights, ask: CaptureSpec, tell: Progress = NO_PROGRESS) -> Observation:
+def observe_weights(matrices: GivenWeights, ask: CaptureSpec, tell: Progress = NO_PROGRESS) -> Observation:
     """The observation of weights that were given, as of a pass; the ask's `keep` and `select` say what is kept.
 
     Raises InputError for weights that are none, UsageError for what only a model can tell.
     """
     # What is refused is refused before every number is looked at.
-    check_request(given, ask.keep)
-    whole = checked(given)
-    given = whole.given
+    check_request(matrices, ask.keep)
+    whole = checked(matrices)
+    matrices = whole.matrices
     shown = {
-        stack: {index: _geometry(given, stack, index, mask) for index, mask in masks.items()}
+        stack: {index: _geometry(matrices, stack, index, mask) for index, mask in masks.items()}
         for stack, masks in whole.masks.items()
     }
     plain = next(stack for stack in (DECODER, ENCODER, CROSS) if stack in shown)
     request = _selected(ask, shown, plain)
-    _check_room(given, request, plain)
-    prompt, source = (given.text, None) if given.target is None else (given.target, given.text)
+    _check_room(matrices, request, plain)
+    prompt, source = (matrices.text, None) if matrices.target is None else (matrices.target, matrices.text)
     texts = TextInputs(prompt, request.chosen(prompt, source), source)
     for line in weights_lines(whole):
         tell.say(line)
-    report, facts = CaptureReport(tokens=len(given.text), attention=GIVEN), facts_of(whole)
+    report, facts = CaptureReport(tokens=len(matrices.text), attention=GIVEN), facts_of(whole)
     seen: dict[str, Observation] = {}
     with tell.stage("reading weights", sum(map(len, shown.values())), "layers") as advance, torch.no_grad():
         layers = GivenLayers(request, plain, shown, advance)
-        for stack, of_stack in given.stacks.items():
+        for stack, of_stack in matrices.stacks.items():
             [text] = texts.of(stack, plain)
             for line in chosen_lines(text.prompt, text.key_prompt, text.chosen, f"{stack}: " * (len(shown) > 1)):
                 tell.say(line)
             collector = StackCollector(layers, stack, [text])
             for index, weights_HQK in of_stack.items():
                 P = DenseAttention(weights_HQK[None], whole.masks[stack][index].visible)
-                P.sums_to_one = not given.sink_logits
+                P.sums_to_one = not matrices.sink_logits
                 collector.ask(collector.layer(index, P))
             calls = [_check(whole, stack, index) for index in of_stack]
             report.calls += calls
@@ -467,14 +449,14 @@ def observe_weights(given: GivenWeights, ask: CaptureSpec, tell: Progress = NO_P
     return replace(seen[plain], other_stacks={stack: of for stack, of in seen.items() if stack != plain})
 
 
-def check_request(given: GivenWeights, request: Request) -> None:
+def check_request(matrices: GivenWeights, request: Request) -> None:
     """Raise UsageError for what weights alone do not tell."""
     what = WITHOUT_MODEL.get(request.view.weights)
     if what is not None:
         raise UsageError(f"{what} need the model, and these are weights alone", "use {weights=softmax}")
     if request.operands:
         raise UsageError("q, k and v need the model, and these are weights alone", "ask for weights")
-    if request.view.by_kv and given.kv_heads is None:
+    if request.view.by_kv and matrices.kv_heads is None:
         raise UsageError(
             "weights alone do not tell which heads share a kv head", "give {kv_heads=N}, or leave out {by}"
         )
@@ -493,12 +475,12 @@ def _selected(ask: CaptureSpec, shown: Mapping[str, Mapping[int, LayerGeometry]]
     return ask.keep.selecting(select_stacks(select, heads, plain, of=THESE), plain, len(shown) > 1)
 
 
-def _check_room(given: GivenWeights, request: Request, plain: str) -> None:
+def _check_room(matrices: GivenWeights, request: Request, plain: str) -> None:
     """Refuse to keep float32 copies of matrices that the machine has no room for."""
     if not request.weights:
         return
     needed = 0
-    for stack, layers in given.stacks.items():
+    for stack, layers in matrices.stacks.items():
         of_stack = request.of(stack, plain)
         heads = of_stack.view_of(of_stack.weights).heads
         for index, weights in layers.items():
@@ -511,9 +493,9 @@ def _check_room(given: GivenWeights, request: Request, plain: str) -> None:
         )
 
 
-def _geometry(given: GivenWeights, stack: str, index: int, mask: LayerMask) -> LayerGeometry:
+def _geometry(matrices: GivenWeights, stack: str, index: int, mask: LayerMask) -> LayerGeometry:
     """A layer as far as its weights tell; 0 for what they do not."""
-    heads, keys = given.stacks[stack][index].shape[::2]
+    heads, keys = matrices.stacks[stack][index].shape[::2]
     before, after = mask.sight or (UNKNOWN, UNKNOWN)
     window, kind, words = None, "full", ""
     if isinstance(before, tuple) and after == 0 and (window := _chunk(before, keys)):
@@ -523,30 +505,30 @@ def _geometry(given: GivenWeights, stack: str, index: int, mask: LayerMask) -> L
     elif before is not None:
         kind, window = "sliding", before + (after == 0)
     both_ways = mask.sight is not None and after != 0
-    return LayerGeometry(index, kind, heads, given.kv_heads or 0, 0, 0, window, both_ways=both_ways, keys=words)
+    return LayerGeometry(index, kind, heads, matrices.kv_heads or 0, 0, 0, window, both_ways=both_ways, keys=words)
 
 
 def _check(whole: CheckedWeights, stack: str, index: int) -> CallCheck:
     """What was measured of a layer: how far its rows are from a sum of 1. Masked keys are those without weight."""
-    given = whole.given
-    heads, queries, keys = given.stacks[stack][index].shape
-    error = None if given.sink_logits else whole.errors[stack][index]
-    check = CallCheck(index, 0, given.source, heads, GIVEN, error, stack=stack, keys=keys, queries=queries)
-    check.sink_logits, check.kernel, check.dtype = given.sink_logits, "none", whole.dtype
+    matrices = whole.matrices
+    heads, queries, keys = matrices.stacks[stack][index].shape
+    error = None if matrices.sink_logits else whole.errors[stack][index]
+    check = CallCheck(index, 0, matrices.source, heads, GIVEN, error, stack=stack, keys=keys, queries=queries)
+    check.sink_logits, check.kernel, check.dtype = matrices.sink_logits, "none", whole.dtype
     return check
 
 
 def weights_lines(whole: CheckedWeights) -> Iterator[str]:
     """What is read, in a line as before a pass, and what was left out."""
-    given = whole.given
-    source = "weights" if given.source == MEMORY else f"weights from {visible(given.source)}"
-    parts = [f"{source}, {NOT_VERIFIED}", *([visible(given.name)] if given.name else [])]
-    for stack, layers in given.stacks.items():
+    matrices = whole.matrices
+    source = "weights" if matrices.source == MEMORY else f"weights from {visible(matrices.source)}"
+    parts = [f"{source}, {NOT_VERIFIED}", *([visible(matrices.name)] if matrices.name else [])]
+    for stack, layers in matrices.stacks.items():
         counts = sorted({weights.shape[0] for weights in layers.values()})
         heads = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-        parts.append(f"{stack} " * (len(given.stacks) > 1) + f"{len(layers)} layers x {heads} heads")
-    target = "" if given.target is None else f", target {len(given.target)}"
-    yield "  ".join([*parts, f"{len(given.text)} tokens{target}", whole.dtype, masks_in_words(whole)])
+        parts.append(f"{stack} " * (len(matrices.stacks) > 1) + f"{len(layers)} layers x {heads} heads")
+    target = "" if matrices.target is None else f", target {len(matrices.target)}"
+    yield "  ".join([*parts, f"{len(matrices.text)} tokens{target}", whole.dtype, masks_in_words(whole)])
     yield from whole.notes
 
 
@@ -564,8 +546,8 @@ def masks_in_words(whole: CheckedWeights) -> str:
 
 def facts_of(whole: CheckedWeights) -> dict[str, Any]:
     """What a manifest says of the weights: in the place of the model, and that nothing of them was verified."""
-    given = whole.given
-    name = given.name or (None if given.source == MEMORY else given.source)
+    matrices = whole.matrices
+    name = matrices.name or (None if matrices.source == MEMORY else matrices.source)
     lines = [
         "the weights are not verified: no model computed them here, and no layer was compared with the oracle",
         f"masks were read off the weights: {masks_in_words(whole)}",
@@ -574,13 +556,13 @@ def facts_of(whole: CheckedWeights) -> dict[str, Any]:
         lines.append(
             f"{KEYS_NOT_KNOWN}: some keys have no weight in any head; an array `{MASK}` says which a query sees"
         )
-    lines += ["kv heads: weights alone do not tell which heads share one"] if given.kv_heads is None else []
+    lines += ["kv heads: weights alone do not tell which heads share one"] if matrices.kv_heads is None else []
     return {
         "model": {
             "name": f"weights {NOT_VERIFIED}" + (f": {name}" if name else ""),
             "revision": None,
             "type": "weights",
-            "layers": sum(map(len, given.stacks.values())),
+            "layers": sum(map(len, matrices.stacks.values())),
             "layers_without_attention": {},
         },
         "device": "cpu",
@@ -588,7 +570,7 @@ def facts_of(whole: CheckedWeights) -> dict[str, Any]:
         "attention": GIVEN,
         "engine": "none",
         "output": "none",
-        "source": {"weights": given.source, "sha256": given.sha256, "verified": False},
+        "source": {"weights": matrices.source, "sha256": matrices.sha256, "verified": False},
         "unverified": lines,
         **({"notes": whole.notes} if whole.notes else {}),
     }
