@@ -91,11 +91,11 @@ def one_head(text: str, geometry: Geometry) -> tuple[str, int, int]:
     """The stack, layer and head that `L2H3`, `2.3` or `cross L2H3` names; UsageError unless it is exactly one."""
     check_one_head(text)
     chosen = select_stacks(text, geometry.heads_of_stacks, geometry.stack)
-    found = [(stack, layer, head) for stack, heads in chosen.items() for layer, head in pairs(heads)]
-    only_head(text, [(layer, head) for _, layer, head in found])
-    if found[0][0] not in OF_TWO_TEXTS:
+    places = [(stack, layer, head) for stack, heads in chosen.items() for layer, head in pairs(heads)]
+    only_head(text, [(layer, head) for _, layer, head in places])
+    if places[0][0] not in OF_TWO_TEXTS:
         raise ModelError(f"{text} is in layers that do not read the tokens of a text", "choose another layer")
-    return found[0]
+    return places[0]
 
 
 def _one(what: str, prompt: Prompt, match: TokenMatch) -> int:

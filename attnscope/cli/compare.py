@@ -89,7 +89,7 @@ def compare(asked: Sides, room: Room, selected: Selected, top: Top, printing: Re
     options = {name: value for name, value in recorded(*groups).items() if name not in AROUND}
     if len(texts) > 1 and loaded.geometry.task == SEQ2SEQ:
         output.log("the targets are generated greedily, each by the model that reads it", printing.quiet)
-    held = compared(
+    result = compared(
         texts,
         (loaded, other),
         fill(CompareOptions, asked, room, selected),
@@ -101,22 +101,22 @@ def compare(asked: Sides, room: Room, selected: Selected, top: Top, printing: Re
         ready=lambda run: output.log_lines((*run_lines(run), *target_lines(run)), printing.quiet),
     )
     # Files first: a reader of stdout that goes away takes nothing from the folder.
-    comparison = held.found
+    comparison = result.found
     if printing.out is not None:
         from attnscope.export.study_figures import save_comparison
 
         drawn = comparison.pair.drawn.values() if comparison.pair else ()
         pictures = len(comparison.stacks) + sum(len(maps.values) for maps in drawn)
-        save = partial(save_comparison, places=held.places, spreadsheet=printing.spreadsheet)
+        save = partial(save_comparison, places=result.places, spreadsheet=printing.spreadsheet)
         style = look.figure_style(command_line("compare", *groups))
         with unwinding(), output.progress("drawing", pictures, printing.quiet, "pictures") as advance:
-            written = save(comparison, printing.out, held.asked, style, advance=advance)
+            written = save(comparison, printing.out, result.asked, style, advance=advance)
         output.log(f"wrote {len(written)} files to {printing.out}", printing.quiet)
         opened, intervals = comparison.open_ends()
         if opened:
             output.log(open_line(opened, f"{intervals} differences of metrics"), printing.quiet)
-    sheet = partial(differences_sheet, comparison, held.places[: top.shown], output.width())
-    output.emit_first(held.table(), top, format, sheet, printing.quiet, printing.spreadsheet)
+    sheet = partial(differences_sheet, comparison, result.places[: top.shown], output.width())
+    output.emit_first(result.table(), top, format, sheet, printing.quiet, printing.spreadsheet)
     return report(comparison, printing.quiet)
 
 

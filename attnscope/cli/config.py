@@ -326,13 +326,13 @@ def repeated(context: typer.Context, groups: tuple[type, ...], settings: Mapping
         for name in repeatable
     }
     now = {**context.params, **settings}
-    given = [name for name in repeatable if flagged(context, name) or name in settings]
+    named = [name for name in repeatable if flagged(context, name) or name in settings]
     replaced = [name for name in TEXTS if flagged(context, name) and context.params[name] is not None]
     texts = ["TEXT" if name == "given" else f"--{name}" for name in replaced]
-    changes = [f"--{repeatable[name].spelled}" for name in given if now[name] != values[name]]
+    changes = [f"--{repeatable[name].spelled}" for name in named if now[name] != values[name]]
     changed = f"; changed here: {', '.join([*texts, *changes])}"
     output.log(f"settings from {path}{changed if texts or changes else ''}", context.params["quiet"])
-    return {name: value for name, value in values.items() if name not in given}
+    return {name: value for name, value in values.items() if name not in named}
 
 
 def tokens_of(path: Path) -> Prompt | Sound | GivenWeights:

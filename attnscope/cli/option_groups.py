@@ -208,9 +208,9 @@ def check_one_given(options: Mapping[str, Any], hint: str = "give one of them") 
 
     >>> check_one_given({"--text": "the bank", "--file": None})
     """
-    given = [name for name, value in options.items() if value is not None and value is not False]
-    if len(given) > 1:
-        raise UsageError(f"{given[0]} and {given[1]} were both given", hint)
+    named = [name for name, value in options.items() if value is not None and value is not False]
+    if len(named) > 1:
+        raise UsageError(f"{named[0]} and {named[1]} were both given", hint)
 
 
 def check_words(text: str | None, name: str) -> None:

@@ -175,8 +175,8 @@ def _path(loaded: LoadedModel, ids: Sequence[int], unembed: nn.Module) -> LogitP
         raise _NotPlainError(EARLIER)
     before, sums = passed.given.get(blocks[0]), list[_Sum]()
     for index, block in enumerate(blocks):
-        given = passed.given.get(block)
-        if given is None or before is None or not torch.equal(given, before):
+        state = passed.given.get(block)
+        if state is None or before is None or not torch.equal(state, before):
             raise _NotPlainError(f"block {index} does not take what the block before it gives")
         sums.append(_sum_of(block, index, passed, out))
         before = passed.gave.get(block)
@@ -244,8 +244,8 @@ def _blocks(model: nn.Module, attentions: Sequence[nn.Module]) -> list[nn.Module
     """The blocks that hold the attention modules: the one list of modules whose items hold one each at most."""
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
     for blocks in lists:
-        held = [sum(module in attentions for module in block.modules()) for block in blocks]
-        if sum(held) == len(attentions) and max(held, default=0) == 1:
+        counts = [sum(module in attentions for module in block.modules()) for block in blocks]
+        if sum(counts) == len(attentions) and max(counts, default=0) == 1:
             return list(blocks)
     raise _NotPlainError("its attention modules do not lie in one list of blocks")
 
@@ -292,13 +292,13 @@ def _factors(
 
     None where it gives something else. fitted: with factors other than 1; then that module must be needed.
     """
-    given, gave, always = passed.given[block], passed.gave[block], [] if adds is None else [passed.gave[adds]]
+    state, gave, always = passed.given[block], passed.gave[block], [] if adds is None else [passed.gave[adds]]
     if any(term.shape != gave.shape for term in always):
         return None
     shaped = [passed.gave[part].reshape(gave.shape) for part in parts if passed.gave[part].numel() == gave.numel()]
     for count in range(MOST_PARTS + 1):
         for chosen in combinations(shaped, count):
-            terms = [given, *always, *chosen]
+            terms = [state, *always, *chosen]
             factors = _fitted(terms, gave) if fitted else [1.0] * len(terms)
             without = [factors[0], *(0.0 for _ in always), *factors[1 + len(always) :]]
             needed = adds is None or not fitted or not _is_sum(terms, without, gave)
@@ -324,10 +324,10 @@ def _is_sum(terms: Sequence[Tensor], factors: Sequence[float], gave: Tensor) -> 
 def _norms_of(x: Tensor, modules: Iterable[nn.Module], passed: _Passed) -> Iterator[Norm]:
     """The norms among some modules that were given x; what leaves it as it is, as dropout here, is none."""
     for module in modules:
-        given = passed.given.get(module)
-        if given is None or given.shape != x.shape or not torch.equal(given, x):
+        state = passed.given.get(module)
+        if state is None or state.shape != x.shape or not torch.equal(state, x):
             continue
-        if torch.equal(passed.gave[module], given):
+        if torch.equal(passed.gave[module], state):
             continue
         norm = norm_of(module, x.float(), passed.gave[module].float(), passed.allowed)
         if norm is not None:

@@ -151,8 +151,8 @@ def _read(loaded: LoadedModel, ids_BT: np.ndarray, arm: Arm, advance: Callable[[
         if call.call > 0 or call.P.keys != tokens:
             return
         kv_heads = call.spec.kv_heads if call.spec else call.P.heads
-        here, given = texts.to(call.P.device), gated.get(call.module)
-        layer = CalledLayer(LayerKey(call.layer), call.P, kv_heads, here, call=call, gated_BRC=given)
+        here, gate_BRC = texts.to(call.P.device), gated.get(call.module)
+        layer = CalledLayer(LayerKey(call.layer), call.P, kv_heads, here, call=call, gated_BRC=gate_BRC)
         answers[call.layer] = collect_layer(arm.asks, layer)
 
     how: dict[str, Any] = {"engine": engine, "expected_layers": layers, "computed": bool(copying)}

@@ -165,10 +165,10 @@ class Importance:
         return [] if self.uniform else [Received(layer.texts.mean_BT)]
 
     def collect(self, layer: Layer, answers: Answers) -> Tensor:
-        asked = Received(layer.texts.mean_BT)
-        received_BHK = UniformAttention(layer.P.visible).ask(asked) if self.uniform else answers[asked]
-        found_BH = received_BHK.amax(-1) if self.strongest else received_BHK[..., 0]
-        return found_BH.double().cpu().expand(layer.P.batch, layer.P.heads)
+        question = Received(layer.texts.mean_BT)
+        received_BHK = UniformAttention(layer.P.visible).ask(question) if self.uniform else answers[question]
+        mass_BH = received_BHK.amax(-1) if self.strongest else received_BHK[..., 0]
+        return mass_BH.double().cpu().expand(layer.P.batch, layer.P.heads)
 
 
 class Draft(NamedTuple):
