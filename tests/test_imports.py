@@ -196,6 +196,15 @@ ASKED = (  # by bash, what may follow `attnscope heads --sort `
         ("import attnscope.cli as cli; cli.run(['heads', '--sort', 'x'])", "torch transformers numpy rich"),
         ("import attnscope.cli as cli; cli.run(['heads', '--model', './x', '--text', 'a'])", "torch transformers"),
         ("import attnscope.cli as cli; cli.run(['metrics'])", "torch transformers rich pandas"),
+        (
+            "import attnscope.observe.observation, attnscope.observe.atlas, attnscope.serve.client",
+            "torch transformers pyarrow",  # records, as those who ask a server read them
+        ),
+        pytest.param(
+            "import attnscope.cli.heads, attnscope.model.loading, attnscope.observe.run, attnscope.attention.kernels_cpu",
+            "rich pyarrow numba llvmlite",  # no memory for tables and compilers while the model reads the text
+            marks=pytest.mark.e2e,  # imports torch
+        ),
         pytest.param(
             "import attnscope.cli as cli; cli.run(['heads', '--text', 'a'])",
             "rich matplotlib seaborn pandas",

@@ -16,9 +16,7 @@ from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 from types import NoneType
-from typing import Any, Protocol, TypeVar, overload
-
-import pyarrow as pa
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
 
 from attnscope.errors import InputError, UsageError
 from attnscope.model.checkpoint import weights_sha256
@@ -33,21 +31,15 @@ from attnscope.utils.files import (
     read_small,
     state_of,
 )
-from attnscope.utils.parquet import read_columns
-from attnscope.utils.tables import python_values
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 SCHEMA = "atlas/3"
 NAME, TABLE = "atlas.json", "atlas.parquet"
 BESIDE = "atlas"  # the folder in a model's own that holds its atlas
 MOST_ROWS = 1 << 19  # heads times contrasts: a model of 5,120 heads has 180,000
 COLUMNS = ("score", "null", "effect", "low", "high", "low_all", "high_all", "p", "p_symmetric", "t", "n")
-STORED = pa.schema(
-    {
-        **dict.fromkeys(("layer", "head"), pa.int32()),
-        **dict.fromkeys(("probe", "against"), pa.string()),
-        **{name: pa.int32() if name == "n" else pa.float64() for name in COLUMNS},
-    }
-)
 OFFSETS = {0: "self", 1: "previous-token", 2: "offset-2", 3: "offset-3", 4: "offset-4"}
 ROLES = ("induction", "prefix-matching", *OFFSETS.values(), "duplicate-token", "sink", "long-range-copying")
 
@@ -114,7 +106,16 @@ def read_atlas(folder: Path) -> tuple[HeadNames, Mapping[str, list[Any]]]:
 
     Raises ValueError for a damaged one, InputError for one of another version.
     """
-    facts, columns = _facts_of(folder), columns_of(folder / TABLE, STORED)
+    import pyarrow as pa
+
+    schema = pa.schema(
+        {
+            **dict.fromkeys(("layer", "head"), pa.int32()),
+            **dict.fromkeys(("probe", "against"), pa.string()),
+            **{name: pa.int32() if name == "n" else pa.float64() for name in COLUMNS},
+        }
+    )
+    facts, columns = _facts_of(folder), columns_of(folder / TABLE, schema)
     places = list(zip(columns["layer"], columns["head"], strict=True))
     heads = dict.fromkeys(places)
     if places != [*heads] * (len(places) // len(heads)):
@@ -142,6 +143,11 @@ def columns_of(path: Path, schema: pa.Schema, lists: str = "") -> Mapping[str, l
     lists: the column whose texts may have any length. Raises OSError as `read_small`, ValueError as `read_columns`, and
     for more rows, or longer names, than any has.
     """
+    import pyarrow as pa
+
+    from attnscope.utils.parquet import read_columns
+    from attnscope.utils.tables import python_values
+
     table = read_columns(pa.BufferReader(read_small(path)), schema, MOST_ROWS)
     columns = {name: [*chain.from_iterable(map(python_values, table[name].chunks))] for name in table.column_names}
     for name, values in columns.items():

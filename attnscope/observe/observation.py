@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
-import pyarrow as pa
 
 from attnscope.errors import InputError, UsageError
 from attnscope.hooks.report import GIVEN, failures
@@ -27,9 +26,9 @@ from attnscope.model.selection import CROSS, DECODER, ENCODER, STACKS, is_bidire
 from attnscope.observe.records import RELATION_COLUMNS, Head, HeadColumns, Relation, numbers_of, with_others
 from attnscope.observe.request import ENTRIES, LayerKey, ModelLayers, PerLayer, codes, kv_head_of
 from attnscope.utils.display import shortened
-from attnscope.utils.tables import as_table, numbers, texts_at, words
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     import torch
 
     from attnscope.hooks.report import CallCheck, CaptureReport
@@ -269,6 +268,8 @@ class Observation:
         Columns position, token, received, heads (how many have it as their top key with a mass above SINK_MASS),
         `resting` (`L1H1 0.86, L2H0 0.41`, the largest mass first), stack: the stack whose keys these are.
         """
+        from attnscope.utils.tables import as_table, texts_at, words
+
         resting: dict[tuple[str, int], list[Head]] = {}
         for head in sorted(self.kept_heads(), key=lambda head: -head.top_key_mass):
             if head.top_key_mass > SINK_MASS:
@@ -297,6 +298,10 @@ class Observation:
 
         Cross-attention has none: a rollout is of units that are the same on both sides.
         """
+        import pyarrow as pa
+
+        from attnscope.utils.tables import texts_at
+
         parts = []
         for stack, obs in self.stacks.items():
             if obs.rollout is not None:
@@ -334,6 +339,8 @@ class Observation:
         and each query's own key, unless keys were asked for; query 0, asked for, keeps the one key that it sees. Raises
         UsageError where no relations were kept.
         """
+        from attnscope.utils.tables import as_table, numbers, texts_at
+
         columns, chosen = self.relation_numbers(min_weight), self.chosen
         order = np.arange(len(columns["weight"]))
         if other_keys and chosen.key is None:
@@ -528,6 +535,8 @@ def coloured(obs: Observation) -> Prompt:
 
 def token_table(obs: Observation, mean: Mean = "none") -> pa.Table:
     """A row per head and token; see `Capture.token_table`."""
+    from attnscope.utils.tables import as_table, numbers, texts_at
+
     weights = head_tokens(obs, mean)
     counts = [len(head.weight_T) for head in weights]
     position = np.concatenate([np.arange(count, dtype=np.int32) for count in counts])

@@ -1,6 +1,7 @@
 """What was kept of a pass, as records: who prints, draws or sends them knows neither a model nor torch.
 
-What is kept of layers, then all heads of a text as columns and as a table, one head, and relations as numbers.
+What is kept of layers, then all heads of a text as columns and as a table, one head, and relations as numbers. Arrow is
+imported for a table alone: it takes 25 MiB, and a pass needs none.
 
 Shapes: B text, H head (or kv head, where a view averages them), N heads of all layers, Q query, K key, k kept keys,
 T token, S span, G unit, D width of q and k, V width of v.
@@ -14,7 +15,6 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
 
 from attnscope.errors import UsageError
 from attnscope.inputs.prompt import Span
@@ -24,9 +24,9 @@ from attnscope.metrics.texts import MAP_SIDE, Cells
 from attnscope.model.selection import STACKS, has_decoder_heads
 from attnscope.observe.request import PerLayer, View, codes, kv_head_of
 from attnscope.utils.display import head_name
-from attnscope.utils.tables import as_table, flags, numbers, texts_at, words
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from torch import Tensor
 
 
@@ -154,6 +154,8 @@ class Rollout:
 
         Columns query, query_token, key, key_token, weight; shares under min_weight are left out.
         """
+        from attnscope.utils.tables import as_table, texts_at
+
         share_RG = self.share_GG[self.shown]
         order_Rk = np.argsort(-share_RG, axis=-1, kind="stable")[:, :top_k]
         share_Rk = np.take_along_axis(share_RG, order_Rk, -1)
@@ -273,6 +275,8 @@ class HeadColumns:
 
         tokens: of all stacks; top_key: where among them the top key of each head is.
         """
+        from attnscope.utils.tables import as_table, flags, numbers, texts_at, words
+
         head, mass, unasked = self.head[order], self.scores.get(MASS.id), np.isnan(self.top_key_mass[order])
         return as_table(
             {
@@ -314,6 +318,8 @@ def ranked(
 def with_others(listed: pa.Table, others: Sequence[tuple[str, int, str]], sort: str | None) -> pa.Table:
     """A table of heads with a last column `type`, and a row of nulls for each (stack, layer, type) that is no softmax
     attention."""
+    from attnscope.utils.tables import numbers, texts_at, words
+
     if not others:
         return listed.append_column("type", texts_at([""], np.zeros(len(listed), np.int32), np.ones(len(listed), bool)))
     stacks, layers, types = zip(*others, strict=True)
