@@ -201,7 +201,8 @@ ASKED = (  # by bash, what may follow `attnscope heads --sort `
             "torch transformers pyarrow",  # records, as those who ask a server read them
         ),
         pytest.param(
-            "import attnscope.cli.heads, attnscope.model.loading, attnscope.observe.run, attnscope.attention.kernels_cpu",
+            "import attnscope.cli.heads, attnscope.model.loading, attnscope.observe.run; "
+            "import attnscope.attention.kernels_cpu.sweep",
             "rich pyarrow numba llvmlite",  # no memory for tables and compilers while the model reads the text
             marks=pytest.mark.e2e,  # imports torch
         ),
