@@ -56,7 +56,7 @@ class TextView {
     this.scale = make("span", { class: "scales" });
     this.note = make("p", { class: "note" });
     this.text = make("div", { class: "reading", "data-role": "text" });
-    this.beside = make("aside", { class: "beside" });
+    this.beside = make("aside", { class: "beside", "aria-label": "Strongest tokens" });
     this.heads = make("h2", {});
     const choose = (/** @type {import("../headgrid.js").Name} */ name) => store.set(name);
     this.masses = new Masses(page, store, { most: WIDEST, answered: () => this.#entitle(), choose });
@@ -69,7 +69,7 @@ class TextView {
         { class: "with-beside" },
         this.text,
         this.beside,
-        make("aside", { class: "beside heads" }, this.heads, this.masses.element),
+        make("aside", { class: "beside heads", "aria-label": "All heads" }, this.heads, this.masses.element),
       ),
     );
     this.#listen();
