@@ -210,9 +210,9 @@ def test_a_narrow_window_has_the_table_of_metrics_and_no_enlarged_head(browser, 
 @pytest.mark.e2e
 def test_the_text_has_what_every_head_gives_next_to_it(browser, subject):
     with visiting(browser, subject.path, "view=text&at=1&head=1&query=6&key=2", (1440, 900)) as visit:
-        heads = visit.view("text").locator(".heads")
+        heads = visit.view("text").locator("[data-role=heads]")
         heads.locator("h2").filter(has_text="6 ").wait_for()
-        cells = "[...document.querySelectorAll('.text-view .heads [data-head]')]"
+        cells = "[...document.querySelectorAll('.text-view [data-role=heads] [data-head]')]"
         visit.until(f"() => {cells}.every((one) => one.textContent)")
         for layer, weights in subject.seen.weights.items():
             for head in range(len(weights)):

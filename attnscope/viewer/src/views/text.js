@@ -69,7 +69,7 @@ class TextView {
         { class: "with-beside" },
         this.text,
         this.beside,
-        make("aside", { class: "beside heads", "aria-label": "All heads" }, this.heads, this.masses.element),
+        make("aside", { class: "beside", "data-role": "heads", "aria-label": "All heads" }, this.heads, this.masses.element),
       ),
     );
     this.#listen();
