@@ -211,6 +211,12 @@ ASKED = (  # by bash, what may follow `attnscope heads --sort `
             "rich matplotlib seaborn pandas",
             marks=pytest.mark.e2e,  # imports torch and transformers
         ),
+        pytest.param(
+            "import os, pathlib, tempfile; os.chdir(tempfile.mkdtemp()); pathlib.Path('a.txt').write_text('the bank')\n"
+            "import attnscope.cli as cli; cli.run(['batch', 'a.txt', '--out', 'b'])",
+            "matplotlib seaborn pandas",
+            marks=pytest.mark.e2e,  # imports torch and transformers
+        ),
         ("import attnscope.figures as f; f.Style()", "torch transformers matplotlib"),
         pytest.param(
             "import attnscope.figures.heads, attnscope.figures.overview, attnscope.utils.tables",

@@ -20,7 +20,7 @@ from attnscope.corpus.records import Corpus
 from attnscope.corpus.run import run_folder
 from attnscope.corpus.tables import write_summary
 from attnscope.errors import UsageError, hints_of
-from attnscope.figures import About, Style, save_depth
+from attnscope.figures import About, Style
 from attnscope.inputs.tokens import check_expression, defined, names_of_spans
 from attnscope.metrics.metrics import LENGTHS, with_asked
 from attnscope.model.loaded import check_loaded
@@ -289,6 +289,8 @@ class Batch(DrawnRecord):
 
     def figure(self, metric: str | None = None, style: Style = Style()) -> Picture:
         """A metric over the layers, with its interval over the texts."""
+        from attnscope.figures import save_depth
+
         places, name = np.arange(len(self.heads.key)), metric or self.heads.ranked_by
         depths = self.dataset.depths(self.heads, places, [name])
         drawn = [course for of_stack in depths.values() for course in of_stack]

@@ -186,8 +186,8 @@ def _heads(pairs: Sequence[tuple[Item, Observation]], output: DatasetOutput) -> 
     whole, stacks = HeadColumns.joined(every), [codes(heads.stack.tolist()) for heads in every]
     # The tokens' texts are one dictionary for all rows.
     top_keys = [obs.place("keys", stack, obs.every.top_key) for (_, obs), stack in zip(pairs, stacks, strict=True)]
-    [tokens] = _words([obs.names() for _, obs in pairs], top_keys)
-    rows = whole.table(np.flatnonzero(whole.kept), tokens.dictionary.to_pylist(), tokens.indices.to_numpy())
+    texts, [top_key] = _numbered([obs.names() for _, obs in pairs], top_keys)
+    rows = whole.table(np.flatnonzero(whole.kept), texts, top_key)
     about = _about(pairs, output, [int(np.count_nonzero(heads.kept)) for heads in every])
     return _table(about | dict(zip(rows.column_names, rows.columns, strict=True)), schema_of("heads", output))
 
@@ -198,7 +198,9 @@ def _relations(pairs: Sequence[tuple[Item, Observation]], output: DatasetOutput)
     head, both = columns_read["head"], list(zip((obs for _, obs in pairs), parts, strict=True))
     queries = [obs.place("queries", part["stack"], part["query"], obs.group) for obs, part in both]
     keys = [obs.place("keys", part["stack"], part["key"], obs.group) for obs, part in both]
-    query_token, key_token = _words([obs.names(obs.group) for _, obs in pairs], queries, keys)
+    texts, tokens = _numbered([obs.names(obs.group) for _, obs in pairs], queries, keys)
+    dictionary = words(texts)
+    query_token, key_token = (pa.DictionaryArray.from_arrays(numbers(of_side), dictionary) for of_side in tokens)
     columns = {
         **_about(pairs, output, [len(part["query"]) for part in parts]),
         **columns_read,
@@ -244,13 +246,12 @@ def _spans(pairs: Sequence[tuple[Item, Observation]], output: DatasetOutput) -> 
     return _table(columns, schema_of("spans", output))
 
 
-def _words(units: Sequence[Sequence[str]], *columns: Sequence[np.ndarray]) -> list[pa.DictionaryArray]:
-    """The units of each text at the places of its part of each column; one dictionary for all."""
+def _numbered(units: Sequence[Sequence[str]], *columns: Sequence[np.ndarray]) -> tuple[list[str], list[np.ndarray]]:
+    """Every unit of some texts, and of each column the number among them of the unit at each place of its text."""
     numbers_of: dict[str, int] = {}
     codes = [np.array([numbers_of.setdefault(name, len(numbers_of)) for name in names], np.int32) for names in units]
-    dictionary = words(list(numbers_of))
-    joined = (np.concatenate([code[at] for code, at in zip(codes, places, strict=True)]) for places in columns)
-    return [pa.DictionaryArray.from_arrays(numbers(index), dictionary) for index in joined]
+    joined = [np.concatenate([code[at] for code, at in zip(codes, places, strict=True)]) for places in columns]
+    return list(numbers_of), joined
 
 
 def _about(pairs: Sequence[tuple[Item, Observation]], output: DatasetOutput, counts: Sequence[int]) -> dict[str, Any]:

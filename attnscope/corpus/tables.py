@@ -37,7 +37,7 @@ from attnscope.utils.tables import FORMATS, Pieces, escape_formulas, numbers, te
 SCHEMA_VERSIONS = {"texts": 3, "heads": 6, "relations": 3, "spans": 3, "summary": 2, "weights": 2}
 BEFORE = SCHEMA_VERSIONS | {"texts": 2, "heads": 5, "relations": 2, "spans": 2, "weights": 1}  # of layout 6
 TOKEN = pa.dictionary(pa.int32(), pa.string())
-TYPES = {  # by the words of the table below; a token is a text that many rows have
+TYPES = {  # by the words of the table below, `int!` where each row has one; a token is a text that many rows have
     "int": pa.int32(),
     "long": pa.int64(),
     "float": pa.float32(),
@@ -45,26 +45,31 @@ TYPES = {  # by the words of the table below; a token is a text that many rows h
     "text": pa.string(),
     "token": TOKEN,
 }
-HEAD = "layer:int head:int kv_head:int"
-ABOUT = f"item:long id:token {HEAD}"
+HEAD = "layer:int! head:int kv_head:int"
+ABOUT = f"item:long! id:token! {HEAD}"
 COLUMNS = {  # of each table, in their order
     "texts": "item:long id:text text:text file:text line:long tokens:int removed_tokens:int sha256:text fields:text",
     "heads": f"{ABOUT} role:token text_role:token atlas_roles:token near_uniform:truth top_key:int top_key_token:token "
     f"top_key_mass:float {' '.join(f'{name}:float' for name in METRICS)}",
-    "relations": f"{ABOUT} query:int query_token:token key:int key_token:token weight:float",
+    "relations": f"{ABOUT} query:int! query_token:token! key:int! key_token:token! weight:float",
     "spans": f"{ABOUT} query_span:token key_span:token mass:float uniform:float",
     "summary": f"{HEAD} metric:token query_span:token key_span:token texts:long mean:float low:float high:float "
     "uniform:float stack:token",
 }
 SCHEMAS = {
-    table: pa.schema([(name, TYPES[kind]) for name, _, kind in (column.partition(":") for column in columns.split())])
+    table: pa.schema(
+        [
+            pa.field(name, TYPES[kind.rstrip("!")], nullable=not kind.endswith("!"))
+            for name, _, kind in (column.partition(":") for column in columns.split())
+        ]
+    )
     for table, columns in COLUMNS.items()
 }
 
 
 def schema_of(name: str, output: DatasetOutput) -> pa.Schema:
     """The columns of a table of a run but the summary: those of SCHEMAS, and after them what its options ask for."""
-    more: list[tuple[str, pa.DataType]] = []
+    more: list[tuple[str, pa.DataType] | pa.Field] = []
     if name == "texts":
         named = (*output.chosen, *(("positions",) if output.spans else ()))
         more = [(column, pa.string()) for column in (*named, "note")] if named else []
@@ -74,11 +79,11 @@ def schema_of(name: str, output: DatasetOutput) -> pa.Schema:
         if name == "heads":
             metrics = (*output.metrics, *(("mass", "uniform") if "key" in output.chosen else ()))
             more = [(metric, pa.float32()) for metric in metrics]
-        more.append(("stack", TOKEN))  # of the layer, last in each row
+        more.append(pa.field("stack", TOKEN, nullable=False))  # of the layer, last in each row
     fixed = [field for field in SCHEMAS[name] if output.keep_text or field.name != "text"]
     if output.ids == INTEGER_IDS:
         fixed = [field.with_type(pa.int64()) if field.name == "id" else field for field in fixed]
-    schema = pa.schema([*fixed, *(pa.field(*column) for column in more)])
+    schema = pa.schema([*fixed, *more])
     if name != "relations":
         return schema
     place = schema.get_field_index("weight")

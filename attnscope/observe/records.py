@@ -418,16 +418,23 @@ def numbers_of(
         for key, keys in layers:
             heads, kv_heads = kv_of[key]
             which += [(key.layer, head, head if by_kv else kv_head_of(head, heads, kv_heads)) for head in keys.heads]
-        kept_HQ = keep @ np.ones(keep.shape[-1], np.int32)
         of_heads = np.array(which, np.int32).reshape(-1, 3).T
-        layer, head, kv_head = (np.repeat(number, kept_HQ.sum(-1)) for number in of_heads)
         query_Q = np.array(layers[0][1].query[: units[0]], np.int32)
+        if keep.size and (keep == keep[0]).all():  # as under a causal mask: the same entries of every head
+            kept_HQ, entry = np.broadcast_to(np.count_nonzero(keep[0], -1), keep.shape[:2]), np.flatnonzero(keep[0])
+            weight, places = (part.reshape(len(part), -1).take(entry, 1).ravel() for part in (weight_HQk, key_HQk))
+            query = np.tile(np.repeat(query_Q, kept_HQ[0]), len(keep))
+        else:
+            kept_HQ = np.count_nonzero(keep, -1)
+            weight, places = weight_HQk[keep], key_HQk[keep]
+            query = np.repeat(np.broadcast_to(query_Q, kept_HQ.shape), kept_HQ.ravel())
+        layer, head, kv_head = (np.repeat(number, kept_HQ.sum(-1)) for number in of_heads)
         yield {
             "layer": layer,
             "head": np.full_like(head, -1) if by_kv else head,
             "kv_head": kv_head,
-            "query": np.repeat(np.broadcast_to(query_Q, kept_HQ.shape), kept_HQ.ravel()),
-            "key": key_HQk[keep],
-            "weight": weight_HQk[keep],
+            "query": query,
+            "key": places,
+            "weight": weight,
             "stack": np.full(len(layer), STACKS.index(stack), np.int8),
         }

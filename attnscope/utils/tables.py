@@ -345,13 +345,16 @@ def _parquet_pieces(stream: IO[bytes], schema: pa.Schema, about: Mapping[str, st
 
     integers = [field.name for field in schema if pa.types.is_integer(field.type)]
     floats = [field.name for field in schema if pa.types.is_floating(field.type)]
+    plain = [
+        name for name in ("layer", "head", "kv_head", "query") if name in integers
+    ]  # runs, packed sooner as they are
     writer = ParquetWriter(
         stream,
         schema,
         compression={name: "none" if name in floats else "zstd" for name in schema.names},  # they hardly shrink
         store_schema=False,
         use_dictionary=[name for name in schema.names if name not in integers + floats],
-        column_encoding=dict.fromkeys(integers, "DELTA_BINARY_PACKED"),
+        column_encoding={name: "DELTA_BINARY_PACKED" for name in integers if name not in plain},
         write_statistics=integers,  # others find nothing
     )
     writer.add_key_value_metadata(about)
