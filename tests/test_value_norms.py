@@ -19,6 +19,7 @@ from attnscope.hooks.engines import ENGINES
 from attnscope.hooks.listen import listen
 from attnscope.hooks.projections import ProjectionInputs
 from attnscope.model.loading import wrap
+from attnscope.observe import value_norms
 from attnscope.observe.request import Request, View
 from attnscope.observe.value_norms import Projections, ValueNorms
 from attnscope.utils.tables import rows
@@ -264,6 +265,53 @@ def test_no_tensor_is_as_wide_as_the_model_for_every_key() -> None:
     W_O_HVE = out.weight.T.unflatten(0, (heads, width))
     expected = torch.stack([(v[0, head // 4] @ W_O_HVE[head]).norm(dim=-1) for head in range(heads)])
     torch.testing.assert_close(found_BH1K[0, :, 0], expected.detach(), atol=1e-5, rtol=1e-5)
+
+
+def gated_norms(queries: int, width: int = 8) -> ValueNorms:
+    """Norms behind a gate of 4 heads on 2 kv heads, of two texts; the gate of one row of one head is NaN."""
+    draw = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, heads, queries, width, generator=draw) for heads in (4, 2, 2))
+    gate = torch.rand(2, queries, 4, width, generator=draw)
+    gate[1, queries - 1, 2] = torch.nan
+    attention, out = nn.Identity(), nn.Linear(4 * width, 64, bias=False)
+    P = TiledAttention(AttentionSpec(q, k, v, 1.0, Visibility(queries, queries)))
+    call = AttentionCall(CallSite(0, 0, "", attention), P, P.spec, output_BQHV=torch.ones_like(gate))
+    return ValueNorms(Projections({attention: out}, {}, ProjectionInputs({attention: out})), call, gate)
+
+
+@pytest.mark.parametrize("many", [value_norms.MANY_PAIRS, 60], ids=["pairs", "many"])
+@pytest.mark.parametrize("spread", [0.0, 3.0], ids=["flat", "sharp"])
+@torch.no_grad()
+def test_the_strongest_keys_behind_a_gate_are_those_of_all_norms(spread: float, many: int, monkeypatch) -> None:
+    monkeypatch.setattr(value_norms, "MANY_PAIRS", many)
+    norms, most = gated_norms(60), 3
+    logits = spread * torch.randn(2, 4, 60, 60, generator=torch.Generator().manual_seed(1))
+    weights = logits.masked_fill(torch.ones(60, 60).triu(1) > 0, -torch.inf).softmax(-1)
+    searched, every = norms(0, 60, weights, most), norms(0, 60)
+    torch.testing.assert_close(*((weights * of).topk(most).values for of in (searched, every)), equal_nan=True)
+    computed = (searched != 0) & (weights > 0)
+    torch.testing.assert_close(searched[computed], every[computed], equal_nan=True)
+    assert bool(searched[1, 2, 59].isnan().all())
+    if spread and many < 60:  # of sharp rows most keys cannot be among the strongest
+        assert computed.sum() < 0.5 * (weights > 0).sum()
+
+
+@torch.no_grad()
+def test_a_bound_that_is_too_small_would_be_seen() -> None:
+    norms, weights = gated_norms(60), torch.full((2, 4, 60, 60), 1 / 60)
+    norms.__dict__["_size_H"] = norms._size_H / 4
+    most = [(weights * of)[0].topk(3).values for of in (norms(0, 60, weights, 3), norms(0, 60))]
+    assert (most[0] < most[1] - 1e-4).any()
+
+
+@torch.no_grad()
+def test_relations_behind_a_gate_are_the_strongest_of_the_matrix(demo) -> None:
+    loaded, ids = wrap(roused_model("qwen3_next"), demo.tokenizer), IDS * 3
+    request = Request(view=VALUE, metrics=(), weights=True, relations=True, top_k=2)
+    seen = attnscope.capture(loaded, ids, engine="eager", request=request)
+    for layer, norms_HQK in seen.weights.items():
+        strongest = norms_HQK[:, 1:].topk(2).values  # the first query sees one key
+        torch.testing.assert_close(seen.kept_keys[layer].weight[:, 1:], strongest, atol=1e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize(

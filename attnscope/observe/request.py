@@ -78,7 +78,7 @@ class Layer:
     P: AttentionOperator
     kv_heads: int
     texts: Texts
-    written: Callable[[int, int], Tensor] | None = field(default=None, repr=False, compare=False, kw_only=True)
+    written: Callable[..., Tensor] | None = field(default=None, repr=False, compare=False, kw_only=True)
     further: Sequence[LayerKey] = field(default=(), kw_only=True)
     _here: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False, compare=False, kw_only=True)
 
@@ -224,12 +224,16 @@ class View:
         chosen = [start + head for start, heads in zip(starts, of_layers, strict=True) for head in heads]
         return sorted({layer.kv_head(head) for head in chosen}) if self.by_kv else chosen
 
-    def rows(self, layer: Layer, heads: Sequence[int], start: int, stop: int) -> Tensor:
-        """Entries of a block of queries, fp32 (B, len(heads), stop - start, K)."""
+    def rows(self, layer: Layer, heads: Sequence[int], start: int, stop: int, most: int | None = None) -> Tensor:
+        """Entries of a block of queries, fp32 (B, len(heads), stop - start, K).
+
+        most: only so many largest are wanted of each row: of a view of "value" others may be 0.
+        """
         entries = layer.P.scores(start, stop) if self.weights == "scores" else layer.P.rows(start, stop)
         if self.weights in ("value", "logit"):
             assert layer.written is not None
-            entries = entries * layer.written(start, stop)
+            few = most is not None and self.weights == "value" and not self.by_kv
+            entries = entries * (layer.written(start, stop, entries, most) if few else layer.written(start, stop))
         return self.select(layer, heads, entries)
 
     def select(self, layer: Layer, heads: Sequence[int], values: Tensor) -> Tensor:

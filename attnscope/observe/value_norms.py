@@ -12,9 +12,15 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
+from attnscope.attention.rows import topk
 from attnscope.errors import UsageError
 from attnscope.hooks.calls import AttentionCall
 from attnscope.hooks.projections import Norm, ProjectionInputs, gram_root
+
+SEARCHED = 8  # times as many keys as are wanted: a search among fewer does not pay
+MANY_PAIRS = 3  # a pair alone takes as long as so many of all
+PAIRS = 2**15  # at once
+BOUND_SLACK = 1e-3
 
 
 @dataclass(frozen=True)
@@ -74,12 +80,18 @@ class ValueNorms:
     call: AttentionCall
     given: Tensor | None = None
 
-    def __call__(self, start: int, stop: int) -> Tensor:
+    def __call__(self, start: int, stop: int, weights_BHRK: Tensor | None = None, most: int | None = None) -> Tensor:
         """The norm of what a whole weight on a key writes in some rows, fp32 (B, H, stop - start or 1, K).
 
-        Raises UsageError where the heads do not write their weights times v W_O.
+        weights_BHRK, most: of the rows' weights times their norms only so many largest are wanted in each row; behind a
+        gate other keys may have the norm 0. Raises UsageError where the heads do not write their weights times v W_O.
         """
-        norm_BHRK = self._plain_BH1K if self.given is None else self._gated(start, stop)
+        if self.given is None:
+            norm_BHRK = self._plain_BH1K
+        elif weights_BHRK is None or most is None or SEARCHED * most >= weights_BHRK.shape[-1]:
+            norm_BHRK = self._gated(start, stop)
+        else:
+            norm_BHRK = self._largest(start, stop, weights_BHRK, most)
         shares_BHR1, scale_BQ1 = self.call.output_shares(start, stop), self._scale_BQ1
         norm_BHRK = norm_BHRK if shares_BHR1 is None else norm_BHRK * shares_BHR1
         return norm_BHRK if scale_BQ1 is None else norm_BHRK * scale_BQ1[:, None, start:stop].abs()
@@ -91,18 +103,45 @@ class ValueNorms:
         return (v_BGKV[:, :, None] @ root_GRVV).norm(dim=-1).flatten(1, 2)[:, :, None]
 
     def _gated(self, start: int, stop: int) -> Tensor:
-        """Column by column of the root, which is triangular: each query has a vector of its own for each key.
+        return gated_norms(self._gate_BQHV[:, start:stop].transpose(1, 2), self._v_BGKV.float(), self._root_HVV)
 
-        R: the rows of all heads that share a kv head.
-        """
-        v_BGKV, gate_BHRV = self._v_BGKV.float(), self._gate_BQHV[:, start:stop].transpose(1, 2)
-        B, G, K, _ = v_BGKV.shape
-        square_BGRK = v_BGKV.new_zeros(B, G, gate_BHRV[0, ..., 0].numel() // G, K)
-        for number, column_HV in enumerate(self._root_HVV.unbind(-1)):
-            through_BHRV = (gate_BHRV * column_HV[:, None])[..., number:]
-            part_BGRK = through_BHRV.reshape(B, G, -1, through_BHRV.shape[-1]) @ v_BGKV[..., number:].mT
-            square_BGRK.addcmul_(part_BGRK, part_BGRK)
-        return square_BGRK.sqrt().view(*gate_BHRV.shape[:3], K)
+    def _largest(self, start: int, stop: int, weights_BHRK: Tensor, most: int) -> Tensor:
+        """The norms of keys that may be among the largest, from an upper bound: |(g v) R| <= |g v| |R|."""
+        v_BGKV, gate_BHRV = self._v_BGKV.float(), self._gate_BQHV[:, start:stop].transpose(1, 2).contiguous()
+        B, G, _, V = v_BGKV.shape
+        bound_BHRK = (gate_BHRV.square().reshape(B, G, -1, V) @ v_BGKV.square().mT).sqrt_().view(weights_BHRK.shape)
+        bound_BHRK.mul_(self._size_H[:, None, None]).mul_(weights_BHRK)
+
+        # The least of any so many products is no more than the least of the largest: what is bound to be less is out.
+        norm_BHRK = torch.zeros_like(bound_BHRK)
+        _, first_BHRk = topk(bound_BHRK, most)
+        wanted_BHRK = torch.zeros_like(bound_BHRK, dtype=torch.bool).scatter_(-1, first_BHRk, True)
+        self._fill(norm_BHRK, wanted_BHRK, gate_BHRV, v_BGKV)
+        least_BHR1 = (weights_BHRK * norm_BHRK).gather(-1, first_BHRk).amin(-1, keepdim=True)
+        further_BHRK = ~(bound_BHRK < least_BHR1) & (weights_BHRK != 0) & ~wanted_BHRK  # with NaN all of a row
+        self._fill(norm_BHRK, further_BHRK, gate_BHRV, v_BGKV)
+        return norm_BHRK
+
+    def _fill(self, norm_BHRK: Tensor, wanted_BHRK: Tensor, gate_BHRV: Tensor, v_BGKV: Tensor) -> None:
+        """Write the norms that are wanted: pair by pair of a query and a key, or of all pairs where these are many."""
+        per_group = gate_BHRV.shape[1] // v_BGKV.shape[1]
+        for text, wanted_HRK in enumerate(wanted_BHRK):
+            for head, wanted_RK in enumerate(wanted_HRK):
+                gate_RV, v_KV = gate_BHRV[text, head], v_BGKV[text, head // per_group]
+                root_VV, norm_RK = self._root_HVV[head], norm_BHRK[text, head]
+                row_N, key_N = wanted_RK.nonzero(as_tuple=True)
+                if MANY_PAIRS * len(row_N) > wanted_RK.numel():
+                    norm_RK.copy_(gated_norms(gate_RV[None, None], v_KV[None, None], root_VV[None])[0, 0])
+                    continue
+                for row_n, key_n in zip(row_N.split(PAIRS), key_N.split(PAIRS), strict=True):
+                    norm_RK[row_n, key_n] = ((gate_RV[row_n] * v_KV[key_n]) @ root_VV).norm(dim=-1)
+
+    @cached_property
+    def _size_H(self) -> Tensor:
+        """The largest singular value of each head's root, and what rounding may take from a bound."""
+        root_HVV = self._root_HVV.cpu()  # LAPACK's: not every device has one
+        sizes_H = torch.linalg.eigvalsh(root_HVV @ root_HVV.mT)[:, -1].sqrt()
+        return (sizes_H * (1 + BOUND_SLACK)).to(self._root_HVV.device)
 
     @cached_property
     def _v_BGKV(self) -> Tensor:
@@ -137,6 +176,20 @@ class ValueNorms:
             given = self._heads_BQHV.flatten(-2) if self.given is None else self.given
             projected_BQE = self.of.out[self.call.module](given)
             return norm.scale(projected_BQE.float(), norm.module(projected_BQE).float())
+
+
+def gated_norms(gate_BHRV: Tensor, v_BGKV: Tensor, root_HVV: Tensor) -> Tensor:
+    """|(g v) R| of every query and key, (B, H, R, K), column by column of a triangular R.
+
+    Each query has a vector of its own for each key. In the loop R are the rows of all heads that share a kv head.
+    """
+    B, G, K, _ = v_BGKV.shape
+    square_BGRK = v_BGKV.new_zeros(B, G, gate_BHRV[0, ..., 0].numel() // G, K)
+    for number, column_HV in enumerate(root_HVV.unbind(-1)):
+        through_BHRV = (gate_BHRV * column_HV[:, None])[..., number:]
+        part_BGRK = through_BHRV.reshape(B, G, -1, through_BHRV.shape[-1]) @ v_BGKV[..., number:].mT
+        square_BGRK.addcmul_(part_BGRK, part_BGRK)
+    return square_BGRK.sqrt().view(*gate_BHRV.shape[:3], K)
 
 
 def shown_values(call: AttentionCall) -> Tensor:

@@ -107,7 +107,7 @@ class TopKeys(ViewCollector):
         parts = []
         for a, b in layer.P.blocks():
             seen = self.view.seen(layer, heads, layer.P.visible.rows(a, b)).to(layer.P.device)
-            parts.append(_top(self.view.rows(layer, heads, a, b).masked_fill(~seen, -torch.inf), self.k))
+            parts.append(_top(self.view.rows(layer, heads, a, b, self.k).masked_fill(~seen, -torch.inf), self.k))
         return torch.cat([weight for weight, _ in parts], 2), torch.cat([key for _, key in parts], 2)
 
 
