@@ -194,6 +194,8 @@ class UniformAttention(AttentionOperator):
         return {**super().together([question for question in every if question not in direct]), **direct}
 
     def _one_key(self, question: ask.At | ask.Back | ask.Key) -> Tensor:
+        if isinstance(question, ask.Key) and 0 <= question.position < self.keys:
+            return self.visible.sees(question.position) * self._share_BHQ
         return self.visible.at(asked_key(question, self.visible).to(self.device)) * self._share_BHQ
 
     def _entropy(self, question: ask.Entropy) -> Tensor:

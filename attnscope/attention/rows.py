@@ -167,6 +167,13 @@ def _entropy(block: Block, question: ask.Entropy) -> Tensor:
 
 
 def _one_key(block: Block, question: ask.At | ask.Back | ask.Key) -> Tensor:
+    # A column and a diagonal are views of the rows.
+    if isinstance(question, ask.Key) and 0 <= question.position < block.visible.keys:
+        return block.rows[..., question.position]
+    if isinstance(question, ask.Back) and question.steps >= 0:
+        beyond = max(0, min(question.steps - block.first_query, block.stop - block.start))  # rows without such a key
+        found = block.rows[..., beyond:, :].diagonal(max(0, block.first_query - question.steps), -2, -1)
+        return torch.nn.functional.pad(found, (beyond, 0)) if beyond else found
     key_Br = asked_key(question, block.visible)[:, block.start : block.stop].to(block.rows.device)
     exists = (key_Br >= 0) & (key_Br < block.visible.keys)
     index = key_Br.clamp(0, block.visible.keys - 1)[:, None, :, None]

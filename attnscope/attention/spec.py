@@ -17,7 +17,7 @@ from torch import Tensor
 
 T = TypeVar("T")
 KEPT_BYTES = 4 * 2**20  # of equal-label pairs that are worth keeping from layer to layer
-SEEN_BYTES = 2**20  # of which keys are seen
+SEEN_BYTES = 2**16  # of which keys are seen: of short texts
 MOST_KEPT = 16  # things that layers share
 HIDDEN = -1e30  # the logit of a key that a boolean mask hides: finite, so that 0 * logit is 0
 
@@ -106,6 +106,12 @@ class Visibility:
         ]
         return _joined(blocks) & exists_BQ[:, None]
 
+    def sees(self, key: int) -> Tensor:
+        """Boolean (B or 1, H or 1, Q): which queries see a key."""
+        if self.mask is None:
+            return self.at(torch.full((1, self.queries), key, dtype=torch.long, device=self.device))
+        return _allowed(self.mask[..., key])
+
     @cached_property
     def ahead(self) -> Tensor:
         """The share of the queries that see the key after their own, one number: 0 in causal attention, 1 both ways.
@@ -129,11 +135,7 @@ class Visibility:
     @cached_property
     def others_BHQ(self) -> Tensor:
         """How many keys other than key 0 each query may see, (B or 1, H or 1, Q) integers."""
-        if self.mask is None:
-            key0_BHQ = self.at(torch.zeros(1, self.queries, dtype=torch.long, device=self.device))
-        else:
-            key0_BHQ = _allowed(self.mask[..., 0])
-        return self.counts_BHQ - key0_BHQ.long()
+        return self.counts_BHQ - self.sees(0).long()
 
     @cached_property
     def position_Q(self) -> Tensor:

@@ -154,7 +154,7 @@ def check_call(call: AttentionCall, route: str) -> CallCheck:
         off, largest = [], []
         for a, b in P.blocks():
             block, (sees_BHr, hidden) = P.block(a, b), _hidden(P.visible, a, b, P.device)
-            off.append(((block.row_sum - 1).abs() * sees_BHr).max())
+            off.append(((block.row_sum - 1).abs_() * sees_BHr).max())
             shared = [axis for axis in (0, 1) if hidden.shape[axis] == 1]  # by texts or heads: of those the largest
             most = block.rows.amax(shared, keepdim=True) if shared else block.rows
             largest.append((most * hidden).max())

@@ -259,11 +259,15 @@ class Maps(MapCollector):
         self.rows = Cells.of(range(self.tokens) if self.queries is None else self.queries, self.side)
         every_key = range(self._keys) if self.keys is None else self.keys
         self.columns = Cells.of(every_key, self.side, self.split_sink)
-        self._groups = self.rows.groups(self.tokens)[None], self.columns.groups(self._keys)[None]
         self._binned = max(self.rows.size, self.columns.size) > 1
         self._summed = self._binned and self.rule == "sum"
         key0_apart = self._binned and self.split_sink and self.columns.tokens[0] == 0
         self._key0_apart = key0_apart and self.view.weights == "softmax"
+
+    @cached_property
+    def _groups(self) -> tuple[Tensor, Tensor]:
+        """Which row each query is in, and which column each key, (1, Q) and (1, K)."""
+        return self.rows.groups(self.tokens)[None], self.columns.groups(self._keys)[None]
 
     def ask(self, layer: Layer) -> Sequence[Question]:
         key0 = [Key(0)] if self._key0_apart else []
