@@ -116,7 +116,7 @@ def _one_core_each(threads: int) -> Iterator[None]:
 
 
 KERNEL = "numba"
-KERNEL_TOKENS = 2  # times a batch's tokens: it makes no matrices, and what a batch costs in Python is paid less often
+KERNEL_TOKENS = 3  # times a batch's tokens: it makes no matrices, and what a batch costs in Python is paid less often
 
 
 class Text(NamedTuple):
