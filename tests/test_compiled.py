@@ -245,6 +245,15 @@ def test_without_numba_the_tiles_answer_and_the_name_says_how_to_get_it(monkeypa
         engine_named("numba")
 
 
+def test_a_long_call_gives_back_what_its_threads_freed(monkeypatch: pytest.MonkeyPatch) -> None:
+    trimmed: list[int] = []
+    monkeypatch.setattr(sweeping, "give_back_memory", lambda: trimmed.append(1))
+    monkeypatch.setattr(sweeping, "LONG", 50)
+    for tokens in (49, 50):
+        CompiledAttention(spec_of(tokens, tokens)).entropy()
+    assert trimmed == [1]
+
+
 def test_the_kernel_hides_a_key_by_the_logit_of_masks() -> None:
     assert shapes.HIDDEN == visibility.HIDDEN
 

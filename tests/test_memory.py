@@ -57,10 +57,11 @@ def test_free_memory_is_of_this_machine():
     assert 1 << 20 < free_memory("cpu") < 1 << 50
 
 
-def test_keeping_freed_memory_is_a_wish_that_only_glibc_hears(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wishes_about_freed_memory_are_those_that_only_glibc_hears(monkeypatch: pytest.MonkeyPatch) -> None:
     import ctypes
 
     heard: list[tuple[int, int]] = []
+    trimmed: list[int] = []
 
     class Library:
         @staticmethod
@@ -68,8 +69,16 @@ def test_keeping_freed_memory_is_a_wish_that_only_glibc_hears(monkeypatch: pytes
             heard.append((parameter, value))
             return 1
 
+        @staticmethod
+        def malloc_trim(kept: int) -> int:
+            trimmed.append(kept)
+            return 1
+
     monkeypatch.setattr(ctypes, "CDLL", lambda name: Library)
     memory.keep_freed_memory()
     assert dict(heard) == {-3: 32 * 2**20, -1: 64 * 2**20}  # M_MMAP_THRESHOLD, M_TRIM_THRESHOLD of <malloc.h>
+    memory.give_back_memory()
+    assert trimmed == [0]
     monkeypatch.setattr(ctypes, "CDLL", lambda name: object())
     memory.keep_freed_memory()
+    memory.give_back_memory()

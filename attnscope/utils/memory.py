@@ -6,6 +6,7 @@ import math
 import os
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from attnscope.errors import MemoryLimitError, UsageError
@@ -62,14 +63,29 @@ def keep_freed_memory() -> None:
     Example:
         keep_freed_memory()
     """
+    tune = _of_c_library("mallopt")
+    tune(M_MMAP_THRESHOLD, 32 * 2**20)
+    tune(M_TRIM_THRESHOLD, 64 * 2**20)
+
+
+def give_back_memory() -> None:
+    """Let the C library give freed pages of all threads back to the system. glibc only, as above.
+
+    Example:
+        give_back_memory()
+    """
+    _of_c_library("malloc_trim")(0)
+
+
+def _of_c_library(name: str) -> Callable[..., object]:
+    """A function of the C library; one that does nothing where it has none of that name."""
     import ctypes
 
     try:
-        tune = ctypes.CDLL(None).mallopt
+        function: Callable[..., object] = getattr(ctypes.CDLL(None), name)
     except (AttributeError, OSError, TypeError):
-        return
-    tune(M_MMAP_THRESHOLD, 32 * 2**20)
-    tune(M_TRIM_THRESHOLD, 64 * 2**20)
+        return lambda *arguments: None
+    return function
 
 
 def read_size(text: str) -> int:

@@ -30,7 +30,7 @@ from attnscope.attention.rows import TINY, top_of
 from attnscope.attention.spec import AttentionSpec
 from attnscope.attention.tiles import Room, reach, work_through
 from attnscope.attention.tiling import TiledAttention
-from attnscope.utils.memory import second_cache
+from attnscope.utils.memory import give_back_memory, second_cache
 
 
 class Answers:
@@ -159,6 +159,7 @@ def _groups(question: GroupMass, job: Job) -> tuple[Tensor, Tensor]:
 
 CPU = torch.device("cpu")
 MOST_ROWS, FEWEST_ROWS = 256, 64  # that are read at once, all heads of a kv head together
+LONG = 4096  # keys of a call whose threads free tens of megabytes, which the model's next layer would take anew
 JOBS, JOB_SCORES = 32, (2**18, 2**21)  # of a text at least, and what each of them reads
 
 
@@ -185,6 +186,8 @@ class Sweeping:
             return lambda job: self._read(job, rooms, sweep, answers)
 
         work_through(self._jobs(), begin, torch.get_num_threads())
+        if self.spec.visible.keys >= LONG:
+            give_back_memory()
         return answers
 
     def _jobs(self) -> Iterator[Job]:
