@@ -49,22 +49,23 @@ def observe_text(
         from attnscope.figures.drawing_process import begin
 
         begin("attnscope.export.drawing")
-    from attnscope.figures import load_in_thread
-
     tell, check = output.TerminalProgress(writing.quiet), partial(check_out, writing=writing, options=options)
-    from attnscope.inputs.weights import GivenWeights
+    if not isinstance(ask.text, str | list):  # for a plain text nothing of weights is imported
+        from attnscope.inputs.weights import GivenWeights
 
-    if isinstance(ask.text, GivenWeights):
-        from attnscope.observe.weights import observe_weights
+        if isinstance(ask.text, GivenWeights):
+            from attnscope.observe.weights import observe_weights
 
-        if selected.atlas is not None:
-            raise UsageError("an atlas is of a model, and weights are read without one", "leave out {atlas}")
-        return observe_weights(ask.text, ask, tell)
+            if selected.atlas is not None:
+                raise UsageError("an atlas is of a model, and weights are read without one", "leave out {atlas}")
+            return observe_weights(ask.text, ask, tell)
     seen: Observation | None = served(asked, ask, Observe(), tell, writing.verbose, check)
     if seen is not None:
         return seen
     loaded = load_model(asked, writing)
     if writing.draws and keep.rollout:
+        from attnscope.figures import load_in_thread
+
         load_in_thread()  # while the model reads the text
     from attnscope.observe.run import run_and_report
 
