@@ -397,7 +397,6 @@ class MatrixCollector(WholeCollector):
     """The whole matrices, for those who ask: (B, H, Q, K) fp32 on the CPU; 0 in rows of tokens without a query."""
 
     name = "weights"
-    cuts = True
 
     def keep(self, layer: Layer, heads: list[int], answers: Answers) -> Matrices:
         blocks = [self.view.rows(layer, heads, a, b).cpu() for a, b in layer.P.blocks()]
@@ -405,9 +404,6 @@ class MatrixCollector(WholeCollector):
         if layer.texts.unasked:
             weights = weights.masked_fill(~layer.texts.has_query_T.cpu()[:, None], 0)
         return Matrices(heads, weights)
-
-    def part(self, collected: Matrices, places: slice, heads: list[int]) -> Matrices:
-        return Matrices(heads, collected.weights[:, places])
 
     def of_text(self, collected: Matrices, row: int, text: TextInputs) -> Matrices:
         return Matrices(collected.heads, collected.weights[row, :, : len(text.prompt), : len(text.key_prompt)])
