@@ -212,31 +212,20 @@ def from_weights(
     from attnscope.inputs.weights import read_weights, weights_of
     from attnscope.observe.weights import observe_weights
 
-    # A file has tokens and names of its own, which an argument would contradict.
+    masks = {"attention_mask": attention_mask, "query_attention_mask": query_attention_mask, "mask": mask}
     if isinstance(weights, str | os.PathLike):
-        options = {"tokens": tokens, "query_tokens": query_tokens, "tokenizer": tokenizer, "kv_heads": kv_heads}
-        options |= {"attention_mask": attention_mask, "query_attention_mask": query_attention_mask, "mask": mask}
-        other = next((name for name, value in options.items() if value is not None), None)
+        # A file has tokens and names of its own, which an argument would contradict.
+        own = {"tokens": tokens, "query_tokens": query_tokens, "tokenizer": tokenizer, "kv_heads": kv_heads} | masks
+        other = next((name for name, value in own.items() if value is not None), None)
         if other is not None:
             raise UsageError(f"a file of weights has its own {other}", f"leave out {{{other}}}")
         matrices = read_weights(Path(weights))
-        sinks = matrices.sink_logits if sink_logits is None else sink_logits
-        matrices = replace(matrices, name=model or matrices.name, sink_logits=sinks)
     elif tokens is None:
         raise UsageError("expected the tokens of the weights", "give {tokens} as a list of strings")
     else:
-        matrices = weights_of(
-            weights,
-            tokens,
-            query_tokens,
-            tokenizer,
-            model=model,
-            kv_heads=kv_heads,
-            sink_logits=bool(sink_logits),
-            attention_mask=attention_mask,
-            query_attention_mask=query_attention_mask,
-            mask=mask,
-        )
+        matrices = weights_of(weights, tokens, query_tokens, tokenizer, masks, kv_heads=kv_heads)
+    sinks = matrices.sink_logits if sink_logits is None else sink_logits
+    matrices = replace(matrices, name=model or matrices.name, sink_logits=sinks)
     # A request as of a text: the same collectors read these matrices.
     keep = kept(None, request, query, key, define, {})
     return Capture.made_of(observe_weights(matrices, CaptureSpec("", keep, select=select)))
@@ -266,19 +255,9 @@ def save_weights(
     """
     from attnscope.inputs.weights import save_weights, weights_of
 
-    matrices = weights_of(
-        weights,
-        tokens,
-        query_tokens,
-        tokenizer,
-        model=model,
-        kv_heads=kv_heads,
-        sink_logits=sink_logits,
-        attention_mask=attention_mask,
-        query_attention_mask=query_attention_mask,
-        mask=mask,
-    )
-    return save_weights(path, matrices)
+    masks = {"attention_mask": attention_mask, "query_attention_mask": query_attention_mask, "mask": mask}
+    matrices = weights_of(weights, tokens, query_tokens, tokenizer, masks, kv_heads=kv_heads)
+    return save_weights(path, replace(matrices, name=model, sink_logits=sink_logits))
 
 
 def _ask(text: Any, keep: Request, how: CaptureOptions) -> CaptureSpec:

@@ -261,22 +261,22 @@ def place_mosaic(
     titles: pixels that they reach beyond the image, and their lines.
     """
     layout.in_print(figure, words.style)
-    beyond, lines = titles
-    edge, space, thick = (PRINT_EDGE, PRINT_GAP, PRINT_BAR_PX) if words.style.in_print else (EDGE, GAP, BAR_PX)
+    (beyond, lines), in_print = titles, words.style.in_print
+    edge, space, thick = (PRINT_EDGE, PRINT_GAP, PRINT_BAR_PX) if in_print else (EDGE, GAP, BAR_PX)
+    # Numbers stand beneath the image, above it, or on all sides: then those at its right are before the bar.
     numbered_above = ax.xaxis.get_label_position() == "top"
     both = bool(ax.yaxis.get_tick_params()["labelright"])
-    labels, numbers = (
-        layout.extent(ax.get_yticklabels())[0],
-        layout.axis_room(ax.get_xticklabels(), layout.NAME_SIZE, space)[1],
-    )
-    beneath = layout.line_px(HEAD_SIZE) / 2 if words.style.in_print else 0  # of the lowest number beside the bar
-    gap = (space if words.style.in_print else BAR_GAP) + beyond + (labels + 4 if both else 0)
+    labels = layout.extent(ax.get_yticklabels())[0]
+    numbers = layout.axis_room(ax.get_xticklabels(), layout.NAME_SIZE, space)[1]
+    # The lowest number next to the bar reaches below it by half a line.
+    beneath = layout.line_px(HEAD_SIZE) / 2 if in_print else 0
+    gap = (space if in_print else BAR_GAP) + beyond + (labels + 4 if both else 0)
     bar_words = layout.axis_room(bar.ax.get_yticklabels(), float(bar.ax.yaxis.label.get_fontsize()), space)[0]
     plan = layout.PanelPlan(
         left=round(edge + layout.axis_room(ax.get_yticklabels(), layout.NAME_SIZE, space)[0]),
         top=round(numbers) if numbered_above else round(lines * title_px(words.style)) + 4,
         size=size,
-        bar=(gap, thick, min(LONGEST_BAR_PX, max(size[1], LEAST_BAR_PX * (not words.style.in_print)))),
+        bar=(gap, thick, min(LONGEST_BAR_PX, max(size[1], LEAST_BAR_PX * (not in_print)))),
         right=gap + thick + bar_words,
         below=numbers if both or not numbered_above else beneath,
         edge=edge,

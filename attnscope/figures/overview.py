@@ -436,7 +436,7 @@ def _grid(values_H: np.ndarray, rows: int, columns: int) -> np.ndarray:
 def _titles(maps: Maps, style: Style) -> tuple[str, ...]:
     """`H3 (kv 1)` of each head, with the mean of what was taken out, and the scale where it is the head's own.
 
-    Its role and its score stand in a line below, apart from a paper's figure, which has its panels' names alone.
+    Its role and its score are in a line below; a paper's figure has the panels' names alone.
     """
     (rest, sink_HQ), titles = split_sink(maps, style), []
     for head, values_QK in enumerate(rest.values_HQK):

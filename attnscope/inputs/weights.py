@@ -40,24 +40,31 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-WHOLE = "weights"  # the one array of a stack; and what a file's source is called where it lies in memory
-MEMORY = "memory"
+WHOLE = "weights"  # the one array of a stack
+MEMORY = "memory"  # what the source of weights is called that are in no file
 TOKENS, QUERY_TOKENS, UTF8 = "tokens", "query_tokens", "_utf8"
 MODEL, KV_HEADS, SINK_LOGITS = "model", "kv_heads", "sink_logits"
-ATTENTION_MASK, QUERY_ATTENTION_MASK, MASK = "attention_mask", "query_attention_mask", "mask"
-FLAGS = (ATTENTION_MASK, QUERY_ATTENTION_MASK, MASK)
-BESIDE = (
-    *(TOKENS, TOKENS + UTF8, QUERY_TOKENS, QUERY_TOKENS + UTF8, MODEL, KV_HEADS, SINK_LOGITS),
-    *FLAGS,
-)  # no weights
+FLAGS = ATTENTION_MASK, QUERY_ATTENTION_MASK, MASK = "attention_mask", "query_attention_mask", "mask"
+IN_METADATA = TOKENS, QUERY_TOKENS, MODEL, KV_HEADS, SINK_LOGITS
+BESIDE = *IN_METADATA, TOKENS + UTF8, QUERY_TOKENS + UTF8, *FLAGS  # arrays of a file that are no weights
 NPZ, SAFETENSORS = ".npz", ".safetensors"
+FLOATS = "f2", "f4", "f8", "F16", "F32", "F64", "BF16"  # as npz and safetensors call them
+TEXT = "text"  # the dtype of what metadata says
 MOST_BYTES = 2**33  # that a file may unpack to
+SURELY_FREE = 2**20  # bytes of memory that are not asked after
 MOST_ARRAYS, MOST_LAYERS, MOST_TOKENS, MOST_TOKEN_BYTES = 4096, 1000, 2**20, 2**26
 HEADER_BYTES = 10_000  # of an array in npz
 LAYER = re.compile(r"(?:(encoder|decoder|cross)\.)?(?:layer\.(\d{1,4})|weights)")
 SPECIAL = re.compile(r"<\|?[^<>|\s]+\|?>|\[[A-Z]+\]")  # <s>, <|endoftext|>, [CLS]
 NAMES = "layer.0, layer.1, ... (heads, queries, keys), or one `weights` (layers, heads, queries, keys), and tokens"
-DAMAGED = (*FOREIGN, EOFError, RuntimeError, SystemError, zlib.error)  # what readers of archives raise
+DAMAGED = (
+    *FOREIGN,
+    EOFError,
+    RuntimeError,
+    SystemError,
+    zlib.error,
+    zipfile.BadZipFile,
+)  # what readers of archives raise
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,12 +95,14 @@ class GivenWeights:
         """Hash of the file, or of the numbers in memory, in hexadecimal."""
         if self.file is not None:
             return sha256_of(self.file)
+        import torch
+
         total = hashlib.sha256()
         for stack, layers in self.stacks.items():
             for index, weights in layers.items():
                 total.update(f"{stack} {index} {weights.dtype} {tuple(weights.shape)}".encode())
                 for of_head in weights:
-                    total.update(_plain(of_head.contiguous()).numpy().tobytes())
+                    total.update(of_head.contiguous().view(torch.uint8).numpy())
         return total.hexdigest()
 
 
@@ -102,35 +111,39 @@ def weights_of(
     tokens: Any,
     query_tokens: Any = None,
     tokenizer: Any = None,
+    masks: Mapping[str, Any] | None = None,
     *,
-    model: str | None = None,
     kv_heads: int | None = None,
-    sink_logits: bool = False,
-    attention_mask: Any = None,
-    query_attention_mask: Any = None,
-    mask: Any = None,
 ) -> GivenWeights:
-    """Matrices and tokens from Python, their shapes checked; see `attnscope.from_weights`.
+    """Matrices and tokens from Python, their shapes checked, see `attnscope.from_weights`; masks: by the names of FLAGS.
 
     Raises UsageError for what are no matrices or no tokens, InputError for shapes that do not fit each other.
 
     >>> weights_of(torch.ones(1, 1, 1, 1), ["a"]).stacks["decoder"][0].shape
     torch.Size([1, 1, 1])
     """
-    text = prompt_of_tokens(tokens, tokenizer, TOKENS)
+    text = prompt_of_tokens(tokens, tokenizer)
     target = None if query_tokens is None else prompt_of_tokens(query_tokens, tokenizer, QUERY_TOKENS)
     of_axes = ((TOKENS, tokens, text), (QUERY_TOKENS, query_tokens, target))
     written = {what: _written(items, tokenizer, prompt) for what, items, prompt in of_axes if prompt is not None}
-    plain = DECODER if target is None else CROSS
-    of_stacks = {plain: weights}
+    of_stacks = {DECODER if target is None else CROSS: weights}
     if isinstance(weights, Mapping) and any(isinstance(name, str) for name in weights):
         if not weights.keys() <= set(OF_TWO_TEXTS):
             raise UsageError(f"expected the stacks {', '.join(OF_TWO_TEXTS)}, got {listed(list(map(str, weights)))}")
         of_stacks = {stack: weights[stack] for stack in OF_TWO_TEXTS if stack in weights}
     stacks = {stack: _layers(of_stack) for stack, of_stack in of_stacks.items()}
-    named = zip(FLAGS, (attention_mask, query_attention_mask, mask), strict=True)
-    flags = {name: _flags(values, name, len(text)) for name, values in named if values is not None}
-    return _checked(GivenWeights(stacks, text, target, model, MEMORY, kv_heads, sink_logits, None, written, flags))
+    shapes = {
+        stack: {
+            f"{stack} layer {index}" if len(stacks) > 1 else f"layer {index}": tuple(layer.shape)
+            for index, layer in layers.items()
+        }
+        for stack, layers in stacks.items()
+    }
+    _check_shapes(shapes, len(text), None if target is None else len(target), kv_heads)
+    flags = {name: _flags(values, name, len(text)) for name, values in (masks or {}).items() if values is not None}
+    matrices = GivenWeights(stacks, text, target, kv_heads=kv_heads, written=written, flags=flags)
+    _check_flags(matrices)
+    return matrices
 
 
 def _layers(weights: Any) -> dict[int, Tensor]:
@@ -141,8 +154,7 @@ def _layers(weights: Any) -> dict[int, Tensor]:
         return {index: _layer(weights[index], index) for index in sorted(weights)}
     if not isinstance(weights, list | tuple):
         stacked = _tensor(weights, "the weights")
-        if stacked.ndim == 5 and stacked.shape[1] == 1:
-            stacked = stacked[:, 0]
+        stacked = stacked.view(_of_one_text(stacked.shape, WHOLE))
         if stacked.ndim != 4:
             raise InputError(
                 f"expected weights of 4 axes (layers, heads, queries, keys), got {_shape(stacked.shape)}",
@@ -155,19 +167,24 @@ def _layers(weights: Any) -> dict[int, Tensor]:
 
 
 def _layer(weights: Any, index: int) -> Tensor:
-    """One layer as a tensor (H, Q, K); a batch of one text loses that axis."""
+    """One layer as a tensor (H, Q, K)."""
     if weights is None:
         raise UsageError(
             f"layer {index} is None: this model returned no weights",
             'load it with attn_implementation="eager", and ask for output_attentions=True',
         )
     tensor = _tensor(weights, f"layer {index}")
+    tensor = tensor.view(_of_one_text(tensor.shape))
     if tensor.ndim == 4:
-        if tensor.shape[0] != 1:
-            message = f"layer {index} has {tensor.shape[0]} texts, expected one: {_shape(tensor.shape)}"
-            raise InputError(message, "give the weights of one text, as weights[:, [0]]")
-        tensor = tensor[0]
+        message = f"layer {index} has {tensor.shape[0]} texts, expected one: {_shape(tensor.shape)}"
+        raise InputError(message, "give the weights of one text, as weights[:, [0]]")
     return tensor
+
+
+def _of_one_text(shape: Sequence[int], name: str | int | None = None) -> tuple[int, ...]:
+    """The shape of a layer, or of the layers of a stack, WHOLE, without the axis of a batch of one text."""
+    at, axes = (1, 5) if name == WHOLE else (0, 4)
+    return (*shape[:at], *shape[at + 1 :]) if len(shape) == axes and shape[at] == 1 else tuple(shape)
 
 
 def _tensor(weights: Any, what: str) -> Tensor:
@@ -175,21 +192,18 @@ def _tensor(weights: Any, what: str) -> Tensor:
     import torch
 
     if isinstance(weights, torch.Tensor):
-        tensor = weights.detach().cpu()
+        if weights.is_floating_point():
+            return weights.detach().cpu()
+        dtype = str(weights.dtype)
     else:
         array = weights if isinstance(weights, np.ndarray) else _array(weights, what)
         if array.dtype.name == "bfloat16":  # of ml_dtypes
-            tensor = torch.from_numpy(np.ascontiguousarray(array).view(np.int16)).view(torch.bfloat16)
-        elif array.dtype.kind == "f" and array.dtype.itemsize in (2, 4, 8):
+            return torch.from_numpy(np.ascontiguousarray(array).view(np.int16)).view(torch.bfloat16)
+        if array.dtype.kind == "f" and array.dtype.itemsize in (2, 4, 8):
             native = array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
-            tensor = torch.from_numpy(native if native.flags.writeable else native.copy())
-        else:
-            raise UsageError(
-                f"{what}: expected floating-point numbers, got {array.dtype}", "give the weights as floats"
-            )
-    if not tensor.is_floating_point():
-        raise UsageError(f"{what}: expected floating-point numbers, got {tensor.dtype}", "give the weights as floats")
-    return tensor
+            return torch.from_numpy(native if native.flags.writeable else native.copy())
+        dtype = str(array.dtype)
+    raise UsageError(f"{what}: expected floating-point numbers, got {dtype}", "give the weights as floats")
 
 
 def _array(weights: Any, what: str) -> np.ndarray:
@@ -221,27 +235,37 @@ def _shape(shape: Sequence[int]) -> str:
     return f"({', '.join(map(str, shape))})"
 
 
-def _plain(tensor: Tensor) -> Tensor:
-    """The same bits in a dtype that numpy has."""
-    import torch
+def _check_shapes(
+    shapes: Mapping[str, Mapping[str, Sequence[int]]], text: int, target: int | None, kv_heads: int | None
+) -> None:
+    """Raise InputError for shapes that do not fit so many tokens, UsageError where some are missing.
 
-    return tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor
-
-
-def _checked(matrices: GivenWeights) -> GivenWeights:
-    """The same, or InputError where shapes do not fit the tokens or each other, UsageError for what is left out."""
-    if matrices.target is None and (CROSS in matrices.stacks or len(matrices.stacks) > 1):
+    shapes: of the layers of each stack, by what a message calls them.
+    """
+    if target is None and (CROSS in shapes or len(shapes) > 1):
         raise UsageError("weights of several stacks need the tokens of the queries", "give {query_tokens=TOKENS}")
-    for stack, layers in matrices.stacks.items():
-        axes = axes_of(stack, matrices.text, matrices.target)
-        for index, weights in layers.items():
-            name = f"{stack} layer {index}" if len(matrices.stacks) > 1 else f"layer {index}"
-            _check_shape(name, tuple(weights.shape), *map(len, axes))
-            if matrices.kv_heads and weights.shape[0] % matrices.kv_heads:
+    for stack, of_stack in shapes.items():
+        queries, keys = axes_of(stack, text, target)
+        for name, shape in of_stack.items():
+            if len(shape) != 3:
+                message = f"{name}: expected 3 axes (heads, queries, keys), got {_shape(shape)}"
+                raise InputError(message, "give one array for each layer")
+            if not shape[0]:
+                raise InputError(f"{name} has no heads: {_shape(shape)}", "leave it out")
+            if shape[1:] != (queries, keys):
+                got = f"one for each token, got {shape[1]} and {shape[2]}"
+                other_text = "give {query_tokens} for queries of another text"
+                how = other_text if shape[2] == keys else "give a token for each key"
+                raise InputError(f"{name}: expected {queries} queries and {keys} keys, {got}", how)
+            if kv_heads and shape[0] % kv_heads:
                 raise InputError(
-                    f"{name} has {weights.shape[0]} heads, which {matrices.kv_heads} kv heads do not divide",
+                    f"{name} has {shape[0]} heads, which {kv_heads} kv heads do not divide",
                     "leave out {kv_heads}, or give the number of the model's config",
                 )
+
+
+def _check_flags(matrices: GivenWeights) -> None:
+    """Raise InputError for masks that do not fit the tokens, UsageError for a mask of several stacks."""
     text, target = len(matrices.text), len(matrices.target or ())
     shapes: dict[str, tuple[int, ...]] = {ATTENTION_MASK: (text,), QUERY_ATTENTION_MASK: (target,)}
     shapes[MASK] = axes_of(next(iter(matrices.stacks)), text, target or None)
@@ -250,22 +274,6 @@ def _checked(matrices: GivenWeights) -> GivenWeights:
             raise InputError(f"{name}: expected shape {_shape(shapes[name])}, got {_shape(flags.shape)}", "correct it")
     if MASK in matrices.flags and len(matrices.stacks) > 1:
         raise UsageError("a mask is of one stack", "give each stack alone, or leave out {mask}")
-    return matrices
-
-
-def _check_shape(name: str, shape: Sequence[int], queries: int, keys: int) -> None:
-    if len(shape) != 3:
-        raise InputError(
-            f"{name}: expected 3 axes (heads, queries, keys), got {_shape(shape)}", "give one array for each layer"
-        )
-    if not shape[0]:
-        raise InputError(f"{name} has no heads: {_shape(shape)}", "leave it out")
-    if shape[1:] != (queries, keys):
-        other = "give {query_tokens} for queries of another text" if shape[2] == keys else "give a token for each key"
-        raise InputError(
-            f"{name}: expected {queries} queries and {keys} keys, one for each token, got {shape[1]} and {shape[2]}",
-            other,
-        )
 
 
 def axes_of(stack: str, text: T, target: T | None) -> tuple[T, T]:
@@ -295,8 +303,7 @@ def prompt_of_tokens(tokens: Any, tokenizer: Any = None, what: str = TOKENS) -> 
     if isinstance(tokens, str | bytes) or not (isinstance(tokens, Sequence) or hasattr(tokens, "tolist")):
         how = "give a list, such as tokenizer.convert_ids_to_tokens(ids)"
         raise UsageError(f"{what}: expected a list of tokens, got {type(tokens).__name__}", how)
-    items = tokens.tolist() if hasattr(tokens, "tolist") else list(tokens)
-    items = items[0] if len(items) == 1 and isinstance(items[0], list) else items  # a batch of one text
+    items = _items(tokens)
     if not items:
         raise InputError(f"{what}: there is no token", "give a token for each key")
     if all(type(item) is int for item in items):
@@ -314,6 +321,20 @@ def prompt_of_tokens(tokens: Any, tokenizer: Any = None, what: str = TOKENS) -> 
     except UnicodeEncodeError:
         raise InputError(f"{what}: a token holds half of a surrogate pair", "write the character itself") from None
     return _of_strings(items)
+
+
+def _items(tokens: Any) -> list[Any]:
+    """The strings or ids of a list or an array, of a batch of one text too."""
+    items: list[Any] = tokens.tolist() if hasattr(tokens, "tolist") else list(tokens)
+    return items[0] if len(items) == 1 and isinstance(items[0], list) else items
+
+
+def _written(tokens: Any, tokenizer: Any, prompt: Prompt) -> list[str]:
+    """Tokens as a file writes them: the strings that were given, the tokenizer's own names, or a Prompt's pieces."""
+    if isinstance(tokens, Prompt):
+        return [plain or token for plain, token in zip(prompt.plain, prompt.tokens, strict=True)]
+    items = _items(tokens)
+    return items if isinstance(items[0], str) else list(tokenizer.convert_ids_to_tokens(items))
 
 
 def _of_strings(names: Sequence[str]) -> Prompt:
@@ -365,111 +386,108 @@ def read_weights(file: Path | str) -> GivenWeights:
         raise InputError(f"expected weights in a file of .npz or .safetensors, got {path.name}", "name such a file")
     try:
         with open_regular(path) as stream:
-            return _checked(_of_entries(path, *reading(path, stream)))
+            return _of_entries(path, reading(path, stream))
     except FileNotFoundError:
         raise InputError(f"there is no file {path}", "check the path") from None
     except IsADirectoryError:
         raise InputError(f"{path} is a folder", "name a file in it") from None
-    except zipfile.BadZipFile as error:
-        raise _damaged(path, error) from None
     except DAMAGED as error:
-        raise _damaged(path, error) from None
+        why = getattr(error, "strerror", None) or str(error).partition("\n")[0] or type(error).__name__
+        raise InputError(f"{path} cannot be read as {path.suffix[1:].lower()}: {why}", "save it again") from None
 
 
-def _damaged(path: Path, error: Exception) -> InputError:
-    why = getattr(error, "strerror", None) or str(error).partition("\n")[0] or type(error).__name__
-    return InputError(f"{path} cannot be read as {path.suffix[1:].lower()}: {why}", "save it again")
-
-
-def _of_entries(path: Path, entries: Mapping[str, Entry], metadata: Mapping[str, str]) -> GivenWeights:
-    """What the arrays and the metadata of a file say; each array is read only when all that is declared fits."""
-    tokens, query_tokens = (_strings(path, name, entries, metadata) for name in (TOKENS, QUERY_TOKENS))
+def _of_entries(path: Path, entries: Mapping[str, Entry]) -> GivenWeights:
+    """What the arrays of a file say; each is read only when all that is declared fits."""
+    tokens, query_tokens = (_strings(path, name, entries) for name in (TOKENS, QUERY_TOKENS))
     if tokens is None:
         raise InputError(f"{path} has no tokens", f"it should hold {NAMES}")
-    # Only names that are known: a misspelt layer would be missing without a word.
-    plain, stacks = DECODER if query_tokens is None else CROSS, dict[str, dict[int | None, Entry]]()
-    for name, entry in entries.items():
-        match = LAYER.fullmatch(name)
-        if match is None and name not in BESIDE:
-            raise InputError(f"{path} has an array {brief(name)}, which is none of weights", f"it should hold {NAMES}")
-        if match is not None:
-            of_stack, index = stacks.setdefault(match[1] or plain, {}), None if match[2] is None else int(match[2])
-            if index in of_stack:  # as layer.1 and decoder.layer.01
-                raise InputError(f"{path} has {brief(name)} twice, by two names", "keep one of them")
-            of_stack[index] = entry
-    if not stacks:
-        raise InputError(f"{path} has no weights", f"it should hold {NAMES}")
-    # All shapes are compared with the tokens before the first array is unpacked.
-    _check_declared(path, stacks, len(tokens), None if query_tokens is None else len(query_tokens))
-    for name in (name for name in FLAGS if name in entries):
-        shape, most = entries[name].shape, len(tokens) * max(len(tokens), len(query_tokens or ()))
-        if entries[name].dtype == "U" or entries[name].dtype[0] not in "biufBIUF" or math.prod(shape) > most:
-            got = f"{entries[name].dtype} {_shape(shape)}"
+    stacks = _stacks_of(path, entries, DECODER if query_tokens is None else CROSS)
+    most = len(tokens) * max(len(tokens), len(query_tokens or ()))
+    for name in FLAGS:
+        entry = entries.get(name)
+        if entry and (entry.dtype == "U" or entry.dtype[0] not in "biufBIUF" or math.prod(entry.shape) > most):
+            got = f"{entry.dtype} {_shape(entry.shape)}"
             raise InputError(f"{path}: expected {name} as 0 and 1 for each token, got {got}", "save it so")
+    number = _scalar(path, KV_HEADS, r"[1-9]\d{0,5}", "a number from 1", entries)
+    letters = f"a string of at most {LONGEST_TEXT} letters"
+    model = _scalar(path, MODEL, rf"(?s:.{{0,{LONGEST_TEXT}}})", letters, entries)
+    sinks = _scalar(path, SINK_LOGITS, "0|1|true|false", "0 or 1", entries) in ("1", "true")
+    kv_heads = None if number is None else int(number)
+    shapes = {stack: _declared(path, arrays) for stack, arrays in stacks.items()}
+    _check_shapes(shapes, len(tokens), None if query_tokens is None else len(query_tokens), kv_heads)
     text = prompt_of_tokens(tokens)
     target = None if query_tokens is None else prompt_of_tokens(query_tokens, what=QUERY_TOKENS)
-    layers = {}
-    for stack in (stack for stack in OF_TWO_TEXTS if stack in stacks):
-        arrays = stacks[stack]
-        whole = arrays.get(None)
-        layers[stack] = _layers(whole.read() if whole else {at: array.read() for at, array in arrays.items()})
-    number = _scalar(path, KV_HEADS, r"[1-9]\d{0,5}", "a number from 1", entries, metadata)
-    model = _scalar(
-        path, MODEL, rf"(?s:.{{0,{LONGEST_TEXT}}})", f"a string of at most {LONGEST_TEXT} letters", entries, metadata
-    )
-    sink = _scalar(path, SINK_LOGITS, "0|1|true|false", "0 or 1", entries, metadata)
+    layers = {stack: _layers(_read_stack(stacks[stack])) for stack in OF_TWO_TEXTS if stack in stacks}
     flags = {name: _flags(entries[name].read(), name, len(text)) for name in FLAGS if name in entries}
-    kv_heads = None if number is None else int(number)
-    return GivenWeights(
-        layers, text, target, model or None, path.name, kv_heads, sink in ("1", "true"), file=path, flags=flags
-    )
+    matrices = GivenWeights(layers, text, target, model or None, path.name, kv_heads, sinks, path, flags=flags)
+    _check_flags(matrices)
+    return matrices
 
 
-def _check_declared(
-    path: Path, stacks: Mapping[str, Mapping[int | None, Entry]], text: int, target: int | None
-) -> None:
-    """Raise InputError for arrays whose declared shape or dtype is not that of weights of so many tokens."""
-    for stack, arrays in stacks.items():
-        if None in arrays and len(arrays) > 1:
-            raise InputError(f"{path} has `weights` and `layer.0` too", "keep one of them")
-        queries, keys = axes_of(stack, text, target)
-        for index, entry in arrays.items():
-            name = f"{path}: {WHOLE if index is None else f'layer {index}'}"
-            if entry.dtype not in ("f2", "f4", "f8", "F16", "F32", "F64", "BF16"):
-                raise InputError(f"{name}: expected floating-point numbers, got {entry.dtype}", "save it as floats")
-            shape = entry.shape
-            if index is None:
-                if len(shape) == 5 and shape[1] == 1:
-                    shape = (shape[0], *shape[2:])
-                if len(shape) != 4 or not 0 < shape[0] <= MOST_LAYERS:
-                    raise InputError(
-                        f"{name}: expected 4 axes (layers, heads, queries, keys), got {_shape(entry.shape)}",
-                        "save one array for each layer, as layer.0",
-                    )
-                shape = shape[1:]
-            elif index >= MOST_LAYERS:
-                raise InputError(f"{name}: expected a layer under {MOST_LAYERS}", "number layers from 0 on")
-            shape = shape[1:] if len(shape) == 4 and shape[0] == 1 and index is not None else shape
-            _check_shape(name, shape, queries, keys)
+Arrays = dict[int | None, Entry]  # of a stack, by layer; None: of all layers
 
 
-def _strings(path: Path, name: str, entries: Mapping[str, Entry], metadata: Mapping[str, str]) -> list[str] | None:
+def _stacks_of(path: Path, entries: Mapping[str, Entry], plain: str) -> dict[str, Arrays]:
+    """The arrays of each stack; plain: of names without one. Names that are not known are refused.
+
+    A misspelt layer would be missing without a word.
+    """
+    stacks = dict[str, Arrays]()
+    for name, entry in entries.items():
+        match = LAYER.fullmatch(name)
+        if match is not None:
+            arrays, index = stacks.setdefault(match[1] or plain, {}), None if match[2] is None else int(match[2])
+            if index in arrays:  # as layer.1 and decoder.layer.01
+                raise InputError(f"{path} has {brief(name)} twice, by two names", "keep one of them")
+            arrays[index] = entry
+        elif name not in BESIDE:
+            raise InputError(f"{path} has an array {brief(name)}, which is none of weights", f"it should hold {NAMES}")
+    if not stacks:
+        raise InputError(f"{path} has no weights", f"it should hold {NAMES}")
+    return stacks
+
+
+def _declared(path: Path, arrays: Arrays) -> dict[str, tuple[int, ...]]:
+    """The shapes of a stack's layers, as the headers say them, by name. InputError for what are no layers."""
+    if None in arrays and len(arrays) > 1:
+        raise InputError(f"{path} has `weights` and `layer.0` too", "keep one of them")
+    shapes = {}
+    for index, entry in arrays.items():
+        name = f"{path}: {WHOLE if index is None else f'layer {index}'}"
+        if entry.dtype not in FLOATS:
+            raise InputError(f"{name}: expected floating-point numbers, got {entry.dtype}", "save it as floats")
+        if index is not None and index >= MOST_LAYERS:
+            raise InputError(f"{name}: expected a layer under {MOST_LAYERS}", "number layers from 0 on")
+        shapes[name] = _of_one_text(entry.shape, WHOLE if index is None else index)
+        if index is None:
+            if len(shapes[name]) != 4 or not 0 < shapes[name][0] <= MOST_LAYERS:
+                raise InputError(
+                    f"{name}: expected 4 axes (layers, heads, queries, keys), got {_shape(entry.shape)}",
+                    "save one array for each layer, as layer.0",
+                )
+            shapes[name] = shapes[name][1:]
+    return shapes
+
+
+def _read_stack(arrays: Arrays) -> Any:
+    whole = arrays.get(None)
+    return whole.read() if whole else {index: array.read() for index, array in arrays.items()}
+
+
+def _strings(path: Path, name: str, entries: Mapping[str, Entry]) -> list[str] | None:
     """The tokens under a name: a JSON list in metadata or in `NAME_utf8`, or an array of strings."""
-    _once(path, name, (name in metadata) + (name + UTF8 in entries) + (name in entries) < 2)
-    if name in metadata or name + UTF8 in entries:
-        document = metadata[name] if name in metadata else _utf8(path, name + UTF8, entries[name + UTF8])
-        try:
-            tokens = json.loads(document)
-        except (ValueError, RecursionError):
-            tokens = None
-        if not (isinstance(tokens, list) and all(isinstance(token, str) for token in tokens)):
-            raise InputError(
-                f"{path}: expected {name} as a JSON list of strings, got {brief(document[:40])}", "save them so"
-            )
-        return tokens
-    if name not in entries:
+    entry, encoded = entries.get(name), entries.get(name + UTF8)
+    if encoded is not None:
+        if entry is not None:
+            raise _twice(path, name)
+        if encoded.dtype not in ("u1", "U8") or len(encoded.shape) != 1 or encoded.shape[0] > MOST_TOKEN_BYTES:
+            got = f"{encoded.dtype} {_shape(encoded.shape)}"
+            raise InputError(f"{path}: expected {name}{UTF8} as bytes, got {got}", "save it as uint8")
+        return _of_json(path, name, np.asarray(encoded.read()).tobytes().decode())
+    if entry is None:
         return None
-    entry = entries[name]
+    if entry.dtype == TEXT:
+        return _of_json(path, name, entry.read())
     if not entry.dtype.startswith("U") or len(entry.shape) != 1:
         raise InputError(f"{path}: expected {name} as strings, got {entry.dtype} {_shape(entry.shape)}", "save them so")
     if entry.shape[0] > MOST_TOKENS:  # each may take no byte in the file
@@ -477,53 +495,63 @@ def _strings(path: Path, name: str, entries: Mapping[str, Entry], metadata: Mapp
     return [str(token) for token in entry.read().tolist()]
 
 
-def _utf8(path: Path, name: str, entry: Entry) -> str:
-    if entry.dtype not in ("u1", "U8") or len(entry.shape) != 1 or entry.shape[0] > MOST_TOKEN_BYTES:
-        raise InputError(
-            f"{path}: expected {name} as bytes, got {entry.dtype} {_shape(entry.shape)}", "save it as uint8"
-        )
-    return bytes(np.asarray(entry.read()).tobytes()).decode()
+def _of_json(path: Path, name: str, document: str) -> list[str]:
+    try:
+        tokens = json.loads(document)
+    except (ValueError, RecursionError):
+        tokens = None
+    if not (isinstance(tokens, list) and all(isinstance(token, str) for token in tokens)):
+        message = f"{path}: expected {name} as a JSON list of strings, got {brief(document[:40])}"
+        raise InputError(message, "save them so")
+    return tokens
 
 
-def _scalar(
-    path: Path, name: str, pattern: str, expected: str, entries: Mapping[str, Entry], metadata: Mapping[str, str]
-) -> str | None:
+def _scalar(path: Path, name: str, pattern: str, expected: str, entries: Mapping[str, Entry]) -> str | None:
     """What a file says under a name, in its metadata or as an array without axes; None where it says nothing."""
-    entry, value, plain = entries.get(name), metadata.get(name), True
-    if entry is not None:
-        _once(path, name, name not in metadata)
-        value = f"{entry.dtype} {_shape(entry.shape)}"
-        if plain := not entry.shape and entry.dtype.startswith(("U", "i", "u", "b1", "I", "BOOL")):
-            item = np.asarray(entry.read()).item()
-            value = str(int(item)) if isinstance(item, bool) else str(item)
-    if value is not None and not (plain and re.fullmatch(pattern, value)):
+    entry = entries.get(name)
+    if entry is None:
+        return None
+    value = f"{entry.dtype} {_shape(entry.shape)}"
+    if plain := not entry.shape and entry.dtype.startswith((TEXT, "U", "i", "u", "b1", "I", "BOOL")):
+        item = entry.read()
+        item = item if isinstance(item, str) else np.asarray(item).item()
+        value = str(int(item)) if isinstance(item, bool) else str(item)
+    if not (plain and re.fullmatch(pattern, value)):
         raise InputError(f"{path}: expected {name} as {expected}, got {brief(value)}", "leave it out")
     return value
 
 
-def _once(path: Path, name: str, once: bool) -> None:
-    if not once:
-        raise InputError(f"{path} has {name} twice, in two forms", "keep one of them")
+def _twice(path: Path, name: str) -> InputError:
+    return InputError(f"{path} has {name} twice, in two forms", "keep one of them")
+
+
+def _check_count(path: Path, arrays: int) -> None:
+    if arrays > MOST_ARRAYS:
+        raise InputError(f"{path} has {arrays} arrays, expected at most {MOST_ARRAYS}", "save fewer")
 
 
 def _check_size(path: Path, needed: int) -> None:
     """Refuse a file that unpacks to more than is read, or than this machine has."""
+    takes, hint = f"{path} unpacks to", "save fewer layers, or float16"
     if needed > MOST_BYTES:
-        message = f"{path} unpacks to {human_bytes(needed)}, expected at most {human_bytes(MOST_BYTES)}"
-        raise InputError(message, "save fewer layers, or float16")
-    if needed > 2**20 and needed > (room := free_memory("cpu")):
+        raise InputError(f"{takes} {human_bytes(needed)}, expected at most {human_bytes(MOST_BYTES)}", hint)
+    check_room(takes, needed, hint)
+
+
+def check_room(takes: str, needed: int, hint: str) -> None:
+    """Raise MemoryLimitError where the machine has fewer bytes; takes: the words before their number."""
+    if needed > SURELY_FREE and needed > (room := free_memory("cpu")):
         raise MemoryLimitError(
-            f"{path} unpacks to {human_bytes(needed)}, and this machine has {human_bytes(room)} free",
-            "save fewer layers, or float16",
+            f"{takes} {human_bytes(needed)}, and this machine has {human_bytes(room)} free",
+            hint,
         )
 
 
-def _npz(path: Path, stream: IO[bytes]) -> tuple[dict[str, Entry], dict[str, str]]:
+def _npz(path: Path, stream: IO[bytes]) -> dict[str, Entry]:
     """The arrays of an npz file by name, with headers that agree with the archive's sizes."""
     archive = zipfile.ZipFile(stream)
     members = archive.infolist()
-    if len(members) > MOST_ARRAYS:
-        raise InputError(f"{path} has {len(members)} arrays, expected at most {MOST_ARRAYS}", "save fewer")
+    _check_count(path, len(members))
     _check_size(path, sum(member.file_size for member in members))
     entries = dict[str, Entry]()
     for member in members:
@@ -541,8 +569,8 @@ def _npz(path: Path, stream: IO[bytes]) -> tuple[dict[str, Entry], dict[str, str
         kind = "U" if dtype.kind == "U" else dtype.kind + str(dtype.itemsize)
         if kind == "U" and member.file_size > MOST_TOKEN_BYTES:
             raise InputError(f"{path}: {name} takes {human_bytes(member.file_size)}", "save tokens_utf8 instead")
-        entries[name] = Entry(shape, kind, partial(_read_npy, stream, member))
-    return entries, {}
+        entries[name] = Entry(shape, kind, partial(_read_npy, archive, member))
+    return entries
 
 
 def _npy_header(part: IO[bytes]) -> tuple[tuple[int, ...], np.dtype, int]:
@@ -560,36 +588,32 @@ def _npy_header(part: IO[bytes]) -> tuple[tuple[int, ...], np.dtype, int]:
     return shape, dtype, part.tell()
 
 
-def _read_npy(stream: IO[bytes], member: zipfile.ZipInfo) -> Any:
-    with zipfile.ZipFile(stream) as archive, archive.open(member) as part:
+def _read_npy(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Any:
+    with archive.open(member) as part:
         return np.lib.format.read_array(part, allow_pickle=False, max_header_size=HEADER_BYTES)
 
 
-def _safetensors(path: Path, stream: IO[bytes]) -> tuple[dict[str, Entry], dict[str, str]]:
-    """The arrays of a safetensors file by name, and its metadata."""
+def _safetensors(path: Path, stream: IO[bytes]) -> dict[str, Entry]:
+    """The arrays of a safetensors file by name, and what its metadata says."""
     from safetensors import SafetensorError, safe_open
 
     _check_size(path, stream.seek(0, io.SEEK_END))
     try:
-        with safe_open(path, framework="pt") as archive:
-            names = list(archive.keys())
-            if len(names) > MOST_ARRAYS:
-                raise InputError(f"{path} has {len(names)} arrays, expected at most {MOST_ARRAYS}", "save fewer")
-            parts = {name: archive.get_slice(name) for name in names}
-            entries = {
-                name: Entry(tuple(part.get_shape()), str(part.get_dtype()), partial(_read_tensor, path, name))
-                for name, part in parts.items()
-            }
-            return entries, dict(archive.metadata() or {})
+        archive = safe_open(path, framework="pt")
+        _check_count(path, len(archive.keys()))
+        entries = dict[str, Entry]()
+        for name in archive.keys():  # noqa: SIM118
+            part = archive.get_slice(name)
+            entries[name] = Entry(tuple(part.get_shape()), part.get_dtype(), partial(archive.get_tensor, name))
+        metadata = archive.metadata() or {}
     except SafetensorError as error:
         raise ValueError(str(error)) from None
-
-
-def _read_tensor(path: Path, name: str) -> Any:
-    from safetensors import safe_open
-
-    with safe_open(path, framework="pt") as archive:
-        return archive.get_tensor(name)
+    for name in IN_METADATA:
+        if name in metadata:
+            if name in entries:
+                raise _twice(path, name)
+            entries[name] = Entry((), TEXT, partial(str, metadata[name]))
+    return entries
 
 
 def save_weights(file: Path | str, matrices: GivenWeights) -> Path:
@@ -600,18 +624,21 @@ def save_weights(file: Path | str, matrices: GivenWeights) -> Path:
     path, suffix = Path(file), Path(file).suffix.lower()
     if suffix not in (NPZ, SAFETENSORS):
         raise UsageError(f"expected a file of .npz or .safetensors, got {path.name}", "name it weights.npz")
+    import torch
+
     tokens = {what: json.dumps(names, ensure_ascii=False) for what, names in matrices.written.items()}
     every = {MODEL: matrices.name, KV_HEADS: matrices.kv_heads, SINK_LOGITS: int(matrices.sink_logits)}
     scalars = {name: value for name, value in every.items() if value}
+    layers = dict(_named_layers(matrices))
     if suffix == SAFETENSORS:
-        import torch
         from safetensors.torch import save
 
-        tensors = {name: tensor.contiguous() for name, tensor in _named_layers(matrices)}
+        tensors = {name: layer.contiguous() for name, layer in layers.items()}
         tensors |= {name: torch.from_numpy(flags) for name, flags in matrices.flags.items()}
         metadata = tokens | {name: str(value) for name, value in scalars.items()}
         return write_whole(path, lambda temp: temp.write_bytes(save(tensors, metadata)))
-    arrays = {name: _for_numpy(tensor) for name, tensor in _named_layers(matrices)}
+    narrow = torch.bfloat16  # which numpy does not have
+    arrays = {name: (layer.float() if layer.dtype == narrow else layer).numpy() for name, layer in layers.items()}
     arrays |= {name + UTF8: np.frombuffer(text.encode(), np.uint8) for name, text in tokens.items()}
     arrays |= {name: np.array(value) for name, value in scalars.items()} | dict(matrices.flags)
 
@@ -626,18 +653,3 @@ def _named_layers(matrices: GivenWeights) -> Iterator[tuple[str, Tensor]]:
     for stack, layers in matrices.stacks.items():
         before = f"{stack}." * (len(matrices.stacks) > 1)
         yield from ((f"{before}layer.{index}", weights) for index, weights in layers.items())
-
-
-def _written(tokens: Any, tokenizer: Any, prompt: Prompt) -> list[str]:
-    """Tokens as a file writes them: the strings that were given, the tokenizer's own names, or a Prompt's pieces."""
-    if isinstance(tokens, Prompt):
-        return [plain or token for plain, token in zip(prompt.plain, prompt.tokens, strict=True)]
-    items = tokens.tolist() if hasattr(tokens, "tolist") else list(tokens)
-    items = items[0] if len(items) == 1 and isinstance(items[0], list) else items
-    return items if isinstance(items[0], str) else list(tokenizer.convert_ids_to_tokens(items))
-
-
-def _for_numpy(tensor: Tensor) -> np.ndarray:
-    import torch
-
-    return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()

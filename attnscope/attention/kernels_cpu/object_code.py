@@ -16,7 +16,7 @@ import os
 import stat
 import struct
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from importlib.metadata import version
@@ -248,13 +248,8 @@ def _laid_out(code: bytes) -> tuple[bytearray, list[tuple[int, int]], dict[bytes
 
     Raises ValueError for an object that refers to anything else.
     """
-    if code[: len(ELF)] != ELF or struct.unpack_from("<H", code, 18) != (X86_64,):
-        raise ValueError("no object of x86-64")
-    (table,), (size, count) = struct.unpack_from("<Q", code, 40), struct.unpack_from("<HH", code, 58)
-    if count > MOST_SECTIONS:
-        raise ValueError("too many sections")
-    sections = [struct.unpack_from("<IIQQQQIIQQ", code, table + size * at) for at in range(count)]
-    image, starts = bytearray(), {}
+    sections = _sections(code)
+    image, starts = bytearray(), dict[int, int]()
     for at, (_, kind, flags, _, offset, length, _, _, align, _) in enumerate(sections):
         if flags & ALLOCATED and length:
             if kind == ZEROS or not 0 < align <= mmap.PAGESIZE or offset + length > len(code):
@@ -262,14 +257,7 @@ def _laid_out(code: bytes) -> tuple[bytearray, list[tuple[int, int]], dict[bytes
             image += bytes(-len(image) % align)
             starts[at] = len(image)
             image += code[offset : offset + length]
-    symbols, functions = [], {}
-    for _, kind, _, _, offset, length, names, _, _, _ in sections:
-        if kind == SYMBOLS:
-            strings = sections[names][4]
-            for word, _, _, section, value, _ in struct.iter_unpack("<IBBHQQ", code[offset : offset + length]):
-                symbols.append(starts[section] + value if section in starts else None)
-                if symbols[-1] is not None:
-                    functions[code[strings + word : code.index(b"\0", strings + word)]] = symbols[-1]
+    symbols, functions = _symbols(code, sections, starts)
     addresses = []
     for _, kind, _, _, offset, length, _, changed, _, _ in sections:
         if kind == RELOCATIONS and changed in starts:
@@ -279,6 +267,35 @@ def _laid_out(code: bytes) -> tuple[bytearray, list[tuple[int, int]], dict[bytes
                     raise ValueError("an address outside of the object")
                 addresses.append((starts[changed] + place, target + addend))
     return image, addresses, functions
+
+
+def _sections(code: bytes) -> list[tuple[int, ...]]:
+    """The table of an object's sections. Raises ValueError for another kind of file."""
+    if code[: len(ELF)] != ELF or struct.unpack_from("<H", code, 18) != (X86_64,):
+        raise ValueError("no object of x86-64")
+    (table,), (size, count) = struct.unpack_from("<Q", code, 40), struct.unpack_from("<HH", code, 58)
+    if count > MOST_SECTIONS:
+        raise ValueError("too many sections")
+    return [struct.unpack_from("<IIQQQQIIQQ", code, table + size * at) for at in range(count)]
+
+
+def _symbols(
+    code: bytes, sections: Sequence[tuple[int, ...]], starts: Mapping[int, int]
+) -> tuple[list[int | None], dict[bytes, int]]:
+    """Where each symbol is in the image, None for one outside of it; and by name those that are in it.
+
+    starts: where in the image a section begins.
+    """
+    symbols, functions = list[int | None](), {}
+    for _, kind, _, _, offset, length, names, _, _, _ in sections:
+        if kind == SYMBOLS:
+            strings = sections[names][4]
+            for word, _, _, section, value, _ in struct.iter_unpack("<IBBHQQ", code[offset : offset + length]):
+                place = starts[section] + value if section in starts else None
+                symbols.append(place)
+                if place is not None:
+                    functions[code[strings + word : code.index(b"\0", strings + word)]] = place
+    return symbols, functions
 
 
 def _loaded_by_llvm(name: str, code: bytes) -> int:
