@@ -21,7 +21,7 @@ import re
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -57,14 +57,8 @@ HEADER_BYTES = 10_000  # of an array in npz
 LAYER = re.compile(r"(?:(encoder|decoder|cross)\.)?(?:layer\.(\d{1,4})|weights)")
 SPECIAL = re.compile(r"<\|?[^<>|\s]+\|?>|\[[A-Z]+\]")  # <s>, <|endoftext|>, [CLS]
 NAMES = "layer.0, layer.1, ... (heads, queries, keys), or one `weights` (layers, heads, queries, keys), and tokens"
-DAMAGED = (
-    *FOREIGN,
-    EOFError,
-    RuntimeError,
-    SystemError,
-    zlib.error,
-    zipfile.BadZipFile,
-)  # what readers of archives raise
+# What readers of archives raise.
+DAMAGED = (*FOREIGN, EOFError, RuntimeError, SystemError, zlib.error, zipfile.BadZipFile)
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,22 +67,25 @@ class GivenWeights:
 
     stacks: {stack: {layer: (H, Q, K), on the CPU}}, of `decoder`, `encoder` and `cross`; a single stack over one text
     is called a decoder until its weights say which way they look. text: the tokens that are attended to. target: those
-    of queries of another text. name: of the model, where somebody says it. source: the file, or `memory`. kv_heads: of
-    every layer, None where that is not known. sink_logits: rows may sum to less than 1, a sink takes the rest.
-    written: `tokens` and `query_tokens` as somebody wrote them, for a file. flags: `attention_mask` and
-    `query_attention_mask`, False for padding, and `mask` (Q, K), True where a query sees a key; those that are known.
+    of queries of another text. name: of the model. kv_heads: of every layer. sink_logits: rows may sum to less than 1,
+    a sink takes the rest. file: where the weights lie. written: `tokens` and `query_tokens` as a file has them. flags:
+    `attention_mask` and `query_attention_mask`, False for padding, and `mask` (Q, K), True where a query sees a key.
     """
 
     stacks: Mapping[str, Mapping[int, Tensor]]
     text: Prompt
     target: Prompt | None = None
     name: str | None = None
-    source: str = MEMORY
     kv_heads: int | None = None
     sink_logits: bool = False
     file: Path | None = None
     written: Mapping[str, Sequence[str]] = field(default_factory=dict)
     flags: Mapping[str, np.ndarray] = field(default_factory=dict)
+
+    @property
+    def source(self) -> str:
+        """The name of the file, or `memory`."""
+        return MEMORY if self.file is None else self.file.name
 
     @cached_property
     def sha256(self) -> str:
@@ -115,7 +112,7 @@ def weights_of(
     *,
     kv_heads: int | None = None,
 ) -> GivenWeights:
-    """Matrices and tokens from Python, their shapes checked, see `attnscope.from_weights`; masks: by the names of FLAGS.
+    """Matrices and tokens from Python, their shapes checked, see `attnscope.from_weights`; masks: by a name of FLAGS.
 
     Raises UsageError for what are no matrices or no tokens, InputError for shapes that do not fit each other.
 
@@ -133,10 +130,7 @@ def weights_of(
         of_stacks = {stack: weights[stack] for stack in OF_TWO_TEXTS if stack in weights}
     stacks = {stack: _layers(of_stack) for stack, of_stack in of_stacks.items()}
     shapes = {
-        stack: {
-            f"{stack} layer {index}" if len(stacks) > 1 else f"layer {index}": tuple(layer.shape)
-            for index, layer in layers.items()
-        }
+        stack: {f"layer {index}": tuple(layer.shape) for index, layer in layers.items()}
         for stack, layers in stacks.items()
     }
     _check_shapes(shapes, len(text), None if target is None else len(target), kv_heads)
@@ -154,7 +148,7 @@ def _layers(weights: Any) -> dict[int, Tensor]:
         return {index: _layer(weights[index], index) for index in sorted(weights)}
     if not isinstance(weights, list | tuple):
         stacked = _tensor(weights, "the weights")
-        stacked = stacked.view(_of_one_text(stacked.shape, WHOLE))
+        stacked = stacked.view(_of_one_text(stacked.shape, whole=True))
         if stacked.ndim != 4:
             raise InputError(
                 f"expected weights of 4 axes (layers, heads, queries, keys), got {_shape(stacked.shape)}",
@@ -181,9 +175,9 @@ def _layer(weights: Any, index: int) -> Tensor:
     return tensor
 
 
-def _of_one_text(shape: Sequence[int], name: str | int | None = None) -> tuple[int, ...]:
-    """The shape of a layer, or of the layers of a stack, WHOLE, without the axis of a batch of one text."""
-    at, axes = (1, 5) if name == WHOLE else (0, 4)
+def _of_one_text(shape: Sequence[int], whole: bool = False) -> tuple[int, ...]:
+    """The shape of a layer, or of a whole stack, without the axis of a batch of one text."""
+    at, axes = (1, 5) if whole else (0, 4)
     return (*shape[:at], *shape[at + 1 :]) if len(shape) == axes and shape[at] == 1 else tuple(shape)
 
 
@@ -236,17 +230,22 @@ def _shape(shape: Sequence[int]) -> str:
 
 
 def _check_shapes(
-    shapes: Mapping[str, Mapping[str, Sequence[int]]], text: int, target: int | None, kv_heads: int | None
+    shapes: Mapping[str, Mapping[str, Sequence[int]]],
+    text: int,
+    target: int | None,
+    kv_heads: int | None,
+    where: str = "",
 ) -> None:
-    """Raise InputError for shapes that do not fit so many tokens, UsageError where some are missing.
+    """Raise InputError for shapes that do not fit so many tokens, UsageError where tokens are missing.
 
-    shapes: of the layers of each stack, by what a message calls them.
+    shapes: of the arrays of each stack, by name. where: the words of a message before that.
     """
     if target is None and (CROSS in shapes or len(shapes) > 1):
         raise UsageError("weights of several stacks need the tokens of the queries", "give {query_tokens=TOKENS}")
     for stack, of_stack in shapes.items():
         queries, keys = axes_of(stack, text, target)
-        for name, shape in of_stack.items():
+        for array, shape in of_stack.items():
+            name = where + f"{stack} " * (len(shapes) > 1) + array
             if len(shape) != 3:
                 message = f"{name}: expected 3 axes (heads, queries, keys), got {_shape(shape)}"
                 raise InputError(message, "give one array for each layer")
@@ -402,26 +401,29 @@ def _of_entries(path: Path, entries: Mapping[str, Entry]) -> GivenWeights:
     if tokens is None:
         raise InputError(f"{path} has no tokens", f"it should hold {NAMES}")
     stacks = _stacks_of(path, entries, DECODER if query_tokens is None else CROSS)
-    most = len(tokens) * max(len(tokens), len(query_tokens or ()))
-    for name in FLAGS:
-        entry = entries.get(name)
-        if entry and (entry.dtype == "U" or entry.dtype[0] not in "biufBIUF" or math.prod(entry.shape) > most):
-            got = f"{entry.dtype} {_shape(entry.shape)}"
-            raise InputError(f"{path}: expected {name} as 0 and 1 for each token, got {got}", "save it so")
     number = _scalar(path, KV_HEADS, r"[1-9]\d{0,5}", "a number from 1", entries)
     letters = f"a string of at most {LONGEST_TEXT} letters"
     model = _scalar(path, MODEL, rf"(?s:.{{0,{LONGEST_TEXT}}})", letters, entries)
-    sinks = _scalar(path, SINK_LOGITS, "0|1|true|false", "0 or 1", entries) in ("1", "true")
-    kv_heads = None if number is None else int(number)
+    sinks = _scalar(path, SINK_LOGITS, "0|1|true|false", "0 or 1", entries)
+    kv_heads, queries = None if number is None else int(number), None if query_tokens is None else len(query_tokens)
     shapes = {stack: _declared(path, arrays) for stack, arrays in stacks.items()}
-    _check_shapes(shapes, len(tokens), None if query_tokens is None else len(query_tokens), kv_heads)
-    text = prompt_of_tokens(tokens)
-    target = None if query_tokens is None else prompt_of_tokens(query_tokens, what=QUERY_TOKENS)
-    layers = {stack: _layers(_read_stack(stacks[stack])) for stack in OF_TWO_TEXTS if stack in stacks}
-    flags = {name: _flags(entries[name].read(), name, len(text)) for name in FLAGS if name in entries}
-    matrices = GivenWeights(layers, text, target, model or None, path.name, kv_heads, sinks, path, flags=flags)
-    _check_flags(matrices)
-    return matrices
+    _check_shapes(shapes, len(tokens), queries, kv_heads, f"{path}: ")
+    most, masks = (
+        len(tokens) * max(len(tokens), queries or 0),
+        {name: entries[name] for name in FLAGS if name in entries},
+    )
+    for name, entry in masks.items():
+        if entry.dtype == "U" or entry.dtype[0] not in "biufBIUF" or math.prod(entry.shape) > most:
+            got = f"{entry.dtype} {_shape(entry.shape)}"
+            raise InputError(f"{path}: expected {name} as 0 and 1 for each token, got {got}", "save it so")
+    matrices = weights_of(
+        {stack: _read_stack(arrays) for stack, arrays in stacks.items()},
+        tokens,
+        query_tokens,
+        masks={name: entry.read() for name, entry in masks.items()},
+        kv_heads=kv_heads,
+    )
+    return replace(matrices, name=model or None, sink_logits=sinks in ("1", "true"), file=path)
 
 
 Arrays = dict[int | None, Entry]  # of a stack, by layer; None: of all layers
@@ -453,19 +455,15 @@ def _declared(path: Path, arrays: Arrays) -> dict[str, tuple[int, ...]]:
         raise InputError(f"{path} has `weights` and `layer.0` too", "keep one of them")
     shapes = {}
     for index, entry in arrays.items():
-        name = f"{path}: {WHOLE if index is None else f'layer {index}'}"
+        name, shape = WHOLE if index is None else f"layer {index}", _of_one_text(entry.shape, whole=index is None)
         if entry.dtype not in FLOATS:
-            raise InputError(f"{name}: expected floating-point numbers, got {entry.dtype}", "save it as floats")
+            raise InputError(f"{path}: {name}: expected floating-point numbers, got {entry.dtype}", "save it as floats")
         if index is not None and index >= MOST_LAYERS:
-            raise InputError(f"{name}: expected a layer under {MOST_LAYERS}", "number layers from 0 on")
-        shapes[name] = _of_one_text(entry.shape, WHOLE if index is None else index)
-        if index is None:
-            if len(shapes[name]) != 4 or not 0 < shapes[name][0] <= MOST_LAYERS:
-                raise InputError(
-                    f"{name}: expected 4 axes (layers, heads, queries, keys), got {_shape(entry.shape)}",
-                    "save one array for each layer, as layer.0",
-                )
-            shapes[name] = shapes[name][1:]
+            raise InputError(f"{path}: {name}: expected a layer under {MOST_LAYERS}", "number layers from 0 on")
+        if index is None and (len(shape) != 4 or not 0 < shape[0] <= MOST_LAYERS):
+            message = f"{path}: {name}: expected 4 axes (layers, heads, queries, keys), got {_shape(entry.shape)}"
+            raise InputError(message, "save one array for each layer, as layer.0")
+        shapes[name] = shape[1:] if index is None else shape
     return shapes
 
 
@@ -541,10 +539,7 @@ def _check_size(path: Path, needed: int) -> None:
 def check_room(takes: str, needed: int, hint: str) -> None:
     """Raise MemoryLimitError where the machine has fewer bytes; takes: the words before their number."""
     if needed > SURELY_FREE and needed > (room := free_memory("cpu")):
-        raise MemoryLimitError(
-            f"{takes} {human_bytes(needed)}, and this machine has {human_bytes(room)} free",
-            hint,
-        )
+        raise MemoryLimitError(f"{takes} {human_bytes(needed)}, and this machine has {human_bytes(room)} free", hint)
 
 
 def _npz(path: Path, stream: IO[bytes]) -> dict[str, Entry]:

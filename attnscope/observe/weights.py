@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -22,16 +23,15 @@ from torch import Tensor
 
 from attnscope.attention.operator import DenseAttention
 from attnscope.attention.spec import Visibility
-from attnscope.errors import InputError, MemoryLimitError, UsageError, visible
+from attnscope.errors import InputError, UsageError, visible
 from attnscope.hooks.report import GIVEN, CallCheck, CaptureReport, tolerance
 from attnscope.inputs.prompt import Prompt
 from attnscope.inputs.tokens import chosen_lines
-from attnscope.inputs.weights import FLAGS, MASK, MEMORY, GivenWeights, axes_of
+from attnscope.inputs.weights import FLAGS, MASK, MEMORY, GivenWeights, axes_of, check_room
 from attnscope.model.geometry import KEYS_NOT_KNOWN, LayerGeometry
 from attnscope.model.selection import CROSS, DECODER, ENCODER, as_ranges, prefix, select_stacks
 from attnscope.observe.collect import StackCollector
-from attnscope.observe.request import TextInputs
-from attnscope.utils.memory import free_memory, human_bytes
+from attnscope.observe.request import LayerKey, TextInputs
 from attnscope.utils.stages import NO_PROGRESS, Progress
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 NOT_VERIFIED = "not verified"
 THESE = "this set of weights"
-SURELY_FREE = 2**20  # bytes that are not asked after
+AXES = ("text", "queries")  # what is called 0 and 1 here
 NARROW = ("bfloat16", "float16")  # dtypes that numbers may have gone through, whatever holds them now
 WITHOUT_MODEL = {
     "scores": "logits before the softmax",
@@ -75,9 +75,9 @@ class Sight(NamedTuple):
         queries, keys = seen_QK.shape
         if bool(seen_QK.all()):
             return cls(None, 0 if queries == keys == 1 else None)
-        place_Q, first_Q = torch.arange(queries) + keys - queries, seen_QK.byte().argmax(-1)
-        last_Q = keys - 1 - seen_QK.flip(-1).byte().argmax(-1)
-        whole_Q = (seen_QK.sum(-1) == last_Q - first_Q + 1) & (first_Q <= place_Q) & (place_Q <= last_Q)
+        shown = _as_listed(seen_QK)
+        place_Q, first_Q, last_Q = shown.position_Q, shown.reach_Q2[:, 0], shown.reach_Q2[:, 1] - 1
+        whole_Q = (shown.counts_BHQ[0, 0] == last_Q - first_Q + 1) & (first_Q <= place_Q) & (place_Q <= last_Q)
         if queries != keys or not bool(whole_Q.all()):
             return None
         before = _side(place_Q - first_Q, place_Q)
@@ -88,6 +88,15 @@ class Sight(NamedTuple):
         alone_Q[list(before) if isinstance(before, tuple) else [0]] = False
         short = isinstance(before, tuple) and _chunk(before, keys) is None and 1 in np.diff([*before, keys])
         return None if UNKNOWN in (before, after) or bool(alone_Q.any()) or short else cls(before, after)
+
+    def visible(self, seen_QK: Tensor) -> Visibility:
+        """The mask of this rule, which is `seen_QK`: by place where a rule of causal attention or of none says it."""
+        (before, after), (queries, keys) = self, seen_QK.shape
+        if after == 0 and not isinstance(before, tuple):
+            return Visibility(queries, keys, window=None if before is None else before + 1)
+        if self == (None, None):
+            return Visibility(queries, keys, causal=False)
+        return _as_listed(seen_QK)
 
     def words(self, tokens: int) -> str:
         """`causal, window 16`, `causal, chunk 4`, `both ways`, `both ways in the first 3 tokens, causal after them`."""
@@ -153,19 +162,30 @@ class LayerMask:
         return after != 0 and (not isinstance(after, tuple) or isinstance(before, tuple))
 
 
+class CheckedLayer(NamedTuple):
+    """A layer whose every number was looked at; error: its largest |row sum - 1|."""
+
+    weights_HQK: Tensor
+    mask: LayerMask
+    error: float
+
+
 @dataclass(frozen=True)
 class CheckedWeights:
-    """Weights whose every number was looked at.
-
-    masks: {stack: {layer: its mask}}. errors: {stack: {layer: the largest |row sum - 1|}}. dtype: that their rows
-    allow. notes: what was left out, in words.
-    """
+    """Weights whose every number was looked at. dtype: that their rows allow. notes: what was left out, in words."""
 
     matrices: GivenWeights
-    masks: Mapping[str, Mapping[int, LayerMask]]
-    errors: Mapping[str, Mapping[int, float]]
+    layers: Mapping[LayerKey, CheckedLayer]
     dtype: str
     notes: Sequence[str] = ()
+
+    @property
+    def stacks(self) -> dict[str, list[LayerKey]]:
+        """The layers of each stack."""
+        return {stack: [*keys] for stack, keys in groupby(self.layers, key=lambda key: key.stack)}
+
+
+Tensors = Mapping[LayerKey, Tensor]
 
 
 def checked(matrices: GivenWeights) -> CheckedWeights:
@@ -173,65 +193,51 @@ def checked(matrices: GivenWeights) -> CheckedWeights:
 
     Raises InputError for weights that are none: not finite, negative, or with a row that does not sum to 1.
     """
-    seen = {stack: {at: seen_of(layer) for at, layer in layers.items()} for stack, layers in matrices.stacks.items()}
-    matrices, seen, notes = without_padding(matrices, seen)
-    errors: dict[str, dict[int, float]] = {}
-    narrowest = "float32"
-    for stack, layers in matrices.stacks.items():
-        before = f"{stack} " * (len(matrices.stacks) > 1)
-        errors[stack] = {}
-        for index, weights_HQK in layers.items():
-            dtype, error = _check_numbers(f"{before}L{index}", weights_HQK, matrices.sink_logits)
-            narrowest = max(narrowest, dtype, key=lambda name: tolerance(name)[0])
-            errors[stack][index] = error
+    given = {LayerKey(index, stack): layer for stack, of in matrices.stacks.items() for index, layer in of.items()}
+    matrices, weights, seen, notes = without_padding(matrices, given, {key: seen_of(given[key]) for key in given})
+    layers, narrowest, masks = dict[LayerKey, CheckedLayer](), "float32", _masks(matrices, seen)
     # One stack over one text is an encoder's where a layer looks ahead.
-    masks = _masks(matrices, seen)
-    if masks.keys() == {DECODER} and any(mask.looks_ahead for mask in masks[DECODER].values()):
-        matrices = replace(matrices, stacks={ENCODER: matrices.stacks[DECODER]})
-        masks, errors = {ENCODER: masks[DECODER]}, {ENCODER: errors[DECODER]}
-    return CheckedWeights(matrices, masks, errors, narrowest, notes)
+    both_ways = matrices.stacks.keys() == {DECODER} and any(mask.looks_ahead for mask in masks.values())
+    for key, weights_HQK in weights.items():
+        name = f"{key.stack} " * (len(matrices.stacks) > 1) + f"L{key.layer}"
+        dtype, error = _check_numbers(name, weights_HQK, matrices.sink_logits)
+        narrowest = max(narrowest, dtype, key=lambda name: tolerance(name)[0])
+        own = key._replace(stack=ENCODER) if both_ways else key
+        layers[own] = CheckedLayer(weights_HQK, masks[key], error)
+    whole = CheckedWeights(matrices, layers, narrowest, notes)
+    stacks = {stack: {key.layer: layers[key].weights_HQK for key in keys} for stack, keys in whole.stacks.items()}
+    return replace(whole, matrices=replace(matrices, stacks=stacks))
 
 
-def _masks(matrices: GivenWeights, seen: Mapping[str, Mapping[int, Tensor]]) -> dict[str, dict[int, LayerMask]]:
+def _masks(matrices: GivenWeights, seen: Tensors) -> dict[LayerKey, LayerMask]:
     """The masks of all layers; those that are alike share what is made of them. InputError where one is contradicted.
 
     A mask that somebody gives says what the weights leave open.
     """
-    known: dict[tuple[Sight, int, int], LayerMask] = {}
+    rules: dict[tuple[Sight, torch.Size], LayerMask] = {}
 
-    def ruled(sight: Sight, seen_QK: Tensor) -> LayerMask:
-        queries, keys = seen_QK.shape
-        if (sight, queries, keys) not in known:
-            before, after = sight
-            visible = Visibility(queries, keys, seen_QK[None, None])
-            if after == 0 and not isinstance(before, tuple):
-                visible = Visibility(queries, keys, window=None if before is None else before + 1)
-            elif sight == (None, None):
-                visible = Visibility(queries, keys, causal=False)
-            known[sight, queries, keys] = LayerMask(sight.words(keys), visible, sight)
-        return known[sight, queries, keys]
+    def mask_of(seen_QK: Tensor) -> LayerMask | None:
+        if (sight := Sight.of(seen_QK)) is None:
+            return None
+        mask = LayerMask(sight.words(seen_QK.shape[1]), sight.visible(seen_QK), sight)
+        return rules.setdefault((sight, seen_QK.shape), mask)
 
-    allowed, named = matrices.flags.get(MASK), None
-    if allowed is not None:
-        allowed_QK = torch.from_numpy(np.array(allowed))
-        sight = Sight.of(allowed_QK)
-        visible = Visibility(len(allowed_QK), allowed_QK.shape[1], allowed_QK[None, None])
-        named = ruled(sight, allowed_QK) if sight else LayerMask("mask as given", visible)
-    masks: dict[str, dict[int, LayerMask]] = {}
-    for stack, layers in seen.items():
-        masks[stack] = {}
-        for index, seen_QK in layers.items():
-            if allowed is not None and bool((seen_QK & ~allowed_QK).any()):
-                query, key = (seen_QK & ~allowed_QK).nonzero()[0].tolist()
-                message = f"layer {index}: query {query} gives weight to key {key}, which the mask hides"
-                raise InputError(message, "leave out {mask}, or correct it")
-            sight = Sight.of(seen_QK)
-            if sight is not None:
-                masks[stack][index] = ruled(sight, seen_QK)
-            else:
-                unknown = Visibility(len(seen_QK), seen_QK.shape[1], seen_QK[None, None], known=False)
-                masks[stack][index] = named or LayerMask(KEYS_NOT_KNOWN, unknown)
+    masks, named = dict[LayerKey, LayerMask](), None
+    allowed_QK = torch.from_numpy(np.array(matrices.flags[MASK])) if MASK in matrices.flags else None
+    if allowed_QK is not None:
+        named = mask_of(allowed_QK) or LayerMask("mask as given", _as_listed(allowed_QK))
+    for key, seen_QK in seen.items():
+        if allowed_QK is not None and bool((seen_QK & ~allowed_QK).any()):
+            query, hidden = (seen_QK & ~allowed_QK).nonzero()[0].tolist()
+            message = f"layer {key.layer}: query {query} gives weight to key {hidden}, which the mask hides"
+            raise InputError(message, "leave out {mask}, or correct it")
+        unknown = LayerMask(KEYS_NOT_KNOWN, _as_listed(seen_QK, known=False))
+        masks[key] = mask_of(seen_QK) or named or unknown
     return masks
+
+
+def _as_listed(seen_QK: Tensor, known: bool = True) -> Visibility:
+    return Visibility(len(seen_QK), seen_QK.shape[1], seen_QK[None, None], known=known)
 
 
 def _check_numbers(name: str, weights_HQK: Tensor, sink_logits: bool) -> tuple[str, float]:
@@ -239,17 +245,12 @@ def _check_numbers(name: str, weights_HQK: Tensor, sink_logits: bool) -> tuple[s
     dtype, furthest = "float32", 0.0
     # Head by head: a float32 copy of a layer in half precision would take twice its memory.
     for head, weights in enumerate(weights_HQK):
-        weights_QK = weights.float()
-        if not torch.isfinite(weights_QK).all():
-            row = int((~torch.isfinite(weights_QK)).any(-1).byte().argmax())
-            raise InputError(f"row {row} of {name}H{head} has NaN or infinite weights", "give finite weights")
-        if (weights_QK < 0).any():
-            row = int((weights_QK < 0).any(-1).byte().argmax())
-            least = float(weights_QK[row].min())
-            raise InputError(
-                f"row {row} of {name}H{head} has a weight of {least:.3g}, expected 0 to 1",
-                "give weights after the softmax, not logits",
-            )
+        weights_QK, row_name = weights.float(), f"of {name}H{head}"
+        if (row := _first(~torch.isfinite(weights_QK).all(-1))) is not None:
+            raise InputError(f"row {row} {row_name} has NaN or infinite weights", "give finite weights")
+        if (row := _first((weights_QK < 0).any(-1))) is not None:
+            message = f"row {row} {row_name} has a weight of {float(weights_QK[row].min()):.3g}, expected 0 to 1"
+            raise InputError(message, "give weights after the softmax, not logits")
         # A sink outside the keys takes a share of each row, so that a sum may be too small, and never too large.
         sum_Q = weights_QK.sum(-1, dtype=torch.float64)
         off_Q = (sum_Q - 1).clamp_min(0) if sink_logits else (sum_Q - 1).abs()
@@ -259,11 +260,16 @@ def _check_numbers(name: str, weights_HQK: Tensor, sink_logits: bool) -> tuple[s
         if error > tolerance(dtype)[0]:
             row = int(off_Q.argmax())
             raise InputError(
-                f"row {row} of {name}H{head} sums to {float(sum_Q[row]):.4g}, expected 1",
+                f"row {row} {row_name} sums to {float(sum_Q[row]):.4g}, expected 1",
                 "give weights after the softmax and before dropout; where a sink takes the rest, {sink_logits=True}",
             )
         furthest = max(furthest, error)
     return dtype, furthest
+
+
+def _first(wrong_Q: Tensor) -> int | None:
+    """The first row that is wrong."""
+    return int(wrong_Q.byte().argmax()) if bool(wrong_Q.any()) else None
 
 
 def _precision(weights: Tensor) -> str:
@@ -274,65 +280,45 @@ def _precision(weights: Tensor) -> str:
     return "float32"
 
 
-Seen = dict[str, dict[int, Tensor]]
-
-
-def without_padding(matrices: GivenWeights, seen: Seen) -> tuple[GivenWeights, Seen, list[str]]:
+def without_padding(
+    matrices: GivenWeights, weights: Tensors, seen: Tensors
+) -> tuple[GivenWeights, Tensors, Tensors, list[str]]:
     """The same without the tokens of padding at the ends of its texts, and what was left out, in words.
 
-    seen: the keys with weight, of every layer. Padding is what an attention mask says, else tokens without a row in any
-    layer, and special tokens whose rows cannot be those of tokens, see `_cannot_be`. Raises InputError for such a row
-    between others, and where a token of padding receives weight.
+    seen: the keys with weight, of every layer. Raises InputError where a token of padding is between others, and where
+    it receives weight.
     """
-    texts, notes, kept = (matrices.text, matrices.target), [], list[range]()
-    for which, (text, what, flag) in enumerate(zip(texts, ("text", "queries"), FLAGS, strict=False)):
-        kept.append(range(len(text or ())))
+    kept, notes = [slice(0), slice(0)], list[str]()
+    for which, text in enumerate((matrices.text, matrices.target)):
         if text is None:
             continue
-        if flag in matrices.flags:
-            padding_T = ~torch.from_numpy(np.array(matrices.flags[flag]))
-        else:
-            padding_T = _empty_rows(matrices, seen, which)
-            suspects = _cannot_be(matrices, seen, which, padding_T)
-            named = [at for at in suspects if text.special[at]]
-            if suspects == named and (len(named) > 1 or any("pad" in text.tokens[at].lower() for at in named)):
-                padding_T[named] = True
-            elif suspects:
-                notes.append(
-                    f"tokens {as_ranges(suspects)} of the {what} may be padding: no token gives them weight; "
-                    f"{flag} says which are"
-                )
+        padding_T, note = _padding(matrices, weights, seen, which)
         full = (~padding_T).nonzero()[:, 0].tolist()
         if not full:
             raise InputError("all rows are zeros: no query has weights", "give weights after the softmax")
-        kept[which] = range(full[0], full[-1] + 1)
-        inside = next((row for row in kept[which] if bool(padding_T[row])), None)
-        if inside is not None:
-            what = "padding" if flag in matrices.flags else "all zeros in every head, expected a sum of 1"
-            raise InputError(f"row {inside} is {what}", "leave out its token")
-        if lost := len(text) - len(kept[which]):
-            notes.append(f"{lost} tokens of padding at the ends of the {what} were left out")
+        kept[which] = slice(full[0], full[-1] + 1)
+        if (inside := _first(padding_T[kept[which]])) is not None:
+            why = "padding" if FLAGS[which] in matrices.flags else "all zeros in every head, expected a sum of 1"
+            raise InputError(f"row {full[0] + inside} is {why}", "leave out its token")
+        lost = len(text) - (full[-1] + 1 - full[0])
+        left_out = f"{lost} tokens of padding at the ends of the {AXES[which]} were left out" if lost else ""
+        notes += filter(None, (note, left_out))
     # Cut as views, without a copy; a row that loses weight by it looked at padding, which a mask would forbid.
-    cut: Seen = {}
-    stacks: Seen = {}
-    for stack, layers in matrices.stacks.items():
-        rows, columns = (slice(kept[which].start, kept[which].stop) for which in _axes(matrices, stack))
-        for index, weights_HQK in layers.items():
-            outside_QK = seen[stack][index][rows].clone()
-            outside_QK[:, columns] = False
-            if bool(outside_QK.any()):
-                name = f"{prefix(stack) if len(matrices.stacks) > 1 else ''}layer {index}"
-                raise InputError(f"{name}: tokens of padding receive weight", "leave out their rows and columns")
-            stacks.setdefault(stack, {})[index] = weights_HQK[:, rows, columns]
-            cut.setdefault(stack, {})[index] = seen[stack][index][rows, columns]
-    text, target = (of and _part(of, range_) for of, range_ in zip(texts, kept, strict=True))
-    assert text is not None
-    flags = dict(matrices.flags)
-    if MASK in flags:
-        plain = next(iter(matrices.stacks))
-        rows, columns = (slice(kept[which].start, kept[which].stop) for which in _axes(matrices, plain))
-        flags[MASK] = flags[MASK][rows, columns]
-    return replace(matrices, stacks=stacks, text=text, target=target, flags=flags), cut, notes
+    places = {key: tuple(kept[which] for which in _axes(matrices, key.stack)) for key in seen}
+    for key, (rows, columns) in places.items():
+        outside_QK = seen[key][rows].clone()
+        outside_QK[:, columns] = False
+        if bool(outside_QK.any()):
+            name = f"{prefix(key.stack) if len(matrices.stacks) > 1 else ''}layer {key.layer}"
+            raise InputError(f"{name}: tokens of padding receive weight", "leave out their rows and columns")
+    flags = {name: flag[places[next(iter(places))]] if name == MASK else flag for name, flag in matrices.flags.items()}
+    target = matrices.target and _part(matrices.target, kept[1])
+    return (
+        replace(matrices, text=_part(matrices.text, kept[0]), target=target, flags=flags),
+        {key: weights[key][:, rows, columns] for key, (rows, columns) in places.items()},
+        {key: seen[key][rows, columns] for key, (rows, columns) in places.items()},
+        notes,
+    )
 
 
 def _axes(matrices: GivenWeights, stack: str) -> tuple[int, int]:
@@ -340,54 +326,64 @@ def _axes(matrices: GivenWeights, stack: str) -> tuple[int, int]:
     return axes_of(stack, 0, None if matrices.target is None else 1)
 
 
-def _empty_rows(matrices: GivenWeights, seen: Seen, which: int) -> Tensor:
-    """The tokens of a text that have no row in any layer, (T,): one empty row may be a dropped head."""
-    tokens = len((matrices.text, matrices.target)[which] or ())
-    rows = [~layer.any(-1) for stack in seen if _axes(matrices, stack)[0] == which for layer in seen[stack].values()]
-    return torch.stack(rows).all(0) if rows else torch.zeros(tokens, dtype=torch.bool)
+def _padding(matrices: GivenWeights, weights: Tensors, seen: Tensors, which: int) -> tuple[Tensor, str]:
+    """Which tokens of a text are padding, (T,), and a note of those that may be; which: as of `_axes`.
+
+    Padding is what an attention mask says, else tokens without a row in any layer, and special tokens whose rows cannot
+    be those of tokens.
+    """
+    text, flag = (matrices.text, matrices.target)[which], FLAGS[which]
+    assert text is not None
+    if flag in matrices.flags:
+        return ~torch.from_numpy(np.array(matrices.flags[flag])), ""
+    # In any layer: one empty row may be of a head that was dropped.
+    empty = [~seen_QK.any(-1) for key, seen_QK in seen.items() if _axes(matrices, key.stack)[0] == which]
+    padding_T = torch.stack(empty).all(0) if empty else torch.zeros(len(text), dtype=torch.bool)
+    suspects = _cannot_be(matrices, weights, seen, which, padding_T)
+    named = [at for at in suspects if text.special[at]]
+    if suspects == named and (len(named) > 1 or any("pad" in text.tokens[at].lower() for at in named)):
+        padding_T[named] = True
+    elif suspects:
+        tokens = f"tokens {as_ranges(suspects)} of the {AXES[which]}"
+        return padding_T, f"{tokens} may be padding: no token gives them weight; {flag} says which are"
+    return padding_T, ""
 
 
-def _cannot_be(matrices: GivenWeights, seen: Seen, which: int, padding_T: Tensor) -> list[int]:
+def _cannot_be(matrices: GivenWeights, weights: Tensors, seen: Tensors, which: int, padding_T: Tensor) -> list[int]:
     """The tokens at one end of a text whose rows are none of tokens, although they hold weights.
 
     No token gives them weight in any layer, nor do they themselves; or each of their rows is uniform in all heads,
     padding and later tokens included, as eager attention writes it where a mask hides all.
     """
-    text = (matrices.text, matrices.target)[which]
-    stacks = [stack for stack in seen if which in _axes(matrices, stack)]
-    odd_T = torch.ones(len(text or ()), dtype=torch.bool)
-    received_TT = torch.zeros(len(odd_T), len(odd_T), dtype=torch.bool)
-    for stack in stacks:
-        queries, keys = _axes(matrices, stack)
-        for index, seen_QK in seen[stack].items():
-            if queries == keys:
-                received_TT |= seen_QK
-                if bool(seen_QK.all(-1)[0]) and len(odd_T) > 1:
-                    weights_HQK = matrices.stacks[stack][index]
-                    odd_T &= (weights_HQK == weights_HQK[..., :1]).all(-1).all(0) | ~seen_QK.any(0)
-                else:
-                    odd_T &= ~seen_QK.any(0)
-            elif keys == which:
-                odd_T &= ~seen_QK.any(0)
-    odd_T &= ~padding_T
-    full = (~odd_T & ~padding_T).nonzero()[:, 0].tolist()
-    if not full or not stacks:
+    tokens = len(padding_T)
+    odd_T, received_TT = ~padding_T, torch.zeros(tokens, tokens, dtype=torch.bool)
+    for key, seen_QK in seen.items():
+        queries, keys = _axes(matrices, key.stack)
+        if keys != which:
+            continue
+        none_T = ~seen_QK.any(0)
+        if queries == keys:
+            received_TT |= seen_QK
+            if tokens > 1 and bool(seen_QK[0].all()):
+                none_T |= (weights[key] == weights[key][..., :1]).all(-1).all(0)
+        odd_T &= none_T
+    real = (~odd_T & ~padding_T).nonzero()[:, 0].tolist()
+    if not real:
         return []
-    outside = [at for at in range(len(odd_T)) if bool(odd_T[at]) and not full[0] <= at <= full[-1]]
-    real = [at for at in range(len(odd_T)) if at not in set(outside)]
-    return outside if outside and not bool(received_TT[real][:, outside].any()) else []
+    outside = [at for at in odd_T.nonzero()[:, 0].tolist() if not real[0] <= at <= real[-1]]
+    received_TT[outside] = False  # what they give each other does not count
+    return [] if bool(received_TT[:, outside].any()) else outside
 
 
-def _part(prompt: Prompt, places: range) -> Prompt:
+def _part(prompt: Prompt, places: slice) -> Prompt:
     """The tokens of a range alone; what was cut off is counted."""
-    if len(places) == len(prompt):
-        return prompt
     columns: dict[str, Any] = {
-        name: getattr(prompt, name)[places.start : places.stop]
-        for name in ("ids", "tokens", "labels", "special", "plain")
+        name: getattr(prompt, name)[places] for name in ("ids", "tokens", "labels", "special", "plain")
     }
-    text = "".join(columns["plain"])
-    return Prompt(text=text, turns=(), removed=prompt.removed + len(prompt) - len(places), **columns)
+    lost = len(prompt) - len(columns["ids"])
+    if not lost:
+        return prompt
+    return Prompt(text="".join(columns["plain"]), turns=(), removed=prompt.removed + lost, **columns)
 
 
 @dataclass(frozen=True)
@@ -417,32 +413,32 @@ def observe_weights(matrices: GivenWeights, ask: CaptureSpec, tell: Progress = N
     # What is refused is refused before every number is looked at.
     check_request(matrices, ask.keep)
     whole = checked(matrices)
-    matrices = whole.matrices
+    matrices, stacks = whole.matrices, whole.stacks
     shown = {
-        stack: {index: _geometry(matrices, stack, index, mask) for index, mask in masks.items()}
-        for stack, masks in whole.masks.items()
+        stack: {key.layer: _geometry(whole.layers[key], key.layer, matrices.kv_heads) for key in keys}
+        for stack, keys in stacks.items()
     }
-    plain = next(stack for stack in (DECODER, ENCODER, CROSS) if stack in shown)
+    plain = next(stack for stack in (DECODER, ENCODER, CROSS) if stack in stacks)
     request = _selected(ask, shown, plain)
-    _check_room(matrices, request, plain)
+    _check_room(whole, request, plain)
     prompt, source = (matrices.text, None) if matrices.target is None else (matrices.target, matrices.text)
     texts = TextInputs(prompt, request.chosen(prompt, source), source)
     for line in weights_lines(whole):
         tell.say(line)
     report, facts = CaptureReport(tokens=len(matrices.text), attention=GIVEN), facts_of(whole)
     seen: dict[str, Observation] = {}
-    with tell.stage("reading weights", sum(map(len, shown.values())), "layers") as advance, torch.no_grad():
+    with tell.stage("reading weights", len(whole.layers), "layers") as advance, torch.no_grad():
         layers = GivenLayers(request, plain, shown, advance)
-        for stack, of_stack in matrices.stacks.items():
+        for stack, keys in stacks.items():
             [text] = texts.of(stack, plain)
             for line in chosen_lines(text.prompt, text.key_prompt, text.chosen, f"{stack}: " * (len(shown) > 1)):
                 tell.say(line)
             collector = StackCollector(layers, stack, [text])
-            for index, weights_HQK in of_stack.items():
-                P = DenseAttention(weights_HQK[None], whole.masks[stack][index].visible)
+            for key in keys:
+                P = DenseAttention(whole.layers[key].weights_HQK[None], whole.layers[key].mask.visible)
                 P.sums_to_one = not matrices.sink_logits
-                collector.ask(collector.layer(index, P))
-            calls = [_check(whole, stack, index) for index in of_stack]
+                collector.ask(collector.layer(key.layer, P))
+            calls = [_check(whole, key) for key in keys]
             report.calls += calls
             own = replace(report, calls=calls, tokens=len(text.key_prompt))
             seen[stack] = collector.observation(0, own, facts)
@@ -475,27 +471,23 @@ def _selected(ask: CaptureSpec, shown: Mapping[str, Mapping[int, LayerGeometry]]
     return ask.keep.selecting(select_stacks(select, heads, plain, of=THESE), plain, len(shown) > 1)
 
 
-def _check_room(matrices: GivenWeights, request: Request, plain: str) -> None:
+def _check_room(whole: CheckedWeights, request: Request, plain: str) -> None:
     """Refuse to keep float32 copies of matrices that the machine has no room for."""
     if not request.weights:
         return
     needed = 0
-    for stack, layers in matrices.stacks.items():
-        of_stack = request.of(stack, plain)
+    for key, layer in whole.layers.items():
+        of_stack, weights = request.of(key.stack, plain), layer.weights_HQK
         heads = of_stack.view_of(of_stack.weights).heads
-        for index, weights in layers.items():
-            kept = weights.shape[0] if heads is None else len(heads.get(index, ()))
-            needed += 4 * kept * weights[0].numel() * (weights.dtype != torch.float32)
-    if needed > SURELY_FREE and needed > (room := free_memory("cpu")):
-        raise MemoryLimitError(
-            f"the matrices take {human_bytes(needed)} as float32, and this machine has {human_bytes(room)} free",
-            "ask for fewer heads with {select}, or for a Request without weights",
-        )
+        kept = len(weights) if heads is None else len(heads.get(key.layer, ()))
+        needed += 4 * kept * weights[0].numel() * (weights.dtype != torch.float32)
+    hint = "ask for fewer heads with {select}, or for a Request without weights"
+    check_room("the matrices take as float32", needed, hint)
 
 
-def _geometry(matrices: GivenWeights, stack: str, index: int, mask: LayerMask) -> LayerGeometry:
+def _geometry(layer: CheckedLayer, index: int, kv_heads: int | None) -> LayerGeometry:
     """A layer as far as its weights tell; 0 for what they do not."""
-    heads, keys = matrices.stacks[stack][index].shape[::2]
+    (heads, _, keys), mask = layer.weights_HQK.shape, layer.mask
     before, after = mask.sight or (UNKNOWN, UNKNOWN)
     window, kind, words = None, "full", ""
     if isinstance(before, tuple) and after == 0 and (window := _chunk(before, keys)):
@@ -505,15 +497,15 @@ def _geometry(matrices: GivenWeights, stack: str, index: int, mask: LayerMask) -
     elif before is not None:
         kind, window = "sliding", before + (after == 0)
     both_ways = mask.sight is not None and after != 0
-    return LayerGeometry(index, kind, heads, matrices.kv_heads or 0, 0, 0, window, both_ways=both_ways, keys=words)
+    return LayerGeometry(index, kind, heads, kv_heads or 0, 0, 0, window, both_ways=both_ways, keys=words)
 
 
-def _check(whole: CheckedWeights, stack: str, index: int) -> CallCheck:
+def _check(whole: CheckedWeights, key: LayerKey) -> CallCheck:
     """What was measured of a layer: how far its rows are from a sum of 1. Masked keys are those without weight."""
-    matrices = whole.matrices
-    heads, queries, keys = matrices.stacks[stack][index].shape
-    error = None if matrices.sink_logits else whole.errors[stack][index]
-    check = CallCheck(index, 0, matrices.source, heads, GIVEN, error, stack=stack, keys=keys, queries=queries)
+    matrices, layer = whole.matrices, whole.layers[key]
+    heads, queries, keys = layer.weights_HQK.shape
+    error = None if matrices.sink_logits else layer.error
+    check = CallCheck(key.layer, 0, matrices.source, heads, GIVEN, error, stack=key.stack, keys=keys, queries=queries)
     check.sink_logits, check.kernel, check.dtype = matrices.sink_logits, "none", whole.dtype
     return check
 
@@ -523,10 +515,10 @@ def weights_lines(whole: CheckedWeights) -> Iterator[str]:
     matrices = whole.matrices
     source = "weights" if matrices.source == MEMORY else f"weights from {visible(matrices.source)}"
     parts = [f"{source}, {NOT_VERIFIED}", *([visible(matrices.name)] if matrices.name else [])]
-    for stack, layers in matrices.stacks.items():
-        counts = sorted({weights.shape[0] for weights in layers.values()})
+    for stack, keys in whole.stacks.items():
+        counts = sorted({len(whole.layers[key].weights_HQK) for key in keys})
         heads = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-        parts.append(f"{stack} " * (len(matrices.stacks) > 1) + f"{len(layers)} layers x {heads} heads")
+        parts.append(f"{stack} " * (len(whole.stacks) > 1) + f"{len(keys)} layers x {heads} heads")
     target = "" if matrices.target is None else f", target {len(matrices.target)}"
     yield "  ".join([*parts, f"{len(matrices.text)} tokens{target}", whole.dtype, masks_in_words(whole)])
     yield from whole.notes
@@ -535,10 +527,10 @@ def weights_lines(whole: CheckedWeights) -> Iterator[str]:
 def masks_in_words(whole: CheckedWeights) -> str:
     """`causal`, or of each mask the layers that have it: `causal in layers 1,3; causal, window 16 in layers 0,2`."""
     layers: dict[str, list[int]] = {}
-    for stack, masks in whole.masks.items():
-        for index, mask in masks.items():
-            of = f"{stack} {mask.words}" if len(whole.masks) > 1 else mask.words
-            layers.setdefault("cross-attention" if stack == CROSS and mask.sight else of, []).append(index)
+    for key, (_, mask, _) in whole.layers.items():
+        words = f"{key.stack} {mask.words}" if len(whole.stacks) > 1 else mask.words
+        words = "cross-attention" if key.stack == CROSS and mask.sight else words
+        layers.setdefault(words, []).append(key.layer)
     if len(layers) == 1:
         return next(iter(layers))
     return "; ".join(f"{words} in layers {as_ranges(indices)}" for words, indices in layers.items())
@@ -552,7 +544,7 @@ def facts_of(whole: CheckedWeights) -> dict[str, Any]:
         "the weights are not verified: no model computed them here, and no layer was compared with the oracle",
         f"masks were read off the weights: {masks_in_words(whole)}",
     ]
-    if any(not mask.visible.known for masks in whole.masks.values() for mask in masks.values()):
+    if any(not layer.mask.visible.known for layer in whole.layers.values()):
         lines.append(
             f"{KEYS_NOT_KNOWN}: some keys have no weight in any head; an array `{MASK}` says which a query sees"
         )
@@ -562,7 +554,7 @@ def facts_of(whole: CheckedWeights) -> dict[str, Any]:
             "name": f"weights {NOT_VERIFIED}" + (f": {name}" if name else ""),
             "revision": None,
             "type": "weights",
-            "layers": sum(map(len, matrices.stacks.values())),
+            "layers": len(whole.layers),
             "layers_without_attention": {},
         },
         "device": "cpu",
