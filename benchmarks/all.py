@@ -18,7 +18,7 @@ from results import measured_here
 
 TITLE = "What README and docs/engines.md claim"
 ENGINES = "engines.py --tokens 2048 --first --processes 5 --ways plain,numba,tiles,output_attentions"
-COMMAND = "command.py --tokens 2048 --pairs 5"
+COMMAND = "command.py --tokens 2048,8192 --pairs 5"
 BATCH = "batch.py --texts 2000 --rounds 5"
 STARTUP = "startup.py --runs 5"
 
@@ -40,7 +40,10 @@ CLAIMS = (
     Claim("memory of the compiled kernel, of a plain forward", ENGINES, "numba", "of its memory"),
     Claim("memory of PyTorch's tiles", ENGINES, "tiles (PyTorch)", "of its memory"),
     Claim("memory of `output_attentions=True`", ENGINES, "output_attentions=True", "of its memory"),
-    Claim("`heads` of 2,048 tokens, of a plain forward", COMMAND, "2,048", "times plain (least to most)"),
+    Claim("`heads` of 2,048 tokens, of a plain forward", COMMAND, "2,048", "times plain"),
+    Claim("its memory, of a plain forward", COMMAND, "2,048", "of its memory"),
+    Claim("`heads` of 8,192 tokens", COMMAND, "8,192", "times plain"),
+    Claim("its memory", COMMAND, "8,192", "of its memory"),
     Claim("`batch`, of a loop of padded batches", BATCH, "attnscope batch", "times as fast"),
     Claim("`heads` from the shell, of importing torch", STARTUP, "table only", "ratio (least to most)"),
 )

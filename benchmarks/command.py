@@ -3,8 +3,9 @@
     python benchmarks/command.py --tokens 2048,8192 [--engine fused] [--pairs 5]
 
 Fresh processes in turn: `heads` over N tokens, over 16 tokens, and the plain forward, whose own first pass is timed in
-its process. The difference leaves out starting, loading and drawing the table; compiling happens once before. The
-model: 8 layers of 16 heads on 4, width 1024, random weights, float32.
+its process. The difference leaves out starting, loading and drawing the table; compiling happens once before. Memory is
+the largest that the operating system saw of a whole process. The model: 8 layers of 16 heads on 4, width 1024, random
+weights, float32.
 """
 
 import argparse
@@ -16,12 +17,16 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 from engines import build
 
 from attnscope.model.loading import DEMO_FOLDER
 
 SHORT = 16
+QUIET = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1", "TRANSFORMERS_VERBOSITY": "error"}
+HEADER = """| tokens | plain, s | heads less heads over 16, s | times plain | plain, MiB | heads, MiB | of its memory |
+|---|---|---|---|---|---|---|"""
 PLAIN = """
 import sys, time, torch
 from transformers import LlamaModel
@@ -39,7 +44,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         prepare(Path(folder), [SHORT, *options.tokens])
         command(Path(folder), max(options.tokens), options.engine)  # compiles where nothing is kept yet
-        print("| tokens | plain forward | heads less heads over 16 | times plain (least to most) |\n|---|---|---|---|")
+        print(HEADER, flush=True)
         for tokens in options.tokens:
             print(row(tokens, [turn(Path(folder), tokens, options.engine) for _ in range(options.pairs)]), flush=True)
 
@@ -62,29 +67,52 @@ def prepare(folder: Path, lengths: list[int]) -> None:
         (folder / f"{length}.txt").write_text(" ".join(map(str, ids[0, :length].tolist())))
 
 
-def turn(folder: Path, tokens: int, engine: str) -> tuple[float, float]:
-    """Seconds of the plain forward, and of the command over the text less those over 16 tokens."""
-    done = subprocess.run(
-        [sys.executable, "-c", PLAIN, folder, folder / f"{tokens}.txt"], capture_output=True, text=True, check=True
-    )
-    return float(done.stdout.split()[-1]), command(folder, tokens, engine) - command(folder, SHORT, engine)
+class Turn(NamedTuple):
+    """Seconds of the plain forward, and of the command over the text less those over 16 tokens; MiB of both."""
+
+    plain: float
+    heads: float
+    plain_memory: float
+    heads_memory: float
 
 
-def command(folder: Path, tokens: int, engine: str) -> float:
-    """Seconds of the whole command."""
+def turn(folder: Path, tokens: int, engine: str) -> Turn:
+    """One of each, in processes of their own."""
+    printed, _, plain_memory = process([sys.executable, "-c", PLAIN, folder, folder / f"{tokens}.txt"])
+    (seconds, memory), (short, _) = (command(folder, length, engine) for length in (tokens, SHORT))
+    return Turn(float(printed.split()[-1]), seconds - short, plain_memory, memory)
+
+
+def command(folder: Path, tokens: int, engine: str) -> tuple[float, float]:
+    """Seconds and MiB of the whole command."""
     text = ["--model", folder, "--ids", folder / f"{tokens}.txt", "--engine", engine, "--format", "csv", "--quiet"]
-    offline, start = {**os.environ, "HF_HUB_OFFLINE": "1"}, time.perf_counter()
-    subprocess.run(
-        [sys.executable, "-m", "attnscope", "heads", *text], stdout=subprocess.DEVNULL, env=offline, check=True
-    )
-    return time.perf_counter() - start
+    return process([sys.executable, "-m", "attnscope", "heads", *text])[1:]
 
 
-def row(tokens: int, found: list[tuple[float, float]]) -> str:
-    plain, more = (statistics.median(part) for part in zip(*found, strict=True))
-    ratios = [one / base for base, one in found]
-    spread = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
-    return f"| {tokens:,} | {plain:.2f} | {more:.2f} | {spread} |"
+def process(arguments: list[str | Path]) -> tuple[bytes, float, float]:
+    """What a process prints, its seconds, and its largest memory in MiB."""
+    start = time.perf_counter()
+    with tempfile.TemporaryFile() as printed:
+        child = subprocess.Popen(arguments, stdout=printed, env=os.environ | QUIET)
+        _, status, usage = os.wait4(child.pid, 0)
+        child.returncode = os.waitstatus_to_exitcode(status)
+        seconds = time.perf_counter() - start
+        if child.returncode:
+            raise subprocess.CalledProcessError(child.returncode, arguments)
+        printed.seek(0)
+        return printed.read(), seconds, usage.ru_maxrss / (1024 if sys.platform == "linux" else 1024**2)
+
+
+def row(tokens: int, turns: list[Turn]) -> str:
+    plain, heads, plain_memory, heads_memory = map(statistics.median, zip(*turns, strict=True))
+    times = spread([turn.heads / turn.plain for turn in turns])
+    memory = spread([turn.heads_memory / turn.plain_memory for turn in turns])
+    return f"| {tokens:,} | {plain:.2f} | {heads:.2f} | {times} | {plain_memory:.0f} | {heads_memory:.0f} | {memory} |"
+
+
+def spread(ratios: list[float]) -> str:
+    """Median, least and most."""
+    return f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
 
 
 if __name__ == "__main__":
