@@ -105,9 +105,9 @@ def read_style_sheet(path: str | Path) -> StyleSheet:
             expected = f"expected points from {FONT_SIZES[0]:g} to {FONT_SIZES[1]:g}"
             raise UsageError(f"style: {key} of {name}: {expected}, got {points:g}", HINT)
     # A font that is missing here may be there where the figure is made for print: a warning, no error.
-    named, known = _families(sheet), _installed()
-    if named and not any(family in known for family in named):
-        called = ", ".join(visible(family) for family in named[:5])
+    named = _families(sheet)
+    if named and _installed().isdisjoint(named):
+        called = ", ".join(map(visible, named[:5]))
         log.warning("no installed font is called %s: %s names none that is here", called, name)
     return sheet
 
@@ -117,10 +117,10 @@ def parameters(sheet: StyleSheet, families: tuple[str, ...]) -> dict[Any, Any]:
     from matplotlib.rcsetup import cycler
 
     values: dict[str, Any] = {key: value for key, value in sheet.settings if key not in OURS}
-    own = [family for family in _families(sheet) if family in _installed()]
-    values |= {FAMILY: [*own, *families]}
-    colours = dict(sheet.settings).get(CYCLE)
-    return values | ({CYCLE: cycler(color=_colours(colours))} if colours else {})
+    values[FAMILY] = [*(family for family in _families(sheet) if family in _installed()), *families]
+    if colours := sheet.get(CYCLE):
+        values[CYCLE] = cycler(color=_colours(colours))
+    return values
 
 
 def _without_comment(line: str) -> str:
@@ -131,35 +131,37 @@ def _without_comment(line: str) -> str:
     return f"{key}{colon}{quoted[1] if quoted else value}"
 
 
-def _check(name: str, key: Any, value: str) -> None:
+def _check(name: str, key: str, value: str) -> None:
     """Raise UsageError for a value that names a file, or that the setting does not take."""
+    where = f"style: {key} of {name}"
+    if len(value) > MOST_LETTERS:
+        raise UsageError(f"{where} has {len(value)} letters, expected at most {MOST_LETTERS}", HINT)
+    if "/" in value or "\\" in value:
+        raise UsageError(f"{where} names a file or a folder", HINT)
+    if not _is_value(key, value):
+        raise UsageError(f"{where}: there is no such value: {visible(value[:60])!r}", HINT)
+
+
+def _is_value(key: Any, value: str) -> bool:
+    """Whether a setting takes a value, and its number is one that can be drawn."""
     import matplotlib as mpl
     from matplotlib.colors import is_color_like
 
-    refused = UsageError(f"style: {key} of {name}: there is no such value: {visible(value[:60])!r}", HINT)
-    if len(value) > MOST_LETTERS:
-        raise UsageError(f"style: {key} of {name} has {len(value)} letters, expected at most {MOST_LETTERS}", HINT)
-    if "/" in value or "\\" in value:
-        raise UsageError(f"style: {key} of {name} names a file or a folder", HINT)
     if key == CYCLE:
-        if not _colours(value):
-            raise refused
-        return
+        return bool(_colours(value))
     if key == CMAP:
-        if value not in mpl.colormaps and not (len(colours := _listed(value)) > 1 and all(map(is_color_like, colours))):
-            raise refused
-        return
+        colours = _listed(value)
+        return value in mpl.colormaps or (len(colours) > 1 and all(map(is_color_like, colours)))
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             checked = mpl.RcParams({key: value})[key]
     except (ValueError, TypeError, KeyError, Warning, RecursionError, MemoryError):  # of Python's parser, for `----1`
-        raise refused from None
-    most = {ALPHA: 1.0, **dict.fromkeys((SIZE, *SIZES), math.inf)}.get(key, MOST_NUMBER)  # sizes have a range below
-    if isinstance(checked, float) and not (math.isfinite(checked) and 0 <= checked <= most):
-        raise refused
-    if key == DASHES and isinstance(checked, tuple):  # dashes that are short enough are drawn for ever
-        raise refused
+        return False
+    if isinstance(checked, float):  # of sizes, `read_style_sheet` and `Style` know the range
+        most = math.inf if key in (SIZE, *SIZES) else 1.0 if key == ALPHA else MOST_NUMBER
+        return math.isfinite(checked) and 0 <= checked <= most
+    return key != DASHES or not isinstance(checked, tuple)  # dashes that are short enough are drawn for ever
 
 
 def _colours(value: str) -> list[str]:

@@ -54,7 +54,7 @@ MOST_BYTES = 2**33  # that a file may unpack to
 SURELY_FREE = 2**20  # bytes of memory that are not asked after
 MOST_ARRAYS, MOST_LAYERS, MOST_TOKENS, MOST_TOKEN_BYTES = 4096, 1000, 2**20, 2**26
 HEADER_BYTES = 10_000  # of an array in npz
-LAYER = re.compile(r"(?:(encoder|decoder|cross)\.)?(?:layer\.(\d{1,4})|weights)")
+LAYER = re.compile(r"(?:(encoder|decoder|cross)\.)?(?:layer\.(\d{1,3})|weights)")
 SPECIAL = re.compile(r"<\|?[^<>|\s]+\|?>|\[[A-Z]+\]")  # <s>, <|endoftext|>, [CLS]
 NAMES = "layer.0, layer.1, ... (heads, queries, keys), or one `weights` (layers, heads, queries, keys), and tokens"
 # What readers of archives raise.
@@ -123,6 +123,7 @@ def weights_of(
     target = None if query_tokens is None else prompt_of_tokens(query_tokens, tokenizer, QUERY_TOKENS)
     of_axes = ((TOKENS, tokens, text), (QUERY_TOKENS, query_tokens, target))
     written = {what: _written(items, tokenizer, prompt) for what, items, prompt in of_axes if prompt is not None}
+    # Names are those of stacks, numbers those of the layers of one.
     of_stacks = {DECODER if target is None else CROSS: weights}
     if isinstance(weights, Mapping) and any(isinstance(name, str) for name in weights):
         if not weights.keys() <= set(OF_TWO_TEXTS):
@@ -251,6 +252,7 @@ def _check_shapes(
                 raise InputError(message, "give one array for each layer")
             if not shape[0]:
                 raise InputError(f"{name} has no heads: {_shape(shape)}", "leave it out")
+            # Where the keys are right, the queries are likely those of another text.
             if shape[1:] != (queries, keys):
                 got = f"one for each token, got {shape[1]} and {shape[2]}"
                 other_text = "give {query_tokens} for queries of another text"
@@ -396,7 +398,7 @@ def read_weights(file: Path | str) -> GivenWeights:
 
 
 def _of_entries(path: Path, entries: Mapping[str, Entry]) -> GivenWeights:
-    """What the arrays of a file say; each is read only when all that is declared fits."""
+    """What the arrays of a file say."""
     tokens, query_tokens = (_strings(path, name, entries) for name in (TOKENS, QUERY_TOKENS))
     if tokens is None:
         raise InputError(f"{path} has no tokens", f"it should hold {NAMES}")
@@ -406,21 +408,20 @@ def _of_entries(path: Path, entries: Mapping[str, Entry]) -> GivenWeights:
     model = _scalar(path, MODEL, rf"(?s:.{{0,{LONGEST_TEXT}}})", letters, entries)
     sinks = _scalar(path, SINK_LOGITS, "0|1|true|false", "0 or 1", entries)
     kv_heads, queries = None if number is None else int(number), None if query_tokens is None else len(query_tokens)
+    # All that is declared is compared with the tokens before the first array is unpacked.
     shapes = {stack: _declared(path, arrays) for stack, arrays in stacks.items()}
     _check_shapes(shapes, len(tokens), queries, kv_heads, f"{path}: ")
-    most, masks = (
-        len(tokens) * max(len(tokens), queries or 0),
-        {name: entries[name] for name in FLAGS if name in entries},
-    )
+    masks = {name: entries[name] for name in FLAGS if name in entries}
+    most = len(tokens) * max(len(tokens), queries or 0)
     for name, entry in masks.items():
         if entry.dtype == "U" or entry.dtype[0] not in "biufBIUF" or math.prod(entry.shape) > most:
             got = f"{entry.dtype} {_shape(entry.shape)}"
             raise InputError(f"{path}: expected {name} as 0 and 1 for each token, got {got}", "save it so")
     matrices = weights_of(
-        {stack: _read_stack(arrays) for stack, arrays in stacks.items()},
+        {stack: arrays[None].read() if None in arrays else _read(arrays) for stack, arrays in stacks.items()},
         tokens,
         query_tokens,
-        masks={name: entry.read() for name, entry in masks.items()},
+        masks=_read(masks),
         kv_heads=kv_heads,
     )
     return replace(matrices, name=model or None, sink_logits=sinks in ("1", "true"), file=path)
@@ -458,8 +459,6 @@ def _declared(path: Path, arrays: Arrays) -> dict[str, tuple[int, ...]]:
         name, shape = WHOLE if index is None else f"layer {index}", _of_one_text(entry.shape, whole=index is None)
         if entry.dtype not in FLOATS:
             raise InputError(f"{path}: {name}: expected floating-point numbers, got {entry.dtype}", "save it as floats")
-        if index is not None and index >= MOST_LAYERS:
-            raise InputError(f"{path}: {name}: expected a layer under {MOST_LAYERS}", "number layers from 0 on")
         if index is None and (len(shape) != 4 or not 0 < shape[0] <= MOST_LAYERS):
             message = f"{path}: {name}: expected 4 axes (layers, heads, queries, keys), got {_shape(entry.shape)}"
             raise InputError(message, "save one array for each layer, as layer.0")
@@ -467,9 +466,8 @@ def _declared(path: Path, arrays: Arrays) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def _read_stack(arrays: Arrays) -> Any:
-    whole = arrays.get(None)
-    return whole.read() if whole else {index: array.read() for index, array in arrays.items()}
+def _read(arrays: Mapping[Any, Entry]) -> dict[Any, Any]:
+    return {name: array.read() for name, array in arrays.items()}
 
 
 def _strings(path: Path, name: str, entries: Mapping[str, Entry]) -> list[str] | None:

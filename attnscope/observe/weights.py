@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 NOT_VERIFIED = "not verified"
 THESE = "this set of weights"
-AXES = ("text", "queries")  # what is called 0 and 1 here
+AXES = ("text", "queries")  # the names of texts 0 and 1, see `_axes`
 NARROW = ("bfloat16", "float16")  # dtypes that numbers may have gone through, whatever holds them now
 WITHOUT_MODEL = {
     "scores": "logits before the softmax",
@@ -137,14 +137,6 @@ def _chunk(starts: Sequence[int], tokens: int) -> int | None:
     return size if list(starts) == list(range(0, tokens, size)) and 2 <= size <= tokens // 2 else None
 
 
-def seen_of(weights_HQK: Tensor) -> Tensor:
-    """Which keys have weight in some head, (Q, K): that a query sees those is certain."""
-    seen_QK = torch.zeros(weights_HQK.shape[1:], dtype=torch.bool)
-    for weights_QK in weights_HQK:  # one by one: what is not 0 of all would take a quarter of them again
-        seen_QK |= weights_QK != 0
-    return seen_QK
-
-
 @dataclass(frozen=True)
 class LayerMask:
     """Which keys the queries of a layer see; sight: the rule of it, None where it has none that is known."""
@@ -162,12 +154,30 @@ class LayerMask:
         return after != 0 and (not isinstance(after, tuple) or isinstance(before, tuple))
 
 
+class LayerWeights(NamedTuple):
+    """A layer's weights, and the keys that have weight in some head: that a query sees those is certain."""
+
+    weights_HQK: Tensor
+    seen_QK: Tensor
+
+    @classmethod
+    def of(cls, weights_HQK: Tensor) -> LayerWeights:
+        """The weights, and where they are not 0."""
+        seen_QK = torch.zeros(weights_HQK.shape[1:], dtype=torch.bool)
+        for weights_QK in weights_HQK:  # one by one: what is not 0 of all would take a quarter of them again
+            seen_QK |= weights_QK != 0
+        return cls(weights_HQK, seen_QK)
+
+
 class CheckedLayer(NamedTuple):
     """A layer whose every number was looked at; error: its largest |row sum - 1|."""
 
     weights_HQK: Tensor
     mask: LayerMask
     error: float
+
+
+Layers = Mapping[LayerKey, LayerWeights]
 
 
 @dataclass(frozen=True)
@@ -185,31 +195,31 @@ class CheckedWeights:
         return {stack: [*keys] for stack, keys in groupby(self.layers, key=lambda key: key.stack)}
 
 
-Tensors = Mapping[LayerKey, Tensor]
-
-
 def checked(matrices: GivenWeights) -> CheckedWeights:
     """The same with its numbers checked, without padding, and each stack called by which way it looks.
 
     Raises InputError for weights that are none: not finite, negative, or with a row that does not sum to 1.
     """
-    given = {LayerKey(index, stack): layer for stack, of in matrices.stacks.items() for index, layer in of.items()}
-    matrices, weights, seen, notes = without_padding(matrices, given, {key: seen_of(given[key]) for key in given})
-    layers, narrowest, masks = dict[LayerKey, CheckedLayer](), "float32", _masks(matrices, seen)
+    layers = {
+        LayerKey(index, stack): LayerWeights.of(weights_HQK)
+        for stack, of_stack in matrices.stacks.items()
+        for index, weights_HQK in of_stack.items()
+    }
+    matrices, layers, notes = without_padding(matrices, layers)
+    masks, narrowest, read = _masks(matrices, layers), "float32", dict[LayerKey, CheckedLayer]()
     # One stack over one text is an encoder's where a layer looks ahead.
     both_ways = matrices.stacks.keys() == {DECODER} and any(mask.looks_ahead for mask in masks.values())
-    for key, weights_HQK in weights.items():
+    for key, (weights_HQK, _) in layers.items():
         name = f"{key.stack} " * (len(matrices.stacks) > 1) + f"L{key.layer}"
         dtype, error = _check_numbers(name, weights_HQK, matrices.sink_logits)
         narrowest = max(narrowest, dtype, key=lambda name: tolerance(name)[0])
-        own = key._replace(stack=ENCODER) if both_ways else key
-        layers[own] = CheckedLayer(weights_HQK, masks[key], error)
-    whole = CheckedWeights(matrices, layers, narrowest, notes)
-    stacks = {stack: {key.layer: layers[key].weights_HQK for key in keys} for stack, keys in whole.stacks.items()}
+        read[key._replace(stack=ENCODER) if both_ways else key] = CheckedLayer(weights_HQK, masks[key], error)
+    whole = CheckedWeights(matrices, read, narrowest, notes)
+    stacks = {stack: {key.layer: read[key].weights_HQK for key in keys} for stack, keys in whole.stacks.items()}
     return replace(whole, matrices=replace(matrices, stacks=stacks))
 
 
-def _masks(matrices: GivenWeights, seen: Tensors) -> dict[LayerKey, LayerMask]:
+def _masks(matrices: GivenWeights, layers: Layers) -> dict[LayerKey, LayerMask]:
     """The masks of all layers; those that are alike share what is made of them. InputError where one is contradicted.
 
     A mask that somebody gives says what the weights leave open.
@@ -226,7 +236,7 @@ def _masks(matrices: GivenWeights, seen: Tensors) -> dict[LayerKey, LayerMask]:
     allowed_QK = torch.from_numpy(np.array(matrices.flags[MASK])) if MASK in matrices.flags else None
     if allowed_QK is not None:
         named = mask_of(allowed_QK) or LayerMask("mask as given", _as_listed(allowed_QK))
-    for key, seen_QK in seen.items():
+    for key, (_, seen_QK) in layers.items():
         if allowed_QK is not None and bool((seen_QK & ~allowed_QK).any()):
             query, hidden = (seen_QK & ~allowed_QK).nonzero()[0].tolist()
             message = f"layer {key.layer}: query {query} gives weight to key {hidden}, which the mask hides"
@@ -281,18 +291,17 @@ def _precision(weights: Tensor) -> str:
 
 
 def without_padding(
-    matrices: GivenWeights, weights: Tensors, seen: Tensors
-) -> tuple[GivenWeights, Tensors, Tensors, list[str]]:
+    matrices: GivenWeights, layers: Layers
+) -> tuple[GivenWeights, dict[LayerKey, LayerWeights], list[str]]:
     """The same without the tokens of padding at the ends of its texts, and what was left out, in words.
 
-    seen: the keys with weight, of every layer. Raises InputError where a token of padding is between others, and where
-    it receives weight.
+    Raises InputError where a token of padding is between others, and where it receives weight.
     """
     kept, notes = [slice(0), slice(0)], list[str]()
     for which, text in enumerate((matrices.text, matrices.target)):
         if text is None:
             continue
-        padding_T, note = _padding(matrices, weights, seen, which)
+        padding_T, note = _padding(matrices, layers, which)
         full = (~padding_T).nonzero()[:, 0].tolist()
         if not full:
             raise InputError("all rows are zeros: no query has weights", "give weights after the softmax")
@@ -304,21 +313,20 @@ def without_padding(
         left_out = f"{lost} tokens of padding at the ends of the {AXES[which]} were left out" if lost else ""
         notes += filter(None, (note, left_out))
     # Cut as views, without a copy; a row that loses weight by it looked at padding, which a mask would forbid.
-    places = {key: tuple(kept[which] for which in _axes(matrices, key.stack)) for key in seen}
-    for key, (rows, columns) in places.items():
-        outside_QK = seen[key][rows].clone()
+    cut = dict[LayerKey, LayerWeights]()
+    for key, (weights_HQK, seen_QK) in layers.items():
+        rows, columns = (kept[which] for which in _axes(matrices, key.stack))
+        outside_QK = seen_QK[rows].clone()
         outside_QK[:, columns] = False
         if bool(outside_QK.any()):
             name = f"{prefix(key.stack) if len(matrices.stacks) > 1 else ''}layer {key.layer}"
             raise InputError(f"{name}: tokens of padding receive weight", "leave out their rows and columns")
-    flags = {name: flag[places[next(iter(places))]] if name == MASK else flag for name, flag in matrices.flags.items()}
+        cut[key] = LayerWeights(weights_HQK[:, rows, columns], seen_QK[rows, columns])
     target = matrices.target and _part(matrices.target, kept[1])
-    return (
-        replace(matrices, text=_part(matrices.text, kept[0]), target=target, flags=flags),
-        {key: weights[key][:, rows, columns] for key, (rows, columns) in places.items()},
-        {key: seen[key][rows, columns] for key, (rows, columns) in places.items()},
-        notes,
-    )
+    flags = dict(matrices.flags)
+    if MASK in flags:  # of one stack alone
+        flags[MASK] = flags[MASK][rows, columns]
+    return replace(matrices, text=_part(matrices.text, kept[0]), target=target, flags=flags), cut, notes
 
 
 def _axes(matrices: GivenWeights, stack: str) -> tuple[int, int]:
@@ -326,7 +334,7 @@ def _axes(matrices: GivenWeights, stack: str) -> tuple[int, int]:
     return axes_of(stack, 0, None if matrices.target is None else 1)
 
 
-def _padding(matrices: GivenWeights, weights: Tensors, seen: Tensors, which: int) -> tuple[Tensor, str]:
+def _padding(matrices: GivenWeights, layers: Layers, which: int) -> tuple[Tensor, str]:
     """Which tokens of a text are padding, (T,), and a note of those that may be; which: as of `_axes`.
 
     Padding is what an attention mask says, else tokens without a row in any layer, and special tokens whose rows cannot
@@ -337,9 +345,9 @@ def _padding(matrices: GivenWeights, weights: Tensors, seen: Tensors, which: int
     if flag in matrices.flags:
         return ~torch.from_numpy(np.array(matrices.flags[flag])), ""
     # In any layer: one empty row may be of a head that was dropped.
-    empty = [~seen_QK.any(-1) for key, seen_QK in seen.items() if _axes(matrices, key.stack)[0] == which]
+    empty = [~seen_QK.any(-1) for key, (_, seen_QK) in layers.items() if _axes(matrices, key.stack)[0] == which]
     padding_T = torch.stack(empty).all(0) if empty else torch.zeros(len(text), dtype=torch.bool)
-    suspects = _cannot_be(matrices, weights, seen, which, padding_T)
+    suspects = _cannot_be(matrices, layers, which, padding_T)
     named = [at for at in suspects if text.special[at]]
     if suspects == named and (len(named) > 1 or any("pad" in text.tokens[at].lower() for at in named)):
         padding_T[named] = True
@@ -349,15 +357,15 @@ def _padding(matrices: GivenWeights, weights: Tensors, seen: Tensors, which: int
     return padding_T, ""
 
 
-def _cannot_be(matrices: GivenWeights, weights: Tensors, seen: Tensors, which: int, padding_T: Tensor) -> list[int]:
-    """The tokens at one end of a text whose rows are none of tokens, although they hold weights.
+def _cannot_be(matrices: GivenWeights, layers: Layers, which: int, padding_T: Tensor) -> list[int]:
+    """The tokens at one end of a text with rows that no token has, although they hold weights.
 
     No token gives them weight in any layer, nor do they themselves; or each of their rows is uniform in all heads,
     padding and later tokens included, as eager attention writes it where a mask hides all.
     """
     tokens = len(padding_T)
     odd_T, received_TT = ~padding_T, torch.zeros(tokens, tokens, dtype=torch.bool)
-    for key, seen_QK in seen.items():
+    for key, (weights_HQK, seen_QK) in layers.items():
         queries, keys = _axes(matrices, key.stack)
         if keys != which:
             continue
@@ -365,7 +373,7 @@ def _cannot_be(matrices: GivenWeights, weights: Tensors, seen: Tensors, which: i
         if queries == keys:
             received_TT |= seen_QK
             if tokens > 1 and bool(seen_QK[0].all()):
-                none_T |= (weights[key] == weights[key][..., :1]).all(-1).all(0)
+                none_T |= (weights_HQK == weights_HQK[..., :1]).all(-1).all(0)
         odd_T &= none_T
     real = (~odd_T & ~padding_T).nonzero()[:, 0].tolist()
     if not real:
@@ -429,6 +437,7 @@ def observe_weights(matrices: GivenWeights, ask: CaptureSpec, tell: Progress = N
     seen: dict[str, Observation] = {}
     with tell.stage("reading weights", len(whole.layers), "layers") as advance, torch.no_grad():
         layers = GivenLayers(request, plain, shown, advance)
+        # A stack has texts of its own: the same names may choose other tokens in each.
         for stack, keys in stacks.items():
             [text] = texts.of(stack, plain)
             for line in chosen_lines(text.prompt, text.key_prompt, text.chosen, f"{stack}: " * (len(shown) > 1)):
@@ -549,6 +558,7 @@ def facts_of(whole: CheckedWeights) -> dict[str, Any]:
             f"{KEYS_NOT_KNOWN}: some keys have no weight in any head; an array `{MASK}` says which a query sees"
         )
     lines += ["kv heads: weights alone do not tell which heads share one"] if matrices.kv_heads is None else []
+    # The names are those of a pass, which all readers of a manifest expect.
     return {
         "model": {
             "name": f"weights {NOT_VERIFIED}" + (f": {name}" if name else ""),
