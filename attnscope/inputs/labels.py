@@ -164,14 +164,7 @@ class TextTokens(NamedTuple):
         """Some of the tokens."""
         if len(places) == len(self.exact):
             return self
-        exact, labels, plain, special, characters = self
-        return TextTokens(
-            tuple([exact[place] for place in places]),
-            tuple([labels[place] for place in places]),
-            tuple([plain[place] for place in places]),
-            tuple([special[place] for place in places]),
-            tuple([characters[place] for place in places]) if characters else (),
-        )
+        return TextTokens._make(tuple([column[place] for place in places]) if column else () for column in self)
 
 
 def read_tokens(tokenizer: Any, ids: Sequence[int], text: str, spans: Sequence[tuple[int, int]] | None) -> TextTokens:

@@ -28,7 +28,7 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from attnscope.errors import InputError, MemoryLimitError, UsageError, brief, listed
+from attnscope.errors import AttnscopeError, InputError, MemoryLimitError, UsageError, brief, listed
 from attnscope.inputs.labels import BYTE_TOKEN, Piece, marks_of, piece_bytes, piece_gap, read_pieces
 from attnscope.inputs.prompt import Prompt, from_ids
 from attnscope.model.selection import CROSS, DECODER, ENCODER, OF_TWO_TEXTS
@@ -231,22 +231,15 @@ def _shape(shape: Sequence[int]) -> str:
 
 
 def _check_shapes(
-    shapes: Mapping[str, Mapping[str, Sequence[int]]],
-    text: int,
-    target: int | None,
-    kv_heads: int | None,
-    where: str = "",
+    shapes: Mapping[str, Mapping[str, Sequence[int]]], text: int, target: int | None, kv_heads: int | None
 ) -> None:
-    """Raise InputError for shapes that do not fit so many tokens, UsageError where tokens are missing.
-
-    shapes: of the arrays of each stack, by name. where: the words of a message before that.
-    """
+    """Raise InputError for shapes of the arrays of stacks, by name, that do not fit the tokens; UsageError without."""
     if target is None and (CROSS in shapes or len(shapes) > 1):
         raise UsageError("weights of several stacks need the tokens of the queries", "give {query_tokens=TOKENS}")
     for stack, of_stack in shapes.items():
         queries, keys = axes_of(stack, text, target)
         for array, shape in of_stack.items():
-            name = where + f"{stack} " * (len(shapes) > 1) + array
+            name = f"{stack} " * (len(shapes) > 1) + array
             if len(shape) != 3:
                 message = f"{name}: expected 3 axes (heads, queries, keys), got {_shape(shape)}"
                 raise InputError(message, "give one array for each layer")
@@ -372,6 +365,11 @@ class Entry(NamedTuple):
     dtype: str
     read: Callable[[], Any]
 
+    @property
+    def declared(self) -> str:
+        """Dtype and shape, `f4 (2, 3, 3)`."""
+        return f"{self.dtype} {_shape(self.shape)}"
+
 
 def read_weights(file: Path | str) -> GivenWeights:
     """The matrices and tokens of an npz or safetensors file, read as data.
@@ -387,36 +385,37 @@ def read_weights(file: Path | str) -> GivenWeights:
         raise InputError(f"expected weights in a file of .npz or .safetensors, got {path.name}", "name such a file")
     try:
         with open_regular(path) as stream:
-            return _of_entries(path, reading(path, stream))
+            return replace(_of_entries(reading(path, stream)), file=path)
     except FileNotFoundError:
         raise InputError(f"there is no file {path}", "check the path") from None
     except IsADirectoryError:
         raise InputError(f"{path} is a folder", "name a file in it") from None
+    except AttnscopeError as error:
+        raise type(error)(f"{path}: {error.message}", error.hint) from None
     except DAMAGED as error:
         why = getattr(error, "strerror", None) or str(error).partition("\n")[0] or type(error).__name__
         raise InputError(f"{path} cannot be read as {path.suffix[1:].lower()}: {why}", "save it again") from None
 
 
-def _of_entries(path: Path, entries: Mapping[str, Entry]) -> GivenWeights:
+def _of_entries(entries: Mapping[str, Entry]) -> GivenWeights:
     """What the arrays of a file say."""
-    tokens, query_tokens = (_strings(path, name, entries) for name in (TOKENS, QUERY_TOKENS))
+    tokens, query_tokens = (_strings(name, entries) for name in (TOKENS, QUERY_TOKENS))
     if tokens is None:
-        raise InputError(f"{path} has no tokens", f"it should hold {NAMES}")
-    stacks = _stacks_of(path, entries, DECODER if query_tokens is None else CROSS)
-    number = _scalar(path, KV_HEADS, r"[1-9]\d{0,5}", "a number from 1", entries)
+        raise InputError("it has no tokens", f"it should hold {NAMES}")
+    stacks = _stacks_of(entries, DECODER if query_tokens is None else CROSS)
+    number = _scalar(KV_HEADS, r"[1-9]\d{0,5}", "a number from 1", entries)
     letters = f"a string of at most {LONGEST_TEXT} letters"
-    model = _scalar(path, MODEL, rf"(?s:.{{0,{LONGEST_TEXT}}})", letters, entries)
-    sinks = _scalar(path, SINK_LOGITS, "0|1|true|false", "0 or 1", entries)
+    model = _scalar(MODEL, rf"(?s:.{{0,{LONGEST_TEXT}}})", letters, entries)
+    sinks = _scalar(SINK_LOGITS, "0|1|true|false", "0 or 1", entries)
     kv_heads, queries = None if number is None else int(number), None if query_tokens is None else len(query_tokens)
     # All that is declared is compared with the tokens before the first array is unpacked.
-    shapes = {stack: _declared(path, arrays) for stack, arrays in stacks.items()}
-    _check_shapes(shapes, len(tokens), queries, kv_heads, f"{path}: ")
+    shapes = {stack: _declared(arrays) for stack, arrays in stacks.items()}
+    _check_shapes(shapes, len(tokens), queries, kv_heads)
     masks = {name: entries[name] for name in FLAGS if name in entries}
     most = len(tokens) * max(len(tokens), queries or 0)
     for name, entry in masks.items():
         if entry.dtype == "U" or entry.dtype[0] not in "biufBIUF" or math.prod(entry.shape) > most:
-            got = f"{entry.dtype} {_shape(entry.shape)}"
-            raise InputError(f"{path}: expected {name} as 0 and 1 for each token, got {got}", "save it so")
+            raise InputError(f"expected {name} as 0 and 1 for each token, got {entry.declared}", "save it so")
     matrices = weights_of(
         {stack: arrays[None].read() if None in arrays else _read(arrays) for stack, arrays in stacks.items()},
         tokens,
@@ -424,13 +423,13 @@ def _of_entries(path: Path, entries: Mapping[str, Entry]) -> GivenWeights:
         masks=_read(masks),
         kv_heads=kv_heads,
     )
-    return replace(matrices, name=model or None, sink_logits=sinks in ("1", "true"), file=path)
+    return replace(matrices, name=model or None, sink_logits=sinks in ("1", "true"))
 
 
 Arrays = dict[int | None, Entry]  # of a stack, by layer; None: of all layers
 
 
-def _stacks_of(path: Path, entries: Mapping[str, Entry], plain: str) -> dict[str, Arrays]:
+def _stacks_of(entries: Mapping[str, Entry], plain: str) -> dict[str, Arrays]:
     """The arrays of each stack; plain: of names without one. Names that are not known are refused.
 
     A misspelt layer would be missing without a word.
@@ -441,26 +440,26 @@ def _stacks_of(path: Path, entries: Mapping[str, Entry], plain: str) -> dict[str
         if match is not None:
             arrays, index = stacks.setdefault(match[1] or plain, {}), None if match[2] is None else int(match[2])
             if index in arrays:  # as layer.1 and decoder.layer.01
-                raise InputError(f"{path} has {brief(name)} twice, by two names", "keep one of them")
+                raise InputError(f"it has {brief(name)} twice, by two names", "keep one of them")
             arrays[index] = entry
         elif name not in BESIDE:
-            raise InputError(f"{path} has an array {brief(name)}, which is none of weights", f"it should hold {NAMES}")
+            raise InputError(f"it has an array {brief(name)}, which is none of weights", f"it should hold {NAMES}")
     if not stacks:
-        raise InputError(f"{path} has no weights", f"it should hold {NAMES}")
+        raise InputError("it has no weights", f"it should hold {NAMES}")
     return stacks
 
 
-def _declared(path: Path, arrays: Arrays) -> dict[str, tuple[int, ...]]:
+def _declared(arrays: Arrays) -> dict[str, tuple[int, ...]]:
     """The shapes of a stack's layers, as the headers say them, by name. InputError for what are no layers."""
     if None in arrays and len(arrays) > 1:
-        raise InputError(f"{path} has `weights` and `layer.0` too", "keep one of them")
+        raise InputError("it has `weights` and `layer.0` too", "keep one of them")
     shapes = {}
     for index, entry in arrays.items():
         name, shape = WHOLE if index is None else f"layer {index}", _of_one_text(entry.shape, whole=index is None)
         if entry.dtype not in FLOATS:
-            raise InputError(f"{path}: {name}: expected floating-point numbers, got {entry.dtype}", "save it as floats")
+            raise InputError(f"{name}: expected floating-point numbers, got {entry.dtype}", "save it as floats")
         if index is None and (len(shape) != 4 or not 0 < shape[0] <= MOST_LAYERS):
-            message = f"{path}: {name}: expected 4 axes (layers, heads, queries, keys), got {_shape(entry.shape)}"
+            message = f"{name}: expected 4 axes (layers, heads, queries, keys), got {_shape(entry.shape)}"
             raise InputError(message, "save one array for each layer, as layer.0")
         shapes[name] = shape[1:] if index is None else shape
     return shapes
@@ -470,65 +469,63 @@ def _read(arrays: Mapping[Any, Entry]) -> dict[Any, Any]:
     return {name: array.read() for name, array in arrays.items()}
 
 
-def _strings(path: Path, name: str, entries: Mapping[str, Entry]) -> list[str] | None:
+def _strings(name: str, entries: Mapping[str, Entry]) -> list[str] | None:
     """The tokens under a name: a JSON list in metadata or in `NAME_utf8`, or an array of strings."""
     entry, encoded = entries.get(name), entries.get(name + UTF8)
     if encoded is not None:
         if entry is not None:
-            raise _twice(path, name)
+            raise _twice(name)
         if encoded.dtype not in ("u1", "U8") or len(encoded.shape) != 1 or encoded.shape[0] > MOST_TOKEN_BYTES:
-            got = f"{encoded.dtype} {_shape(encoded.shape)}"
-            raise InputError(f"{path}: expected {name}{UTF8} as bytes, got {got}", "save it as uint8")
-        return _of_json(path, name, np.asarray(encoded.read()).tobytes().decode())
+            raise InputError(f"expected {name}{UTF8} as bytes, got {encoded.declared}", "save it as uint8")
+        return _of_json(name, np.asarray(encoded.read()).tobytes().decode())
     if entry is None:
         return None
     if entry.dtype == TEXT:
-        return _of_json(path, name, entry.read())
+        return _of_json(name, entry.read())
     if not entry.dtype.startswith("U") or len(entry.shape) != 1:
-        raise InputError(f"{path}: expected {name} as strings, got {entry.dtype} {_shape(entry.shape)}", "save them so")
+        raise InputError(f"expected {name} as strings, got {entry.declared}", "save them so")
     if entry.shape[0] > MOST_TOKENS:  # each may take no byte in the file
-        raise InputError(f"{path} has {entry.shape[0]:,} {name}, expected at most {MOST_TOKENS:,}", "save fewer")
+        raise InputError(f"it has {entry.shape[0]:,} {name}, expected at most {MOST_TOKENS:,}", "save fewer")
     return [str(token) for token in entry.read().tolist()]
 
 
-def _of_json(path: Path, name: str, document: str) -> list[str]:
+def _of_json(name: str, document: str) -> list[str]:
     try:
         tokens = json.loads(document)
     except (ValueError, RecursionError):
         tokens = None
     if not (isinstance(tokens, list) and all(isinstance(token, str) for token in tokens)):
-        message = f"{path}: expected {name} as a JSON list of strings, got {brief(document[:40])}"
-        raise InputError(message, "save them so")
+        raise InputError(f"expected {name} as a JSON list of strings, got {brief(document[:40])}", "save them so")
     return tokens
 
 
-def _scalar(path: Path, name: str, pattern: str, expected: str, entries: Mapping[str, Entry]) -> str | None:
+def _scalar(name: str, pattern: str, expected: str, entries: Mapping[str, Entry]) -> str | None:
     """What a file says under a name, in its metadata or as an array without axes; None where it says nothing."""
     entry = entries.get(name)
     if entry is None:
         return None
-    value = f"{entry.dtype} {_shape(entry.shape)}"
+    value = entry.declared
     if plain := not entry.shape and entry.dtype.startswith((TEXT, "U", "i", "u", "b1", "I", "BOOL")):
         item = entry.read()
         item = item if isinstance(item, str) else np.asarray(item).item()
         value = str(int(item)) if isinstance(item, bool) else str(item)
     if not (plain and re.fullmatch(pattern, value)):
-        raise InputError(f"{path}: expected {name} as {expected}, got {brief(value)}", "leave it out")
+        raise InputError(f"expected {name} as {expected}, got {brief(value)}", "leave it out")
     return value
 
 
-def _twice(path: Path, name: str) -> InputError:
-    return InputError(f"{path} has {name} twice, in two forms", "keep one of them")
+def _twice(name: str) -> InputError:
+    return InputError(f"it has {name} twice, in two forms", "keep one of them")
 
 
-def _check_count(path: Path, arrays: int) -> None:
+def _check_count(arrays: int) -> None:
     if arrays > MOST_ARRAYS:
-        raise InputError(f"{path} has {arrays} arrays, expected at most {MOST_ARRAYS}", "save fewer")
+        raise InputError(f"it has {arrays} arrays, expected at most {MOST_ARRAYS}", "save fewer")
 
 
-def _check_size(path: Path, needed: int) -> None:
+def _check_size(needed: int) -> None:
     """Refuse a file that unpacks to more than is read, or than this machine has."""
-    takes, hint = f"{path} unpacks to", "save fewer layers, or float16"
+    takes, hint = "it unpacks to", "save fewer layers, or float16"
     if needed > MOST_BYTES:
         raise InputError(f"{takes} {human_bytes(needed)}, expected at most {human_bytes(MOST_BYTES)}", hint)
     check_room(takes, needed, hint)
@@ -544,24 +541,22 @@ def _npz(path: Path, stream: IO[bytes]) -> dict[str, Entry]:
     """The arrays of an npz file by name, with headers that agree with the archive's sizes."""
     archive = zipfile.ZipFile(stream)
     members = archive.infolist()
-    _check_count(path, len(members))
-    _check_size(path, sum(member.file_size for member in members))
+    _check_count(len(members))
+    _check_size(sum(member.file_size for member in members))
     entries = dict[str, Entry]()
     for member in members:
         name = member.filename.removesuffix(".npy")
         if name == member.filename or name in entries:
-            raise InputError(
-                f"{path} holds {brief(member.filename)}, expected arrays of numpy, each once", "save it again"
-            )
+            raise InputError(f"it holds {brief(member.filename)}, expected arrays of numpy, each once", "save it again")
         with archive.open(member) as part:
             shape, dtype, start = _npy_header(part)
         if dtype.hasobject:
-            raise InputError(f"{path}: {name} holds Python objects, which are not read", "save numbers and strings")
+            raise InputError(f"{name} holds Python objects, which are not read", "save numbers and strings")
         if math.prod(shape) * dtype.itemsize + start != member.file_size:
-            raise InputError(f"{path}: {name} has not as many bytes as its shape {_shape(shape)} says", "save it again")
+            raise InputError(f"{name} has not as many bytes as its shape {_shape(shape)} says", "save it again")
         kind = "U" if dtype.kind == "U" else dtype.kind + str(dtype.itemsize)
         if kind == "U" and member.file_size > MOST_TOKEN_BYTES:
-            raise InputError(f"{path}: {name} takes {human_bytes(member.file_size)}", "save tokens_utf8 instead")
+            raise InputError(f"{name} takes {human_bytes(member.file_size)}", "save tokens_utf8 instead")
         entries[name] = Entry(shape, kind, partial(_read_npy, archive, member))
     return entries
 
@@ -590,10 +585,10 @@ def _safetensors(path: Path, stream: IO[bytes]) -> dict[str, Entry]:
     """The arrays of a safetensors file by name, and what its metadata says."""
     from safetensors import SafetensorError, safe_open
 
-    _check_size(path, stream.seek(0, io.SEEK_END))
+    _check_size(stream.seek(0, io.SEEK_END))
     try:
         archive = safe_open(path, framework="pt")
-        _check_count(path, len(archive.keys()))
+        _check_count(len(archive.keys()))
         entries = dict[str, Entry]()
         for name in archive.keys():  # noqa: SIM118
             part = archive.get_slice(name)
@@ -604,7 +599,7 @@ def _safetensors(path: Path, stream: IO[bytes]) -> dict[str, Entry]:
     for name in IN_METADATA:
         if name in metadata:
             if name in entries:
-                raise _twice(path, name)
+                raise _twice(name)
             entries[name] = Entry((), TEXT, partial(str, metadata[name]))
     return entries
 
