@@ -147,7 +147,20 @@ def closed_set(spec: AttentionSpec) -> list[Question]:
         *(Received(made(B, Q).sigmoid()), Received(torch.full((1, Q), 1 / Q, device=DEVICE))),
         *(TopK(min(5, K)), TopK(min(3, K), (spec.heads - 1,), True)),
         *(Features(made(B, K, 1)), Features(made(K, 20)), GroupMass(labels(-1, 3, Q), labels(-1, 5, K))),
+        of_runs(spec, 1, 31),
     ]
+
+
+def of_runs(spec: AttentionSpec, *starts: int) -> GroupMass:
+    """Groups of consecutive tokens: a run begins at each of these places and 30 tokens after the last, and so on.
+
+    Of each later text a token later. Every third is in no group, and the others in two groups by turns.
+    """
+    (B, _, Q, _), K = spec.q_BHQD.shape, spec.visible.keys
+    place_BK = (torch.arange(K) - torch.arange(B)[:, None]).to(DEVICE)
+    run_BK = sum(((place_BK >= start).long() for start in (*starts, *range(starts[-1] + 30, K, 30))), place_BK * 0)
+    group_BK = torch.where(run_BK % 3 == 2, -1, run_BK % 2)
+    return GroupMass(group_BK[:, K - Q :], group_BK)
 
 
 def assert_same(spec: AttentionSpec, asked: list[Question], expected: AttentionOperator | None = None) -> None:
@@ -260,6 +273,48 @@ def test_all_top_keys_of_a_call_are_found_in_one_walk(monkeypatch: pytest.Monkey
     launched.clear()
     assert_same(spec, [*asked[:2], TopK(64, (1,), True)])
     assert [grid[1] for kernel, grid in launched if kernel is kernels.largest] == [3, 1]
+
+
+def launches(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, int]]:
+    """What is launched from now on: kernels, and how many rows a program has."""
+    launched: list[tuple[Any, int]] = []
+    launch = Sweep._launch
+
+    def noted(self: Sweep, kernel: Any, grid: Any, rest: Any, form: Any, **known: Any) -> None:
+        launched.append((kernel, form.M))
+        launch(self, kernel, grid, rest, form, **known)
+
+    monkeypatch.setattr(Sweep, "_launch", noted)
+    return launched
+
+
+@pytest.mark.usefixtures("trusted")
+def test_one_walk_answers_what_keys_receive_and_the_mass_between_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shorter runs are a product with their members."""
+    launched = launches(monkeypatch)
+    spec, received = spec_of(50, heads=1, dim=16, value_dim=16), Received(made(1, 50).sigmoid())
+    for starts, rows, products in (((1, 17), 16, 1), ((1, 16), 64, 2)):  # of which one is the output
+        launched.clear()
+        assert_same(spec, [received, of_runs(spec, *starts)])
+        assert [M for kernel, M in launched if kernel is kernels.received] == [rows]
+        assert [kernel for kernel, _ in launched].count(kernels.product) == products
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("trusted")
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("name", "starts"),
+    [*((name, (1, 70, 140)) for name in OPTIONS), ("plain", (1, 37, 70)), ("all", (1, 30, 47)), ("plain", (1, 47))],
+)
+def test_the_mass_between_runs_under_every_option(
+    name: str, starts: tuple[int, ...], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At each length of runs so many rows a step as hold one start."""
+    launched = launches(monkeypatch)
+    spec = spec_of(starts[-1] + 28, texts=2, dtype=dtype, **OPTIONS[name])
+    assert_same(spec, [Received(made(2, spec.visible.queries).sigmoid()), of_runs(spec, *starts)])
+    assert (kernels.received, {70: 64, 37: 32, 47: 32, 30: 16}[starts[1]]) in launched
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="the numbers lie in a file with holes")
@@ -383,6 +438,35 @@ def test_every_kernel_proves_itself() -> None:
     P = TritonAttention(spec, with_output=True)
     P.together(closed_set(spec))
     assert set(P.answered_by.values()) == {"triton"}
+
+
+class WrongBetween:
+    """A kernel whose sums between runs are wrong, and not what keys receive."""
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        def launch(*given: Any, **options: Any) -> None:
+            RECEIVED[grid](*given, **options)
+            if given[-1] is not None:
+                given[-1].add_(0.25)
+
+        return launch
+
+
+RECEIVED = kernels.received
+
+
+@pytest.mark.usefixtures("verdicts")
+def test_a_planted_sum_between_runs_leaves_what_keys_receive_to_its_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both are proven in the launch that they share, and then the one that is left in its own."""
+    monkeypatch.setattr(kernels, "received", WrongBetween())
+    spec = spec_of(40, heads=1, dim=16)
+    asked = [Received(made(1, 40).sigmoid()), of_runs(spec, 1, 20)]
+    P, tiles = TritonAttention(spec), TiledAttention(spec)
+    answers, expected = P.together(asked), tiles.together(asked)
+    assert P.answered_by["Received"] == "triton"
+    assert P.answered_by["GroupMass"].startswith("tiles: differs from the tiles by")
+    assert torch.equal(answers[asked[1]], expected[asked[1]])
+    assert_close(answers[asked[0]], expected[asked[0]], atol=CLOSE, rtol=CLOSE)
 
 
 class Twice:

@@ -47,6 +47,7 @@ from attnscope.attention.spec import AttentionSpec, Visibility
 
 TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
 TOKENS = 256
+LEAST_RUN = 64  # tokens of a group that the walk over rows takes with the most rows at a step
 
 
 def spec_of(width: int, options: Sequence[str] = (), dtype: str = "bfloat16", tokens: int = TOKENS) -> AttentionSpec:
@@ -66,20 +67,24 @@ def spec_of(width: int, options: Sequence[str] = (), dtype: str = "bfloat16", to
     )
 
 
-def questions(queries: int = TOKENS, keys: int = TOKENS) -> dict[str, Question | None]:
-    """One for each kernel, and, with None, the output."""
+def questions(queries: int = TOKENS, keys: int = TOKENS) -> dict[str, tuple[Question, ...]]:
+    """Those of one launch for each kernel; none of the output."""
     ids = torch.zeros(1, keys, dtype=torch.long)
     own = ids[:, keys - queries :]
+    runs = torch.arange(keys)[None] // LEAST_RUN
+    of_runs, received = GroupMass(runs[:, keys - queries :], runs), Received(torch.ones(1, queries))
     return {
-        "statistics": MaxWeight(),
-        "one_key": Back(1),
-        "recent": Window(32),
-        "equal": EqualLabels(own, ids, 1),
-        "received": Received(torch.ones(1, queries)),
-        "largest": TopK(8),
-        "features": Features(torch.zeros(keys, 64)),
-        "groups": GroupMass(own, torch.arange(keys)[None] * 64 // keys),
-        "output": None,
+        "statistics": (MaxWeight(),),
+        "one_key": (Back(1),),
+        "recent": (Window(32),),
+        "equal": (EqualLabels(own, ids, 1),),
+        "received": (received,),
+        "runs": (of_runs,),
+        "received, runs": (received, of_runs),
+        "largest": (TopK(8),),
+        "features": (Features(torch.zeros(keys, 64)),),
+        "groups": (GroupMass(own, torch.arange(keys)[None] % 64),),
+        "output": (),
     }
 
 
@@ -92,8 +97,8 @@ class Launch:
     form: chosen.Blocks
 
 
-def launch(spec: AttentionSpec, asked: Question | None) -> Launch:
-    """What answering a question launches last: its own kernel."""
+def launch(spec: AttentionSpec, asked: Sequence[Question]) -> Launch:
+    """What answering questions launches last: their own kernel; without any, that of the output."""
     found: list[Launch] = []
 
     def note(whole: Sweep, kernel: Any, grid: tuple[int, ...], rest: tuple[Any, ...], form: Any, **known: Any) -> None:
@@ -102,10 +107,10 @@ def launch(spec: AttentionSpec, asked: Question | None) -> Launch:
 
     with mock.patch.object(Sweep, "_launch", note):
         whole, v = Sweep(spec), spec.v_BGKV
-        if asked is None:
+        if not asked:
             whole._product(v, v.stride(), v.shape[-1], torch.empty_like(spec.q_BHQD), left=True)
         else:
-            whole.answers([asked])
+            whole.answers(asked)
     return found[-1]
 
 
@@ -150,9 +155,9 @@ def rows(
     """A row per kernel. given: blocks instead of those that would be chosen."""
     spec = spec_of(**form)
     with mock.patch.multiple(sweep, **_always(given)) if given else _card(arch):
-        for name, question in questions(spec.visible.queries, spec.visible.keys).items():
+        for name, asked in questions(spec.visible.queries, spec.visible.keys).items():
             if not kernels or name in kernels:
-                one = launch(spec, question)
+                one = launch(spec, asked)
                 yield {"arch": arch, **form, "kernel": name, **asdict(one.form), **taken(arch, one)}
 
 
@@ -166,8 +171,8 @@ def _card(arch: int) -> AbstractContextManager[Any]:
 
 
 SEVERAL = {  # kinds whose kernels have other sizes with other questions
-    "largest": lambda Q, K: TopK(8, (1, 5), True),
-    "features": lambda Q, K: Features(torch.empty(K, 20)),
+    "largest": lambda Q, K: (TopK(8, (1, 5), True),),
+    "features": lambda Q, K: (Features(torch.empty(K, 20)),),
 }
 
 
@@ -182,10 +187,10 @@ def proven(
     spec = AttentionSpec(q, k, k, 0.1, Visibility(Q, K, mask, True, window))
     small = proof._slice(spec)
     asked = {**questions(Q, K), **{name: make(Q, K) for name, make in SEVERAL.items()}}
-    for name, question in asked.items():
-        cut = None if question is None else proof._sliced(question, small)
+    for name, one in asked.items():
+        cut = [proof._sliced(question, small, Sweep(spec)) for question in one]
         with _card(90):
-            both = [_specialised(launch(one, of)) for one, of in ((small, cut), (spec, question))]
+            both = [_specialised(launch(call, of)) for call, of in ((small, cut), (spec, one))]
         yield {"kernel": name, "same": both[0] == both[1], "queries": small.visible.queries}
 
 

@@ -326,8 +326,23 @@ def equal(call, known, row_at, row_label, key_at, key_label, first, past, gap, f
 
 
 @triton.jit
-def received(call, known, share, share_b, found, M: tl.constexpr, N: tl.constexpr):
-    """What each key gets: the sum over the rows of `share`, (B or 1, Q), times their weight; found (B, H, K)."""
+def _kept(into, mass_MN, local_N, C: tl.constexpr):
+    """Sums over the rows of a run, by the runs of keys: C numbers, where run c has the keys of which local is c."""
+    local_NC = local_N[:, None] == tl.arange(0, C)[None, :]
+    tl.store(into + tl.arange(0, C), tl.sum(tl.where(local_NC, tl.sum(mass_MN, 0)[:, None], 0.0), 0))
+
+
+@triton.jit(do_not_specialize=["runs"])
+def received(
+    call, known, share, share_b, found, row_run, row_start, key_run, runs, between,
+    M: tl.constexpr, N: tl.constexpr, C: tl.constexpr,
+):  # fmt: skip
+    """What N keys get, in one walk over the rows: `found` and `between`, of which one may be None.
+
+    found (B, H, K): the sum over the rows of `share`, (B or 1, Q), times their weight.
+    between (B, H, runs, blocks, C): the mass from each run of rows to each run of keys in a block of N. row_run (B, Q)
+    and key_run (B, K) number the runs; row_start (B, runs + 1) has their first rows. Starts are at least M rows apart.
+    """
     head, text, low = tl.program_id(1), tl.program_id(2), tl.program_id(0) * N
     key_N, offset = low + tl.arange(0, N), call.keys - call.queries
     k_DN = _keys(call, text, head, key_N, True)
@@ -338,7 +353,17 @@ def received(call, known, share, share_b, found, M: tl.constexpr, N: tl.constexp
     if call.WINDOW:
         stop = tl.maximum(0, tl.minimum(stop, low + N - 1 + call.window - offset))
         whole = stop
-    mass_MN = tl.zeros([M, N], tl.float32)  # added up over its rows at the end: no exchange between threads in a step
+    # added up over its rows at the end: no exchange between threads in a step
+    mass_MN, run_MN = tl.zeros([M, N], tl.float32), tl.zeros([M, N], tl.float32)
+    if between is not None:
+        key_run += text.to(tl.int64) * call.keys
+        row_start += text.to(tl.int64) * (runs + 1)
+        local_N = tl.load(key_run + tl.minimum(key_N, call.keys - 1)) - tl.load(key_run + low)
+        local_N = tl.where(key_N < call.keys, local_N, -1)
+        run = tl.load(row_run + text.to(tl.int64) * call.queries + tl.minimum(start, call.queries - 1))
+        cut = tl.load(row_start + run + 1)
+        step = tl.num_programs(0).to(tl.int64) * C
+        between += ((text * call.heads + head).to(tl.int64) * runs * tl.num_programs(0) + tl.program_id(0)) * C
     for phase in tl.static_range(2):
         since, until = (start, tl.minimum(whole, stop)) if phase == 0 else (whole, stop)
         for first in range(since, until, M):
@@ -346,11 +371,26 @@ def received(call, known, share, share_b, found, M: tl.constexpr, N: tl.constexp
             row_M = tl.minimum(row_M, call.queries - 1)
             spot = _spot(call, text, head, row_M)
             top_M, part_M = tl.load(known.top + spot), tl.load(known.part + spot)
-            share_M = tl.load(share + text.to(tl.int64) * share_b + row_M, real_M, 0.0)
             x = tl.dot(_queries(call, text, head, row_M), k_DN, input_precision=call.PRECISION)
             x = _shaped(call, x, text, head, row_M[:, None], key_N[None, :], phase == 0)
-            mass_MN += tl.exp2(x - top_M[:, None]) * (part_M * share_M)[:, None]
-    tl.store(found + (text * call.heads + head).to(tl.int64) * call.keys + key_N, tl.sum(mass_MN, 0), key_N < call.keys)
+            p = tl.exp2(x - top_M[:, None])
+            if found is not None:
+                share_M = tl.load(share + text.to(tl.int64) * share_b + row_M, real_M, 0.0)
+                mass_MN += p * (part_M * share_M)[:, None]
+            if between is not None:
+                part_M = tl.where(real_M, part_M, 0.0)
+                if cut < first + M:  # a run of rows ends in this step
+                    _kept(between + run * step, run_MN + p * tl.where(row_M < cut, part_M, 0.0)[:, None], local_N, C)
+                    run_MN = p * tl.where(row_M < cut, 0.0, part_M)[:, None]
+                    run += 1
+                    cut = tl.load(row_start + run + 1)
+                else:
+                    run_MN += p * part_M[:, None]
+    if between is not None:
+        _kept(between + run * step, run_MN, local_N, C)
+    if found is not None:
+        to = found + (text * call.heads + head).to(tl.int64) * call.keys + key_N
+        tl.store(to, tl.sum(mass_MN, 0), key_N < call.keys)
 
 
 @triton.jit(do_not_specialize=["most"])

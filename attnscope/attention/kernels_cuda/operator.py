@@ -98,8 +98,10 @@ class TritonAttention(TiledAttention):
         parts: list[Question | None] = [question for question in questions if self._sweep.knows(question)]
         parts += [None] if self.with_output and self._output is None else []  # the output
         try:
-            self._refused |= proof.refused(self.spec, parts)
-            proven = [question for question in parts if proof.kind(question) not in self._refused]
+            proven = parts
+            while unfit := proof.refused(self.spec, proven):  # the rest shares a launch without them
+                self._refused |= unfit
+                proven = [question for question in proven if proof.kind(question) not in unfit]
             output = self._sweep.output() if None in proven else None
             answers = self._sweep.answers(list(filter(None, proven)))
         except Exception as error:  # the tiles' own way with memory, or with anything else, is the better one

@@ -7,7 +7,7 @@ than the dtype allows, the tiles answer, one line says why, and the reason stays
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -28,6 +28,8 @@ TEXTS, KV_HEADS, QUERIES, FEW_QUERIES, MANY_KEYS = 2, 2, 208, 2 * FEW_ROWS, 4096
 # Largest difference relative to 1 + what is expected: of the answers, and of the output in the model's dtype.
 ALLOWED = {torch.float32: (1e-4, 1e-4), torch.float16: (2e-3, 1e-2), torch.bfloat16: (2e-3, 5e-2)}
 
+OF_ROWS = ask.Received | ask.GroupMass  # kinds that share a launch whose compiled form depends on both
+
 _unbuilt: set[str] = set()  # what was said to be missing
 _verdicts: dict[tuple[Any, ...], str] = {}  # why a kernel is refused, "" where it holds
 
@@ -37,33 +39,44 @@ def kind(question: ask.Question | None) -> str:
     return OUTPUT if question is None else type(question).__name__
 
 
-def _variant(question: ask.Question | None) -> tuple[str, int]:
-    """A kind, and the size that its kernel is compiled for, 0 where it is one for all."""
-    size = 0
+def _variants(spec: AttentionSpec, questions: Sequence[ask.Question | None]) -> dict[ask.Question | None, Any]:
+    """What a verdict is kept by: a kind, and what its kernel is compiled for, with all that share its launch."""
+    sizes = {question: _size(spec, question) for question in questions}
+    together = [(kind(one), size) for one, size in sizes.items() if isinstance(one, OF_ROWS)]
+    shared = {question: together if isinstance(question, OF_ROWS) else [] for question in questions}
+    return {question: (*_form(spec), kind(question), size, *shared[question]) for question, size in sizes.items()}
+
+
+def _size(spec: AttentionSpec, question: ask.Question | None) -> tuple[int, ...]:
+    """What a kernel is compiled for, () where it is one for all."""
     if isinstance(question, ask.TopK):
-        size = power_of_two(question.k + question.skip_key0)
-    elif isinstance(question, ask.Features):
-        size = power_of_two(question.features.shape[-1], LEAST_COLUMNS)
-    elif isinstance(question, ask.GroupMass):
-        size = power_of_two(question.counts[1], LEAST_COLUMNS)
-    return kind(question), size
+        return (power_of_two(question.k + question.skip_key0),)
+    if isinstance(question, ask.Features):
+        return (power_of_two(question.features.shape[-1], LEAST_COLUMNS),)
+    if isinstance(question, ask.GroupMass):
+        apart = Sweep(spec).apart(question)
+        return (1, power_of_two(question.counts[1], LEAST_COLUMNS)) if apart == 1 else (apart,)
+    return ()
 
 
 def refused(spec: AttentionSpec, questions: Sequence[ask.Question | None]) -> dict[str, str]:
     """Of the kinds that are asked, those that the kernels may not answer for calls like this one, and why."""
-    form = _form(spec)
-    kinds = {kind(question) for question in questions if (*form, *_variant(question)) not in _verdicts}
+    variants = _variants(spec, questions)
+    kinds = {kind(question) for question in questions if variants[question] not in _verdicts}
     if kinds:
-        _prove(spec, [question for question in questions if kind(question) in kinds])
-    return {kind(question): why for question in questions if (why := _verdicts[*form, *_variant(question)])}
+        _prove(spec, {question: variant for question, variant in variants.items() if kind(question) in kinds})
+    return {kind(question): why for question in questions if (why := _verdicts[variants[question]])}
 
 
 def refuse(spec: AttentionSpec, questions: Sequence[ask.Question | None], why: str) -> dict[str, str]:
     """Leave these kinds to the tiles from now on, for calls like this one; logged once."""
-    names = list(dict.fromkeys(map(kind, questions)))
-    _verdicts.update({(*_form(spec), *_variant(question)): why for question in questions})
+    _verdicts.update(dict.fromkeys(_variants(spec, questions).values(), why))
+    return _logged(dict.fromkeys(map(kind, questions), why), why)
+
+
+def _logged(names: dict[str, str], why: str) -> dict[str, str]:
     logger.warning("the Triton kernel for %s %s; the tiles answer", ", ".join(names), why)
-    return dict.fromkeys(names, why)
+    return names
 
 
 def unbuilt(questions: Sequence[ask.Question], why: str) -> dict[str, str]:
@@ -89,10 +102,10 @@ def _form(spec: AttentionSpec) -> tuple[Any, ...]:
     return spec.device, spec.q_BHQD.dtype, *sizes, visible.causal, visible.window is None, mask, *options
 
 
-def _prove(spec: AttentionSpec, questions: Sequence[ask.Question | None]) -> None:
-    small = _slice(spec)
-    cut = [None if question is None else _sliced(question, small) for question in questions]
-    tiles, sweep, form = TiledAttention(small), Sweep(small), _form(spec)
+def _prove(spec: AttentionSpec, variants: Mapping[ask.Question | None, Any]) -> None:
+    small, whole = _slice(spec), Sweep(spec)
+    cut = [None if question is None else _sliced(question, small, whole) for question in variants]
+    tiles, sweep = TiledAttention(small), Sweep(small)
     expected = tiles.together([question for question in cut if question is not None])
     verdicts: dict[str, str] = {}
     for name in dict.fromkeys(map(kind, cut)):
@@ -100,8 +113,9 @@ def _prove(spec: AttentionSpec, questions: Sequence[ask.Question | None]) -> Non
         try:
             if not alike:
                 why = _differs([sweep.output()], [tiles.output()], ALLOWED[spec.q_BHQD.dtype][1])
-            else:  # those of a kind together, as they will be asked: they may share a launch
-                answers = sweep.answers(alike)
+            else:  # as they will be asked: with those that share a launch
+                of_rows = [question for question in cut if isinstance(question, OF_ROWS)]
+                answers = sweep.answers(of_rows if isinstance(alike[0], OF_ROWS) else alike)
                 faults = (_answered(answers[question], question, expected[question], tiles) for question in alike)
                 why = next(filter(None, faults), "")
         except Exception as error:
@@ -109,9 +123,9 @@ def _prove(spec: AttentionSpec, questions: Sequence[ask.Question | None]) -> Non
                 raise
             why = said(error)
         verdicts[name] = why
-    _verdicts.update({(*form, *_variant(question)): verdicts[kind(question)] for question in questions})
+    _verdicts.update({variant: verdicts[kind(question)] for question, variant in variants.items()})
     for why in dict.fromkeys(filter(None, verdicts.values())):
-        refuse(spec, [question for question in questions if verdicts[kind(question)] == why], why)
+        _logged({name: why for name, verdict in verdicts.items() if verdict == why}, why)
 
 
 def _answered(answer: Any, question: ask.Question, expected: Any, tiles: TiledAttention) -> str:
@@ -167,8 +181,8 @@ def _alike(number: int, least: int) -> int:
     return min(number, least + number % ALIGNED) if least else number
 
 
-def _sliced(question: ask.Question, small: AttentionSpec) -> ask.Question:
-    """The question, asked of the slice."""
+def _sliced(question: ask.Question, small: AttentionSpec, whole: Sweep) -> ask.Question:
+    """The question, asked of the slice; of groups that lie as those of the call do, runs or none."""
     Q, K = small.visible.queries, small.visible.keys
     match question:
         case ask.At(key_BQ):
@@ -176,7 +190,12 @@ def _sliced(question: ask.Question, small: AttentionSpec) -> ask.Question:
         case ask.EqualLabels(query, key, gap):
             return ask.EqualLabels(query[:TEXTS, :Q], key[:TEXTS, :K], gap)
         case ask.GroupMass(query, key):
-            return ask.GroupMass(query[:TEXTS, :Q], key[:TEXTS, :K], question.counts)
+            apart = whole.apart(question)
+            run_K = (torch.arange(K, device=key.device) + apart - 1) // apart  # two starts where the call has two
+            rows, keys = question.counts
+            labels = run_K[K - Q :] % (rows + 1) - 1, run_K % (keys + 1) - 1
+            texts = min(len(query), TEXTS)
+            return ask.GroupMass(labels[0].expand(texts, -1), labels[1].expand(texts, -1), question.counts)
         case ask.Received(share):
             return ask.Received(share[:TEXTS, :Q])
         case ask.Features(features):

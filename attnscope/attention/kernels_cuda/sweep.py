@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from typing import Any, TypeVar
+from itertools import zip_longest
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ from attnscope.attention import questions as ask
 from attnscope.attention.kernels_cuda import kernels
 from attnscope.attention.kernels_cuda.kernels import Call, Known
 from attnscope.attention.rows import asked_key, indicator, top_of
-from attnscope.attention.spec import AttentionSpec, row_blocks
+from attnscope.attention.spec import AttentionSpec, block_bytes, row_blocks
 
 FEW_ROWS = 16  # the fewest that a tensor core multiplies: what is generated, token by token
 LEAST_COLUMNS = 16  # of a product
@@ -85,6 +86,7 @@ def power_of_two(number: int, least: int = 1) -> int:
 T = TypeVar("T")
 MOST_COLUMNS = 256  # of a product: more walk over the keys too often
 MOST_TOP = 64  # keys kept of a row
+FAR = 2**30  # the place of a run that is not there
 PRECISION = "tf32x3"  # products in float32 on tensor cores; "ieee" is multiplied one by one, and spills
 ROW_SUM, ENTROPY, ENTROPY_REST, SQUARES, LARGEST, DISTANCE, LEFT, LARGEST_REST = range(8)
 
@@ -105,7 +107,8 @@ class Sweep:
             return question.counts[1] <= MOST_COLUMNS
         if isinstance(question, ask.TopK):
             return question.k <= MOST_TOP
-        return isinstance(question, ask.At | ask.Back | ask.Key | ask.Window) or type(question) in {**ROWS, **ANSWERS}
+        alike = ask.At | ask.Back | ask.Key | ask.Window | ask.Received
+        return isinstance(question, alike) or type(question) in {**ROWS, **ANSWERS}
 
     def answers(self, questions: Sequence[ask.Question]) -> dict[ask.Question, Any]:
         """Of questions that it knows; those of one kind share a launch where they can."""
@@ -214,12 +217,66 @@ class Sweep:
         self._launch(kernels.equal, self._grid(form), (self.known, *places, question.gap, mass), form, N=form.N)
         return mass
 
-    def _received(self, question: ask.Received) -> Tensor:
-        share, form = _rowwise(question.query_share_BQ.to(self.spec.device, torch.float32)), blocks(self.spec)
-        received, grid = self._room(self.B, self.H, self.K), (-(-self.K // form.N), self.H, self.B)
-        rest = (self.known, share, share.stride(0) if len(share) > 1 else 0, received)
-        self._launch(kernels.received, grid, rest, form, N=form.N)
-        return received
+    def apart(self, question: ask.GroupMass) -> int:
+        """How far apart the groups' runs start at least, a power of two; 1 where the walk over rows does not take them.
+
+        Nor does it where sums between runs would take too much memory: runs may be more than groups.
+        """
+        of_rows, of_keys = self._runs(question)
+        form, apart = blocks(self.spec), min(64, of_rows.apart, of_keys.apart)
+        apart = power_of_two(apart + 1) // 2
+        sums = self.B * self.H * of_rows.most * -(-self.K // form.N) * most_runs(form.N, apart)
+        return apart if apart >= FEW_ROWS and 4 * sums <= block_bytes(str(self.spec.device)) else 1
+
+    def _runs(self, question: ask.GroupMass) -> tuple[Runs, Runs]:
+        """Of rows and of keys."""
+        labels = question.query_group_BQ, question.key_group_BK
+        return self._shared(("runs", question), lambda: (runs_of(labels[0]), runs_of(labels[1])))
+
+    def _received(self, questions: Sequence[ask.Received | ask.GroupMass]) -> list[Tensor]:
+        """One walk answers both kinds; groups that are no long runs take a walk of their own."""
+        answers: dict[ask.Question, Tensor] = {}
+        shares = [question for question in questions if isinstance(question, ask.Received)]
+        groups = [question for question in questions if isinstance(question, ask.GroupMass)]
+        long = [question for question in groups if self.apart(question) > 1]
+        answers |= {question: self._groups(question) for question in groups if question not in long}
+        for share, group in zip_longest(shares, long):
+            received, mass = self._walk_over_rows(share, group)
+            answers |= {} if received is None else {share: received}
+            answers |= {} if mass is None else {group: mass}
+        return [answers[question] for question in questions]
+
+    def _walk_over_rows(
+        self, share: ask.Received | None, group: ask.GroupMass | None
+    ) -> tuple[Tensor | None, Tensor | None]:
+        form, received, between = blocks(self.spec), None, None
+        of_shares: tuple[Any, ...] = (None, 0, None)
+        of_runs: tuple[Any, ...] = (None, None, None, 0, None)
+        parts = -(-self.K // form.N)
+        if share is not None:
+            share_BQ = _rowwise(share.query_share_BQ.to(self.spec.device, torch.float32))
+            received = self._room(self.B, self.H, self.K)
+            of_shares = share_BQ, share_BQ.stride(0) if len(share_BQ) > 1 else 0, received
+        if group is not None:
+            apart, (of_rows, of_keys) = self.apart(group), self._runs(group)
+            form = replace(form, M=min(form.M, apart), C=most_runs(form.N, apart))
+            between = torch.zeros(self.B, self.H, of_rows.most, parts * form.C, device=self.spec.device)
+            of_runs = of_rows.run_BT, of_rows.start_BR, of_keys.run_BT, of_rows.most, between
+        rest = (self.known, *of_shares, *of_runs)
+        self._launch(kernels.received, (parts, self.H, self.B), rest, form, N=form.N, C=form.C)
+        if group is None or between is None:
+            return received, None
+
+        # The runs of each block of keys, by their group; then those of rows.
+        def members() -> tuple[Tensor, Tensor]:
+            first_BP1 = of_keys.run_BT[:, :: form.N, None]
+            run_BPC = first_BP1 + torch.arange(form.C, device=first_BP1.device)
+            label_BP = of_keys.label_BR.gather(1, run_BPC.flatten(1).clamp_max(of_keys.most - 1).long())
+            of_row_BRg = indicator(of_rows.label_BR, group.counts[0])
+            return of_row_BRg.mT[:, None], indicator(label_BP, group.counts[1])[:, None]
+
+        of_row_B1gR, of_key_B1Pm = self._shared(("members", group), members)
+        return received, of_row_B1gR @ (between @ of_key_B1Pm)
 
     def _tops(self, questions: Sequence[ask.TopK]) -> list[tuple[Tensor, Tensor]]:
         """One walk finds of each head as many as any question wants; what is too many for it has a walk of its own."""
@@ -310,6 +367,42 @@ class Sweep:
             kernel[grid](self.call, *rest, M=form.M, **known, num_warps=form.warps, num_stages=form.stages)
 
 
+class Runs(NamedTuple):
+    """The runs of equal labels in some texts: the number of each token's run, each run's first token and its label.
+
+    start_BR is one longer, and FAR where there is no such run; there the label is -1. most: how many a text has at
+    most. apart: the least distance between two starts, but for token 0.
+    """
+
+    run_BT: Tensor
+    start_BR: Tensor
+    label_BR: Tensor
+    most: int
+    apart: int
+
+
+def runs_of(label_BT: Tensor) -> Runs:
+    """Counted on the host: how many there are is a number there."""
+    device, label_BT = label_BT.device, label_BT.cpu()
+    change_BT = torch.nn.functional.pad(label_BT[:, 1:] != label_BT[:, :-1], (1, 0), value=True)
+    run_BT = change_BT.cumsum(1) - 1
+    most, (text, place) = int(run_BT.max()) + 1, change_BT.nonzero(as_tuple=True)
+    start_BR = torch.full((len(label_BT), most + 1), FAR)
+    label_BR = torch.full((len(label_BT), most), -1)
+    start_BR[text, run_BT[text, place]] = place
+    label_BR[text, run_BT[text, place]] = label_BT[text, place].long()
+    between_BR = start_BR[:, 2:] - start_BR[:, 1:-1]
+    there_BR = start_BR[:, 2:] < FAR
+    apart = int(between_BR[there_BR].min()) if bool(there_BR.any()) else FAR
+    of_kernel = device, torch.int32
+    return Runs(run_BT.to(*of_kernel), start_BR.to(*of_kernel), label_BR.to(device), most, apart)
+
+
+def most_runs(keys: int, apart: int) -> int:
+    """The most runs that so many keys in a row have, as a power of two."""
+    return power_of_two(2 + (keys - 2) // apart)
+
+
 def _runs(question: ask.EqualLabels) -> tuple[Tensor, ...]:
     """Rows and keys sorted by label, and where the keys of each row's label begin and end."""
     row_label, row_at = question.query_label_BQ.contiguous().sort(dim=1, stable=True)
@@ -335,10 +428,9 @@ TOGETHER: Sequence[tuple[Any, Callable[[Sweep, Any], Any]]] = (  # kinds that sh
     (ask.At | ask.Back | ask.Key, Sweep._of_one_key),
     (ask.Window, Sweep._recent),
     (ask.TopK, Sweep._tops),
+    (ask.Received | ask.GroupMass, Sweep._received),
 )
 ANSWERS: Mapping[type[ask.Question], Callable[[Sweep, Any], Any]] = {
     ask.EqualLabels: Sweep._equal,
-    ask.Received: Sweep._received,
     ask.Features: Sweep._features,
-    ask.GroupMass: Sweep._groups,
 }
