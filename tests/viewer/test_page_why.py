@@ -83,6 +83,46 @@ def test_any_key_is_answered_and_a_hidden_one_is_said(browser, demo, path):
         visit.view("why").get_by_text("This query does not see this key").wait_for()
 
 
+COLUMNS = """table => [...table.querySelectorAll("[data-key]")].map((one, place) => [
+  Number(one.dataset.key),
+  Object.fromEntries([...table.querySelectorAll("tbody tr")].map((row) => [
+    row.querySelector("th").innerText, row.querySelectorAll("td")[place].innerText
+  ]))
+])"""
+
+
+def test_the_keys_with_the_largest_logits_stand_next_to_it_with_their_contrasts(browser, demo, path):
+    with visiting(browser, path, f"view=why&at=3&head=0&query={QUERY}&key={KEY}", (1440, 900)) as visit:
+        shown = rows_of(visit)
+        compared = visit.view("why").locator("aside table")
+        columns = dict(compared.evaluate(COLUMNS))
+        rows = {key: own_rows(demo, "L3H0", QUERY, key) for key in range(QUERY + 1)}
+        logits = {key: sum(contribution for _, contribution in of.values()) for key, of in rows.items()}
+        assert list(columns) == sorted(logits, key=logits.get, reverse=True)[:10]
+        for key, column in columns.items():
+            told = {name: float(value.replace("−", "-")) for name, value in column.items()}
+            contrasts = {name: contrast for name, (contrast, _) in rows[key].items()}
+            assert told.pop("logit") == pytest.approx(sum(contrasts.values()), abs=ROUNDED)
+            others = [told.pop(name) for name in list(told) if name.endswith(" others")]
+            assert list(told) == list(shown)
+            assert told == pytest.approx({name: contrasts[name] for name in told}, abs=ROUNDED)
+            assert others == pytest.approx([sum(contrasts.values()) - sum(told.values())], abs=20 * ROUNDED)
+        first, second = (
+            visit.view("why")
+            .locator("tr.sum")
+            .evaluate_all("all => all.map((one) => one.getBoundingClientRect().toJSON())")
+        )
+        assert (first["y"], first["right"] < second["x"]) == (pytest.approx(second["y"], abs=1), True)
+        assert second["right"] > 0.8 * 1440, "the width is used"
+        least = min(set(rows) - set(columns))
+        visit.go(view="why", at=3, head=0, query=QUERY, key=least)
+        visit.view("why").locator(f"aside [data-key='{least}'][aria-pressed=true]").wait_for()
+        other = next(key for key in columns if key != KEY)
+        compared.locator(f"[data-key='{other}']").click()
+        visit.settled(key=other)
+        visit.view("why").locator("h2").filter(has_text=f"at {other} ").wait_for()
+
+
 @pytest.mark.e2e
 def test_a_head_opens_where_it_wrote(browser, path):
     with visiting(browser, path, f"view=why&at=3&head=0&query={QUERY}&key={KEY}") as visit:

@@ -1,6 +1,7 @@
 /**
  * Why a head looks from a query at a key: what each component that wrote the key's residual gives to the logit, less its
- * mean over the keys that the query sees. The numbers are those of `attnscope why`.
+ * mean over the keys that the query sees. The numbers are those of `attnscope why`. Next to them the same components for
+ * the keys with the largest logits: why there, and not here.
  *
  * @typedef {import("../types.js").State} State
  * @typedef {import("../types.js").Mount} Mount
@@ -8,14 +9,18 @@
  * @typedef {import("../types.js").WhyHead} WhyHead
  * @typedef {import("../types.js").Writer} Writer
  * @typedef {import("../data.js").Side} Side
- * @typedef {Writer & {contribution: number, contrast: number}} Row
+ * @typedef {Writer & {place: number, contribution: number, contrast: number}} Row its place among the components
  */
 import { latest, make, spoken } from "../canvas.js";
+import { css, diverging, inkOn } from "../colours.js";
+import { colourScale } from "../scales.js";
 import { Strip } from "../strip.js";
-import { named } from "./labels.js";
+import { named, short } from "./labels.js";
 
 const KEPT = 12; // components that are shown at first
+const KEYS = 10; // that are compared
 const OFFERED = 12; // heads or queries that the page has instead
+const LABEL = 8; // characters of a key that is compared
 const SMALLEST = 0.1; // a sum of contrasts below this has no shares, as in attnscope/studies/attribution.py
 const ALLOWED = 1e-5; // |sum - logit|, as a share of the sum of |terms|
 
@@ -60,6 +65,8 @@ class Apart {
     this.logits = all.subarray(from, from + count);
     this.seen = [...this.logits.keys()].filter((key) => !Number.isNaN(this.logits[key]));
     this.best = this.seen.reduce((best, key) => (this.logits[key] > this.logits[best] ? key : best), this.seen[0]);
+    this.means = this.parts.map((part) => this.mean(part));
+    this.level = this.mean(this.logits);
   }
 
   /** @param {ArrayLike<number>} values one for each token @returns {number} over the keys that the query sees */
@@ -67,11 +74,22 @@ class Apart {
     return this.seen.reduce((sum, key) => sum + values[key], 0) / this.seen.length;
   }
 
+  /** @param {number} place of a component @param {number} key */
+  contrast(place, key) {
+    return this.parts[place][key] - this.means[place];
+  }
+
+  /** @param {number} key @returns {number[]} keys with the largest logits, the largest first, this one among them */
+  strongest(key) {
+    const keys = this.seen.toSorted((a, b) => this.logits[b] - this.logits[a]);
+    const first = keys.slice(0, KEYS);
+    return first.includes(key) ? first : [...first.slice(0, -1), key];
+  }
+
   /** @param {number} key @returns {Row[]} the largest contrasts first */
   rows(key) {
     const rows = this.head.components.map((one, place) => {
-      const contribution = this.parts[place][key];
-      return { ...one, contribution, contrast: contribution - this.mean(this.parts[place]) };
+      return { ...one, place, contribution: this.parts[place][key], contrast: this.contrast(place, key) };
     });
     return rows.sort((a, b) => Math.abs(b.contrast) - Math.abs(a.contrast));
   }
@@ -93,13 +111,18 @@ function shown(side, apart, query, key, whole, toggle, store) {
   const title = make("h2", {}, `Why ${side.name(head.at, head.head)} looks from ${named(units, query)} at ${named(units, key)}`);
   if (!seen.includes(key)) return [title, make("p", { class: "note" }, "This query does not see this key: choose another.")];
   const rows = apart.rows(key);
-  const above = logits[key] - apart.mean(logits);
+  const above = logits[key] - apart.level;
   const some = rows.slice(0, whole ? rows.length : KEPT);
   const more = rows.length > KEPT && make("button", { type: "button", onclick: toggle }, whole ? "Largest alone" : `All ${rows.length} components`);
   return [
     make("div", { class: "legend" }, title, more),
     make("p", { "data-role": "line" }, inWords(named(units, key), rows, above, seen.length)),
-    table(side, rows, some, above, logits[key], key, store),
+    make(
+      "div",
+      { class: "with-beside" },
+      table(side, rows, some, above, logits[key], key, store),
+      seen.length > 1 && compared(side, apart, some, rows.slice(some.length), key, store),
+    ),
     ...notes(head, rows, logits[key]),
   ];
 }
@@ -141,6 +164,48 @@ function table(side, rows, some, above, logit, key, store) {
     "div",
     { class: "table-scroll", tabindex: 0, role: "group", "aria-label": "What each component gives to this key" },
     make("table", { class: "numbers" }, make("thead", {}, head), make("tbody", {}, ...body)),
+  );
+}
+
+/**
+ * The same components, of the keys with the largest logits; a click on a key chooses it.
+ *
+ * @param {Side} side @param {Apart} apart @param {Row[]} some that are shown @param {Row[]} rest the others
+ * @param {number} key @param {Store} store
+ */
+function compared(side, apart, some, rest, key, store) {
+  const keys = apart.strongest(key);
+  const most = Math.max(...some.flatMap(({ place }) => keys.map((one) => Math.abs(apart.contrast(place, one))))) || 1;
+  const ramp = diverging();
+  const choose = (/** @type {number} */ one) => {
+    const title = named(side.tokenUnits, one);
+    const says = [make("span", {}, String(side.tokenUnits.number(one))), make("span", { class: "token" }, short(side.tokenUnits.label[one], LABEL))];
+    const onclick = () => store.set({ key: one, keyEnd: null, group: "" });
+    return make("button", { type: "button", title, "data-key": one, "aria-pressed": String(one === key), onclick }, ...says);
+  };
+  const value = (/** @type {Row} */ { place }, /** @type {number} */ one) => {
+    const contrast = apart.contrast(place, one);
+    const cell = make("td", {}, signed(contrast));
+    const share = (1 + contrast / most) / 2;
+    [cell.style.backgroundColor, cell.style.color] = [css(ramp, share), inkOn(ramp, share)];
+    return cell;
+  };
+  const heads = keys.map((one) => make("th", { scope: "col" }, choose(one)));
+  const body = some.map((row) => make("tr", { "data-of": row.name }, make("th", { scope: "row", class: "words" }, row.name), ...keys.map((one) => value(row, one))));
+  const line = (/** @type {string} */ name, /** @type {string} */ kind, /** @type {(key: number) => number} */ sum) =>
+    make("tr", { class: kind }, make("th", { scope: "row", class: "words" }, name), ...keys.map((one) => make("td", {}, signed(sum(one)))));
+  const others = (/** @type {number} */ one) => rest.reduce((sum, { place }) => sum + apart.contrast(place, one), 0);
+  if (rest.length) body.push(line(`${rest.length} others`, "unseen", others));
+  body.push(line("logit", "sum", (one) => apart.logits[one] - apart.level));
+  return make(
+    "aside",
+    { "aria-label": "Contrasts of other keys" },
+    make("div", { class: "legend" }, make("h2", {}, "Contrasts of the keys with the largest logits"), colourScale(-most, most, ramp)),
+    make(
+      "div",
+      { class: "table-scroll", tabindex: 0, role: "group", "aria-label": "What each component gives to other keys" },
+      make("table", { class: "numbers keys-by-part" }, make("thead", {}, make("tr", {}, make("th", {}, spoken("component")), ...heads)), make("tbody", {}, ...body)),
+    ),
   );
 }
 
