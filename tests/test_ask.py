@@ -62,7 +62,7 @@ def test_what_lies_in_memory_alone_has_no_json(demo):
     [
         ({"schema": "ask/0"}, f"expected an ask of the form {SCHEMA}"),
         ({"engin": "eager"}, "ask has no field 'engin'; it has text, keep, engine"),
-        ({"engine": 3}, "ask.engine: expected a text, got 3"),
+        ({"engine": 3}, "ask.engine: expected a text, got 3; correct this field, or leave it out"),
         ({"listen": 1}, "ask.listen: expected true or false, got 1"),
         ({"generate": True}, "ask.generate: expected a whole number or null, got True"),
         ({"generate": 1.5}, "ask.generate: expected a whole number or null, got 1.5"),
@@ -71,7 +71,7 @@ def test_what_lies_in_memory_alone_has_no_json(demo):
         ({"keep": {"maps": "some"}}, "ask.keep.maps: expected 'all' or 'kept' or null, got 'some'"),
         ({"keep": {"view": {"heads": {"x": [1]}}}}, "ask.keep.view.heads: expected an object or null"),
         ({"keep": {"view": {"heads": {"9" * 400: [1]}}}}, "ask.keep.view.heads: expected an object or null"),
-        ({"keep": [1]}, "ask.keep: expected an object, got"),
+        ({"keep": [1]}, "ask.keep: expected an object, got [1]; it has "),
     ],
 )
 def test_json_of_another_form_is_refused_by_name(change, said):

@@ -499,7 +499,7 @@ class CaptureSpec:
     def of_json(cls, document: Any) -> CaptureSpec:
         """The ask that JSON holds. Raises UsageError for another schema, an unknown field, and another type."""
         if not isinstance(document, Mapping) or document.get("schema") != SCHEMA:
-            raise UsageError(f"expected an ask of the form {SCHEMA}", "write one with Ask.as_json")
+            raise UsageError(f"expected an ask of the form {SCHEMA}", "write one with CaptureSpec.as_json")
         form = from_json(_Form, {name: value for name, value in document.items() if name != "schema"}, "ask")
         return cls(**{option.name: getattr(form, option.name) for option in fields(form)})
 

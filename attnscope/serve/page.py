@@ -380,7 +380,7 @@ class LivePage:
         except AttnscopeError as error:
             return _refused(400, str(error))
         except (ValueError, RecursionError):
-            return _refused(400, "expected a question in JSON")
+            return _refused(400, 'expected a question in JSON; write {"command": "view", "model": ..., "text": ...}')
         except (TimeoutError, ClientDisconnect):
             return _refused(408, f"a question comes within {BODY_SECONDS:.0f} seconds")
         return StreamingResponse(self._answer(question), media_type="application/octet-stream", headers=HEADERS)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from functools import wraps
 from inspect import signature
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -111,18 +111,36 @@ def from_json(kind: Any, value: Any, name: str) -> Any:
         return value
     if kind is float and type(value) in (int, float):
         return float(value)
-    raise UsageError(f"{name}: expected {_words(kind)}, got {brief(value)}", "see its documentation")
+    hint = f"it has {', '.join(_needed(kind))}" if is_dataclass(kind) else ""
+    raise UsageError(f"{name}: expected {_words(kind)}, got {brief(value)}", hint)
 
 
 def _record(kind: Any, value: Mapping[str, Any], name: str) -> Any:
-    hints, names = get_type_hints(kind), [field.name for field in fields(kind)]
+    hints, needed = get_type_hints(kind), _needed(kind)
     for key in value:
-        if key not in names:
-            raise UsageError(f"{name} has no field {brief(key)}", f"it has {', '.join(names)}")
-    try:
-        return kind(**{key: from_json(hints[key], value[key], f"{name}.{key}") for key in names if key in value})
-    except TypeError as error:
-        raise UsageError(f"{name} lacks a field", f"it has {', '.join(names)}") from error
+        if key not in needed:
+            raise UsageError(f"{name} has no field {brief(key)}", f"it has {', '.join(needed)}")
+    lacking = [key for key, is_needed in needed.items() if is_needed and key not in value]
+    if lacking:
+        raise UsageError(f"{name} lacks the field {lacking[0]!r}", f"it has {', '.join(needed)}")
+    values = {}
+    for key in needed:
+        if key in value:
+            try:
+                values[key] = from_json(hints[key], value[key], f"{name}.{key}")
+            except UsageError as error:
+                hint = f"{name} needs this field" if needed[key] else "correct this field, or leave it out"
+                raise UsageError(error.message, error.hint or hint) from None
+    return kind(**values)
+
+
+def _needed(kind: Any) -> dict[str, bool]:
+    """The fields of a record, and whether each has to be there."""
+    return {
+        field.name: field.default is MISSING and field.default_factory is MISSING
+        for field in fields(kind)
+        if field.init
+    }
 
 
 def _key(kind: Any, key: str, name: str) -> Any:

@@ -226,28 +226,34 @@ def test_a_stranger_is_not_waited_for(live, monkeypatch):
         assert link.recv(100) == b""  # it was ended
 
 
+ASKS = {"command": "view", "model": "demo", "text": "a"}
+
+
 @pytest.mark.parametrize(
-    "said",
+    ("said", "why", "hint"),
     [
-        b"",
-        b"[]",
-        b"null",
-        b"{",
-        b"[" * 100_000,
-        b'"view"',
-        b"{}",
-        b'{"command": "view", "model": "demo"}',
-        b'{"command": "heads", "model": "demo", "text": "a"}',
-        b'{"command": "view", "model": "demo", "text": ["a"]}',
-        b'{"command": "view", "model": "demo", "text": "a", "out": "/tmp/page.html"}',
-        b'{"command": "view", "model": "demo", "text": "a", "trust_remote_code": true}',
-        b'{"command": "view", "model": "demo", "text": "a", "generate": "1"}',
+        (b"", "expected a question in JSON", '"command": "view"'),
+        (b"{", "expected a question in JSON", '"command": "view"'),
+        (b"[" * 100_000, "expected a question in JSON", '"command": "view"'),
+        (b"[]", "question: expected an object, got []", "it has command, model, text"),
+        (b"null", "question: expected an object, got None", "it has command, model, text"),
+        (b'"view"', "question: expected an object, got 'view'", "it has command, model, text"),
+        (b"{}", "question lacks the field 'command'", "it has command, model, text"),
+        ({"command": "view", "model": "demo"}, "question lacks the field 'text'", "it has command, model, text"),
+        (ASKS | {"command": "heads"}, "question.command: expected 'view' or 'knockout'", "question needs this field"),
+        (ASKS | {"text": ["a"]}, "question.text: expected a text, got ['a']", "question needs this field"),
+        (ASKS | {"out": "/tmp/page.html"}, "question has no field 'out'", "it has command, model, text"),
+        (ASKS | {"trust_remote_code": True}, "question has no field 'trust_remote_code'", "it has command, model"),
+        (ASKS | {"generate": "1"}, "question.generate: expected a whole number or null, got '1'", "or leave it out"),
     ],
 )
-def test_what_is_no_question_is_refused(live, said):
-    code, text = live.get("/ask", "POST", said)
+def test_what_is_no_question_is_refused_with_the_next_step(live, said, why, hint):
+    code, text = live.get("/ask", "POST", said if isinstance(said, bytes) else json.dumps(said).encode())
     assert code == 400
-    assert b"Traceback" not in text
+    says, next_step = text.decode().split("; ", 1)
+    assert says.startswith(why)
+    assert hint in next_step
+    assert len(text.splitlines()) == 1
 
 
 @pytest.mark.parametrize(
