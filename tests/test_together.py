@@ -126,3 +126,21 @@ def test_fused_reads_rows_of_a_short_text(model: LoadedModel, bytes_: int, monke
     assert {"Entropy", "TopK", "Received"} <= found.report.answered_by.keys()
     assert found.failures == []
     same(replace(found, kept={}), replace(capture(model, TEXT, engine="tiles"), kept={}))
+
+
+def test_a_list_of_texts_is_read_by_the_kernel_for_what_the_whole_list_takes(
+    model: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = [TEXT, TEXT, "the bank", "the bank"]
+    by_eager = capture(model, texts, request=Request(relations=True))
+    scores = sum(len(seen.prompt) ** 2 for seen in by_eager) * len(by_eager[0].heads)
+    monkeypatch.setattr("attnscope.api.capture.FASTER_SCORES", scores)
+    monkeypatch.setattr("attnscope.api.capture.batch_limit", lambda loaded: 8)  # each text with its like
+    by_kernel = capture(model, texts, request=Request(relations=True))
+    assert [seen.facts["engine"] for seen in by_eager] == ["eager"] * 4
+    assert [seen.facts["engine"] for seen in by_kernel] == ["numba"] * 4
+    for ours, theirs in zip(by_kernel, by_eager, strict=True):
+        columns = (seen.table()["focus"].to_numpy() for seen in (ours, theirs))
+        np.testing.assert_allclose(*columns, atol=1e-5)
+    monkeypatch.setattr("attnscope.api.capture.FASTER_SCORES", scores + 1)
+    assert {seen.facts["engine"] for seen in capture(model, texts)} == {"eager"}

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from attnscope.api.captured import Capture
-from attnscope.corpus.item_requests import batch_limit, batches
+from attnscope.corpus.item_requests import KERNEL, KERNEL_TOKENS, batch_limit, batches
 from attnscope.errors import UnknownOptionError, UsageError, hints_of, nearest
-from attnscope.hooks.engines import engine_named
+from attnscope.hooks.engines import Engine, engine_named
 from attnscope.inputs.sound import sound_of
 from attnscope.model.libraries import without_bars
 from attnscope.model.loaded import LoadedModel, check_loaded, pads
@@ -32,8 +32,6 @@ from attnscope.utils.schema import takes_fields
 if TYPE_CHECKING:
     from attnscope.inputs.prompt import Prompt
     from attnscope.observe.request import Text
-
-KERNEL = "numba"
 
 
 def read_texts(loaded: LoadedModel, asks: Sequence[CaptureSpec]) -> list[Observation]:
@@ -55,20 +53,22 @@ def read_texts(loaded: LoadedModel, asks: Sequence[CaptureSpec]) -> list[Observa
         binned = run.request.maps is not None and not drawn_whole(text, run.request)
         own = at if binned or medium.inputs or medium.unasked else -1
         apart.append((run.engine.name, len(run.prompt) * (not pads(loaded.model)), own))
+    # Many short texts are read as those of a corpus: by the kernel where it answers all, in larger batches.
     observations: dict[int, Observation] = {}
-    for group in batches([len(run.prompt) for run in runs], batch_limit(loaded), apart):
-        observations |= dict(zip(group, _together([runs[place] for place in group], first), strict=True))
+    scores = sum(len(run.prompt) ** 2 for run in runs) * sum(layer.heads for layer in loaded.geometry.attention_layers)
+    quick = first.engine == "auto" and scores >= FASTER_SCORES and kernel_reads(loaded, runs[0].request)
+    limit = batch_limit(loaded) * (KERNEL_TOKENS if quick else 1)
+    for group in batches([len(run.prompt) for run in runs], limit, apart):
+        engine = engine_named(KERNEL) if quick else runs[group[0]].engine
+        observations |= dict(zip(group, _together([runs[place] for place in group], engine), strict=True))
     return [observations[place] for place in range(len(runs))]
 
 
-def _together(runs: Sequence[Run], ask: CaptureSpec) -> list[Observation]:
+def _together(runs: Sequence[Run], engine: Engine) -> list[Observation]:
     """One pass over texts that may be read side by side; what does not hold there is read text by text."""
     if len(runs) == 1:
         return [runs[0].observe()]
-    one, scores = runs[0], sum(len(run.prompt) ** 2 for run in runs)
-    engine, heads = one.engine, sum(layer.heads for layer in one.loaded.geometry.attention_layers)
-    if ask.engine == "auto" and heads * scores >= FASTER_SCORES and kernel_reads(one.loaded, one.request):
-        engine = engine_named(KERNEL)
+    one = runs[0]
     prompts, chosen = [run.prompt for run in runs], [run.chosen for run in runs]
     observations = observe(one.loaded, prompts, one.request, engine=engine, chosen=chosen)
     if observations[0].failures:

@@ -173,6 +173,8 @@ def _files(item: Item, field: str) -> list[str]:
 # the model waits
 WINDOW_BYTES = 48 * 2**20
 WINDOW_TEXTS = 256
+KERNEL = "numba"  # the engine that many short texts are read by
+KERNEL_TOKENS = 3  # times a batch's tokens: it makes no matrices, and what a batch costs in Python is paid less often
 BATCH_BYTES = 12 * 2**20  # of one layer's matrices: beyond a few caches' size a CPU gains nothing
 
 

@@ -19,6 +19,8 @@ import torch
 
 from attnscope.corpus.folder import Failure, Job, Shard
 from attnscope.corpus.item_requests import (
+    KERNEL,
+    KERNEL_TOKENS,
     WINDOW_BYTES,
     WINDOW_TEXTS,
     ask_for,
@@ -113,10 +115,6 @@ def _one_core_each(threads: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-KERNEL = "numba"
-KERNEL_TOKENS = 3  # times a batch's tokens: it makes no matrices, and what a batch costs in Python is paid less often
 
 
 class Text(NamedTuple):
