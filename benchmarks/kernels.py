@@ -17,13 +17,24 @@ import torch
 
 from attnscope.attention.kernels_cuda import sweep, usable
 from attnscope.attention.kernels_cuda.sweep import Blocks
-from attnscope.attention.questions import Back, EqualLabels, Features, MaxWeight, Question, Received, TopK, Window
+from attnscope.attention.questions import (
+    Back,
+    EqualLabels,
+    Features,
+    GroupMass,
+    MaxWeight,
+    Question,
+    Received,
+    TopK,
+    Window,
+)
 from attnscope.attention.spec import AttentionSpec, Visibility
 from attnscope.attention.tiling import TiledAttention
 
 HEADS, KV_HEADS, WIDTH = 24, 8, 128
 FORMS = (Blocks(), Blocks(stages=3), Blocks(M=128, warps=8), Blocks(M=128, warps=8, stages=3))
 LAUNCHES = 20  # between two events
+SIDE = 200  # groups of a map
 TILED = 32768  # tokens beyond which the tiles are not waited for
 
 
@@ -40,20 +51,26 @@ def ways(spec: AttentionSpec) -> dict[str, Callable[[], object]]:
     tokens, device = spec.visible.keys, spec.device
     ids = torch.randint(0, 2000, (1, tokens), device=device)
     share = torch.full((1, tokens), 1 / tokens, device=device)
-    known = sweep.Sweep(spec)
+    known, received = sweep.Sweep(spec), Received(share)
+    place = torch.arange(tokens, device=device)[None]
+    of_runs, of_others = (GroupMass(group, group, (SIDE, SIDE)) for group in (place * SIDE // tokens, place % SIDE))
     asked: dict[str, Question] = {
         "previous token": Back(1),
         "last 32 keys": Window(32),
         "equal tokens": EqualLabels(ids, ids, 1),
-        "column sums": Received(share),
+        "column sums": received,
+        "mass between 200 runs": of_runs,
+        "mass between 200 other groups": of_others,
         "top 8 of one head": TopK(8, (0,)),
         "top 1 of all heads": TopK(1, None, True),
+        "top 5 of all heads": TopK(5),
         "16 features": Features(torch.randn(tokens, 16, device=device)),
     }
     found: dict[str, Callable[[], object]] = {"PyTorch's own attention": known.output}
     for form in FORMS:
         found[f"statistics, {form.M} x {form.N}, {form.warps} warps, {form.stages} stages"] = in_form(spec, form)
     found |= {name: lambda question=question: known.answers([question]) for name, question in asked.items()}
+    found["column sums and mass between 200 runs"] = lambda: known.answers([received, of_runs])
     if tokens <= TILED:
         found["the tiles, statistics"] = lambda: TiledAttention(spec).ask(MaxWeight())
     return found

@@ -54,6 +54,7 @@ TRIED = """
     answers_lie_further_apart_than_32_bits_count memory_that_runs_out_is_no_verdict
     a_planted_sum_between_runs_leaves_what_keys_receive_to_its_kernel
     one_walk_answers_what_keys_receive_and_the_mass_between_runs
+    the_largest_are_found_in_blocks_that_every_row_sees_whole
     statistics_that_raise_leave_everything_to_the_tiles statistics_under_options
     the_closed_set_is_that_of_the_tiles_and_of_dense_rows the_kernels_are_given_what_is_on_the_call_s_own_device
 """.split()  # noqa: SIM905

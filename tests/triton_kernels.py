@@ -275,6 +275,15 @@ def test_all_top_keys_of_a_call_are_found_in_one_walk(monkeypatch: pytest.Monkey
     assert [grid[1] for kernel, grid in launched if kernel is kernels.largest] == [3, 1]
 
 
+@pytest.mark.usefixtures("trusted")
+def test_the_largest_are_found_in_blocks_that_every_row_sees_whole() -> None:
+    """Of 130 keys the second 64: neither the first block nor the one with the rows' own places."""
+    spec = spec_of(2, 130, heads=1, dim=16)
+    assert_same(spec, [TopK(5), TopK(1, None, True)])
+    keys = TritonAttention(spec).ask(TopK(5))[1]
+    assert bool(((keys >= 64) & (keys < 128)).any())
+
+
 def launches(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, int]]:
     """What is launched from now on: kernels, and how many rows a program has."""
     launched: list[tuple[Any, int]] = []

@@ -410,21 +410,25 @@ def largest(
     n, slot_K = tl.arange(0, N), tl.arange(0, K)
     best_MK, place_MK = tl.full([M, K], HIDDEN, tl.float32), tl.zeros([M, K], tl.int32)
     best_MK = tl.where((slot_K < count)[None, :], best_MK, float("inf"))  # never the least
-    start, _, _, stop = _bounds(call, row_M, N)
-    for low in range(start, stop, N):
-        x = tl.dot(q_MD, _keys(call, text, head, low + n, True), input_precision=call.PRECISION)
-        x = _shaped(call, x, text, head, row_M[:, None], (low + n)[None, :], True)
-        if SKIP:
-            x = tl.where((low + n > 0)[None, :], x, HIDDEN)
-        x = tl.where(x > FLOOR / 2, x, HIDDEN)
-        peak_M, least_M = tl.max(x, 1), tl.min(best_MK, 1)
-        while tl.max((peak_M > least_M).to(tl.int32), 0) > 0:
-            column_M, out_M = tl.argmax(x, 1), tl.argmin(best_MK, 1)
-            taken = (slot_K[None, :] == out_M[:, None]) & (peak_M > least_M)[:, None]
-            best_MK = tl.where(taken, peak_M[:, None], best_MK)
-            place_MK = tl.where(taken, (low + column_M)[:, None], place_MK)
-            x = tl.where(n[None, :] == column_M[:, None], HIDDEN, x)
+    start, whole, edge, end = _bounds(call, row_M, N)
+    for phase in tl.static_range(1 if call.MASK else 3):
+        since = start if phase == 0 else whole if phase == 1 else edge
+        until = whole if phase == 0 else edge if phase == 1 else end
+        for low in range(since, until, N):
+            x = tl.dot(q_MD, _keys(call, text, head, low + n, phase != 1), input_precision=call.PRECISION)
+            x = _shaped(call, x, text, head, row_M[:, None], (low + n)[None, :], phase != 1)
+            if phase == 0 and SKIP:
+                x = tl.where((low + n > 0)[None, :], x, HIDDEN)
+            if phase != 1:
+                x = tl.where(x > FLOOR / 2, x, HIDDEN)
             peak_M, least_M = tl.max(x, 1), tl.min(best_MK, 1)
+            while tl.max((peak_M > least_M).to(tl.int32), 0) > 0:
+                column_M, out_M = tl.argmax(x, 1), tl.argmin(best_MK, 1)
+                taken = (slot_K[None, :] == out_M[:, None]) & (peak_M > least_M)[:, None]
+                best_MK = tl.where(taken, peak_M[:, None], best_MK)
+                place_MK = tl.where(taken, (low + column_M)[:, None], place_MK)
+                x = tl.where(n[None, :] == column_M[:, None], HIDDEN, x)
+                peak_M, least_M = tl.max(x, 1), tl.min(best_MK, 1)
     spot = _spot(call, text, head, row_M)
     top_M, part_M = tl.load(known.top + spot), tl.load(known.part + spot)
     best_MK = tl.where((slot_K < count)[None, :], best_MK, HIDDEN * 2)
