@@ -162,7 +162,9 @@ def rows(
 
 
 def _always(given: Mapping[str, int]) -> dict[str, Any]:
-    return dict.fromkeys(("blocks", "of_statistics", "of_largest"), lambda *of, **how: chosen.Blocks(**given))
+    return dict.fromkeys(
+        ("blocks", "of_statistics", "of_largest", "of_received"), lambda *of, **how: chosen.Blocks(**given)
+    )
 
 
 def _card(arch: int) -> AbstractContextManager[Any]:

@@ -72,6 +72,18 @@ def of_largest(spec: AttentionSpec) -> Blocks:
     return replace(form, N=32) if generation(spec.device) == AMPERE else form
 
 
+def of_received(spec: AttentionSpec, shares: bool, apart: int) -> Blocks:
+    """The blocks of `received`, with groups where `apart` is not 0: rows that hold one start of a run at most.
+
+    On Ampere 32 keys where both are added up, as more spill. C: the most runs of its keys, a power of two.
+    """
+    form = blocks(spec)
+    if not apart:
+        return form
+    N = min(form.N, 32) if shares and generation(spec.device) == AMPERE else form.N
+    return replace(form, M=min(form.M, apart), N=N, C=most_runs(N, apart))
+
+
 @cache
 def generation(device: torch.device) -> int:
     """Of a CUDA device, 10 and 12 Blackwell's; 0 of others."""
@@ -249,7 +261,8 @@ class Sweep:
     def _walk_over_rows(
         self, share: ask.Received | None, group: ask.GroupMass | None
     ) -> tuple[Tensor | None, Tensor | None]:
-        form, received, between = blocks(self.spec), None, None
+        apart, received, between = 0 if group is None else self.apart(group), None, None
+        form = of_received(self.spec, share is not None, apart)
         of_shares: tuple[Any, ...] = (None, 0, None)
         of_runs: tuple[Any, ...] = (None, None, None, 0, None)
         parts = -(-self.K // form.N)
@@ -258,8 +271,7 @@ class Sweep:
             received = self._room(self.B, self.H, self.K)
             of_shares = share_BQ, share_BQ.stride(0) if len(share_BQ) > 1 else 0, received
         if group is not None:
-            apart, (of_rows, of_keys) = self.apart(group), self._runs(group)
-            form = replace(form, M=min(form.M, apart), C=most_runs(form.N, apart))
+            of_rows, of_keys = self._runs(group)
             between = torch.zeros(self.B, self.H, of_rows.most, parts * form.C, device=self.spec.device)
             of_runs = of_rows.run_BT, of_rows.start_BR, of_keys.run_BT, of_rows.most, between
         rest = (self.known, *of_shares, *of_runs)
@@ -275,7 +287,7 @@ class Sweep:
             of_row_BRg = indicator(of_rows.label_BR, group.counts[0])
             return of_row_BRg.mT[:, None], indicator(label_BP, group.counts[1])[:, None]
 
-        of_row_B1gR, of_key_B1Pm = self._shared(("members", group), members)
+        of_row_B1gR, of_key_B1Pm = self._shared(("members", group, form), members)
         return received, of_row_B1gR @ (between @ of_key_B1Pm)
 
     def _tops(self, questions: Sequence[ask.TopK]) -> list[tuple[Tensor, Tensor]]:
