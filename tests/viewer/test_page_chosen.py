@@ -12,6 +12,7 @@ from helpers.browsing import PHONE, visiting
 from helpers.command_line import call
 from helpers.made_tokenizers import bert_words
 from helpers.pages import read
+from helpers.rows import csv_rows
 from helpers.stack_families import tiny
 
 FIRST, SECOND = "the bank is on the river", "a hill"
@@ -101,6 +102,40 @@ def test_heads_of_a_layer_lie_over_one_another(browser, subject):
         visit.until("() => !location.hash.includes('head=1&')")
         squares.nth(2).dblclick()
         visit.settled(head=2, heads=None)
+
+
+BANDS = """all => Object.fromEntries(all.map((row) =>
+  [row.dataset.token, JSON.parse(row.querySelector(".band").dataset.bands).map(([, weight]) => weight)]))"""
+
+
+def test_the_boxes_under_the_pointer_have_the_weights_of_the_csv(browser, tmp_path):
+    text, layer, query, key = "the old boat lies by the river bank", 1, 6, 2
+    call("view", text, "--precision", "16", "-o", str(tmp_path / "page.html")).ok()
+    table = call("relations", text, "--select", str(layer), "--top-k", "all", "--format", "csv", "-q").ok().out
+    cells = {
+        tuple(int(row[name]) for name in ("head", "query", "key")): float(row["weight"]) for row in csv_rows(table)
+    }
+    heads, tokens = (1 + max(places) for places in list(zip(*cells, strict=True))[:2])
+    of_query, of_key, of_next = (
+        np.array([[cells.get((head, *cell), 0.0) for head in range(heads)] for cell in of])
+        for of in (
+            [(query, token) for token in range(tokens)],
+            [(token, key) for token in range(tokens)],
+            [(query + 1, token) for token in range(tokens)],
+        )
+    )
+    with visiting(browser, tmp_path / "page.html", f"view=head&at={layer}&head=0&sink=1") as visit:
+        visit.page.locator("[data-role=all-heads]").click()
+        for axis, token, other, expected in (("query", query, "key", of_query), ("key", key, "query", of_key)):
+            visit.token("head", token, axis).hover()
+            visit.until(f"() => document.querySelector('.rows .{axis}.focus')?.dataset.token === '{token}'")
+            visit.until(
+                f"() => JSON.parse(document.querySelector('.rows .{other} .band').dataset.bands).length === {heads}"
+            )
+            shown = visit.view("head").locator(f".rows .{other}").evaluate_all(BANDS)
+            shown = np.array([shown[str(place)] for place in range(tokens)])
+            assert np.abs(shown - expected).max() < 5e-4, "to three decimals"
+            assert np.abs(shown - of_next).max() > 0.1
 
 
 SHARE = "document.querySelector('.rows .key[data-token=\"0\"] .band')?.dataset.bands"  # what key 0 gets
