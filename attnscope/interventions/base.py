@@ -67,6 +67,11 @@ class Intervention(Described):
         """The engine for such passes as `change` is for."""
         return replace(engine, change=self.change(sets, lengths, texts))
 
+    @property
+    def alone(self) -> Intervention | None:
+        """The same for passes of one set's rows, without the intact texts before them; None where it needs those."""
+        return None
+
     @abstractmethod
     def change(self, sets: Sequence[HeadSet], lengths: Sequence[int], texts: Sequence[int]) -> Change:
         """An engine's `change` for a pass of some texts and, after them, the same texts once per set.
@@ -162,11 +167,13 @@ Replace = Callable[[CallSite, Tensor, Sequence[int]], Tensor]
 class Replacing(Intervention):
     """A head's output, before the output projection, is replaced.
 
-    instead: what by; `prepared` finds the means, and takes another sequence's for "resample".
+    instead: what by; `prepared` finds the means, and takes another sequence's for "resample". first: the place of the
+    first set in a pass, 0 without the intact texts before it.
     """
 
     name: Replacement = "zero"
     instead: Replace = field(default_factory=lambda: zeros)
+    first: int = 1
 
     @property
     def least(self) -> int:
@@ -195,12 +202,16 @@ class Replacing(Intervention):
         return replace(self, instead=Means(summing.sums))
 
     def change(self, sets: Sequence[HeadSet], lengths: Sequence[int], texts: Sequence[int]) -> Change:
-        return replacing(sets, lengths, self.instead)
+        return replacing(sets, lengths, self.instead, self.first)
+
+    @property
+    def alone(self) -> Replacing | None:
+        return replace(self, first=0) if self.name == "zero" else None
 
 
-def replacing(sets: Sequence[HeadSet], lengths: Sequence[int], instead: Replace) -> Change:
+def replacing(sets: Sequence[HeadSet], lengths: Sequence[int], instead: Replace, first: int = 1) -> Change:
     """An engine's `change` for a pass of some texts and, after them, the same texts once per set: in the set's rows
-    the outputs of its heads are replaced.
+    the outputs of its heads are replaced. first: see `Replacing`.
 
         >>> engine = replace(ENGINES["eager"], change=replacing([one], lengths, zeros))
         >>> listen(model, ids_BT.repeat(2, 1), on_call, engine=engine)
@@ -208,7 +219,8 @@ def replacing(sets: Sequence[HeadSet], lengths: Sequence[int], instead: Replace)
     batch = len(lengths)
 
     def change(call: AttentionCall, output_NTHV: Tensor) -> Tensor:
-        pairs = [(at, head) for at, chosen in enumerate(sets, 1) for layer, head in chosen.heads if layer == call.layer]
+        heads_of = enumerate(([head for layer, head in chosen.heads if layer == call.layer] for chosen in sets), first)
+        pairs = [(at, head) for at, heads in heads_of for head in heads]
         if not pairs:
             return output_NTHV
         instead_BTHV = instead(call.place, output_NTHV[:batch], lengths)

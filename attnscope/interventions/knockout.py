@@ -1,8 +1,8 @@
 """Attention knockout: some keys are cut from some rows of some heads, and these rows are computed again.
 
 Geva et al. 2023 (arXiv 2304.14767) cut the logits of one key for all heads of some layers. Here each cut has heads and
-keys of its own, and the intact rows of the same pass are computed again by the same code. A cut may first move weights
-to other keys: logits of a row exchange their places before the softmax.
+keys of its own, and intact rows are computed again by the same code. A cut may first move weights to other keys: logits
+of a row exchange their places before the softmax.
 
 Shapes: B text, N row of a pass (text, or cut and text), P head of a layer that is computed again, R asked row, r row of
 a block, K key, E edge.
@@ -11,7 +11,7 @@ a block, K key, E edge.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -34,7 +34,8 @@ class Knockout(Intervention):
 
     queries: of every text of the task, the rows. heads: of every layer, all that any cut has: they are computed again
     in the intact rows, too. how: see `attention.again`. stack: whose layers the heads are of. read: called with every
-    block of the intact rows, before it is computed.
+    block of the intact rows, before it is computed. first: the place of the first cut in a pass, 0 without the intact
+    texts before it.
     """
 
     queries: tuple[tuple[int, ...], ...]
@@ -42,11 +43,16 @@ class Knockout(Intervention):
     how: CutHow = "mask"
     stack: str = DECODER
     read: OnRows | None = None
+    first: int = 1
     name: str = "knockout"
 
     @property
     def facts(self) -> Mapping[str, Any]:
         return {"how": self.how, "queries": [list(positions) for positions in self.queries]}
+
+    @property
+    def alone(self) -> Knockout:
+        return replace(self, read=None, first=0)
 
     def change(self, sets: Sequence[HeadSet], lengths: Sequence[int], texts: Sequence[int]) -> Change:
         cuts = [cut for cut in sets if isinstance(cut, Cut)]
@@ -62,7 +68,7 @@ class Knockout(Intervention):
             # The keys are cut from all asked rows: one mask of them holds in every block.
             edges = [
                 (at * len(texts) + number, heads.index(head), key)
-                for at, cut in enumerate(cuts, start=1)
+                for at, cut in enumerate(cuts, self.first)
                 for layer, head in cut.heads
                 if layer == call.layer
                 for number, text in enumerate(texts)
@@ -75,7 +81,7 @@ class Knockout(Intervention):
 
             # Of a cut that moves weights other rows than those of its edges differ from the intact ones.
             from_NPK = None  # the key whose logit each key has
-            for at, cut in enumerate(cuts, start=1):
+            for at, cut in enumerate(cuts, self.first):
                 places = [heads.index(head) for layer, head in cut.heads if layer == call.layer]
                 for number, text in enumerate(texts if places and cut.moves else ()):
                     if cut.moves[text]:
@@ -85,7 +91,9 @@ class Knockout(Intervention):
                         row_PK = from_NPK[at * len(texts) + number]
                         row_PK[torch.tensor(places)[:, None], torch.tensor(target)] = torch.tensor(source)
             from_NPK = None if from_NPK is None else from_NPK.to(spec.device)
-            changed_E = row_E if from_NPK is None else torch.arange(len(texts), spec.batch, device=spec.device)
+            changed_E = row_E
+            if from_NPK is not None:
+                changed_E = torch.arange(self.first * len(texts), spec.batch, device=spec.device)
 
             def output(block: RowBlock) -> Tensor:
                 if self.read is not None:

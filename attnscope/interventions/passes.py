@@ -6,7 +6,8 @@
 One forward pass carries many variants of a batch: a variant's rows branch off where it begins to differ. The pass
 begins with the B texts as they are. Before the decoder layer in which a variant first differs, their rows are repeated
 for it, so that no layer below is computed twice. At the end there are B rows of the texts, then B of every variant, in
-the order in which the variants begin.
+the order in which the variants begin. Where a pass has room for one text alone, intact and changed rows run one after
+the other, if neither needs what the other makes.
 
 Shapes: B text, S sequence, K set, N row of a pass (text, or set and text), T token, R asked row, H head, V width of v
 or vocabulary.
@@ -136,6 +137,7 @@ def with_copies(value: Tensor, batch: int, rows: int) -> Tensor:
 logger = logging.getLogger(__name__)
 CPU_TOKENS, TOKENS = 4096, 32768  # of one pass, all rows together
 LOGITS = 1 << 27  # numbers that the logits of one pass may have
+APART = 8  # sets that share one intact pass where rows run one after the other
 AGREES = {"float64": 1e-9, "float32": 1e-5, "float16": 5e-3, "bfloat16": 5e-2}  # nats, shared against unshared
 Advance = Callable[[int], object]
 Keep = Callable[[Sequence[int], Callable[[], np.ndarray]], np.ndarray]  # some sequences, and what reads them
@@ -259,11 +261,18 @@ class Passes:
         return self.measure.worse * (value_SK[:, 1:] - value_SK[:, :1])
 
     def run(self, batch: Sequence[int], sets: Sequence[HeadSet]) -> np.ndarray:
-        """(B, 1 + K): one pass over some sequences of the task."""
+        """(B, 1 + K): one pass over some sequences of the task; where rows run apart, one of each set after it."""
+        lengths = [self.task.lengths[place] for place in batch]
+        layers = tuple({layer for chosen in sets for layer, _ in chosen.heads})
+        if self.apart is not None:
+            engines = [self.intervention.over(self.engine, [], lengths, batch)]
+            engines += [self.apart.over(self.engine, [chosen], lengths, batch) for chosen in sets]
+            logits = (self.logits(batch, engine=engine, expected_layers=layers) for engine in engines)
+            return torch.cat([self.values(logits_BRV, batch) for logits_BRV in logits], 1).cpu().numpy()
+
         # Rows of a set branch off below its first head, so that sets follow each other in the order of their layers.
         starts = [self.start(chosen) for chosen in sets]
         order = sorted(range(len(sets)), key=starts.__getitem__)
-        lengths = [self.task.lengths[place] for place in batch]
         engine = self.intervention.over(self.engine, [sets[place] for place in order], lengths, batch)
         branches: AbstractContextManager[None] = nullcontext()
         if self.layers is not None:
@@ -271,7 +280,6 @@ class Passes:
             branches = branching(self.layers.all, adds, len(batch))
 
         with branches:
-            layers = tuple({layer for chosen in sets for layer, _ in chosen.heads})
             times = 1 if self.layers else 1 + len(sets)
             logits_NRV = self.logits(batch, times, engine=engine, expected_layers=layers)
         value_BK = self.values(logits_NRV, batch).cpu().numpy()
@@ -297,7 +305,12 @@ class Passes:
         return float((sorted_BRV[..., above] - sorted_BRV[..., middle]).mean())
 
     def sharing(self, sets: Sequence[HeadSet]) -> Passes:
-        """The passes that share layers below the sets, if the first text has the same loss either way."""
+        """The passes that share layers below the sets, if the first text has the same loss either way.
+
+        Rows that run apart stay so: in a pass of two rows the intact one would be computed again for every set.
+        """
+        if self.apart is not None:
+            return self
         unshared = replace(self, measure=LOSS)
         first = unshared.batches(len(sets))[0]
         try:
@@ -323,6 +336,8 @@ class Passes:
         """Passes to ask what they would take: sets share where the family's layers are found."""
         passes = cls(loaded, task, of(replacement), UNCHECKED)
         _check(passes)
+        if passes.apart is not None:
+            return passes
         try:
             return replace(passes, layers=decoder_layers(loaded, task.ids[0][:2]))
         except BranchError as error:
@@ -345,7 +360,7 @@ class Passes:
 
     def chunks(self, sets: Sequence[HeadSet]) -> Iterator[tuple[int, Sequence[HeadSet]]]:
         """Sets that one pass carries, and the place of the first."""
-        size = max(1, self._rows // self._fewest - 1)
+        size = max(1, self._rows // self._fewest - 1) if self.apart is None else APART
         for first in range(0, max(1, len(sets)), size):
             yield first, sets[first : first + size]
 
@@ -402,11 +417,22 @@ class Passes:
         return max(self.intervention.least, self.task.together)
 
     @property
+    def apart(self) -> Intervention | None:
+        """What changes the rows of a set that run without the intact ones, where no two rows have room in a pass; None
+        where all run together."""
+        return self.intervention.alone if self.layers is None and self._fewest == 1 and self._room < 2 else None
+
+    @property
     def _rows(self) -> int:
+        """Rows of a pass: at least those of an intact text and of a set that run together."""
+        return max(self._fewest if self.apart else 2 * self._fewest, self._room)
+
+    @property
+    def _room(self) -> int:
         """Rows of a pass whose tokens and logits stay within bounds."""
         tokens = CPU_TOKENS if self.loaded.device == "cpu" else TOKENS
         logits = max(len(self.rows(place)) for place in range(len(self.task))) * max(1, self.loaded.geometry.vocab_size)
-        return max(2 * self._fewest, min(tokens // max(self.task.lengths), LOGITS // logits))
+        return min(tokens // max(self.task.lengths), LOGITS // logits)
 
     def ids(self, batch: Sequence[int], times: int = 1) -> Tensor:
         """The ids of some sequences, padded on the right with a token of their own, so many times over."""

@@ -185,6 +185,19 @@ def test_a_long_list_of_sets_takes_several_passes_and_gives_the_same(demo, monke
     assert passes.measured(sets) == pytest.approx(whole, abs=1e-5)
 
 
+def test_without_room_for_two_rows_they_run_one_after_the_other(family, monkeypatch):
+    """Eight sets share an intact row. A mean needs what that row gives, and stays in one pass with it."""
+    task, sets = random_task(9, 8), [*SETS, *(HeadSet(f"{one}", ((one % 4, one % 3),)) for one in range(6))]
+    together = prepared(family, task, sets, "zero", shared=False).measured(sets)
+    monkeypatch.setattr("attnscope.interventions.passes.CPU_TOKENS", 9)
+    apart = prepared(family, task, sets, "zero")
+    assert (apart.apart is None, apart.why_not, prepared(family, task, sets, "mean").apart) == (False, "", None)
+    assert apart.measured(sets) == pytest.approx(together, abs=1e-5)
+    assert np.abs(together[:, 1:] - together[:, :1]).max() > 1e-3
+    tokens, stated = counted(family, apart, sets)
+    assert tokens == stated == apart.token_layers(sets) == task.tokens * 4 * (2 + len(sets))
+
+
 def test_a_family_that_hands_keys_between_layers_is_run_unshared_and_says_so(demo):
     loaded = wrap(tiny_model("gemma3n_text", vocab_size=len(demo.tokenizer)), demo.tokenizer)
     found = attnscope.ablate(loaded, "3.0", ALIKE, random=0).found

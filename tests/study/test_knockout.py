@@ -465,6 +465,20 @@ def test_shared_layers_measure_the_same(demo, monkeypatch):
     assert shared.table()["effect"].to_pylist() == pytest.approx(apart.table()["effect"].to_pylist(), abs=1e-5)
 
 
+@pytest.mark.parametrize("how", ["mask", "zero"])
+def test_without_room_for_two_rows_they_run_one_after_the_other_and_measure_the_same(demo, monkeypatch, how):
+    asked = {"key": "river", "over": "heads", "select": "1,3", "random": 2, "how": how}  # cuts, and weights that move
+    together, rows = attnscope.knockout(demo, BANK, **asked), []
+    monkeypatch.setattr("attnscope.interventions.passes.CPU_TOKENS", 11)
+    handle = demo.model.model.layers[0].register_forward_pre_hook(lambda module, inputs: rows.append(len(inputs[0])))
+    apart = attnscope.knockout(demo, BANK, **asked)
+    handle.remove()
+    assert set(rows) == {1}
+    for name, expected in together.table().to_pydict().items():
+        assert apart.table()[name].to_pylist() == (pytest.approx(expected, abs=3e-5) if name != "stack" else expected)
+    assert max(apart.table()["effect"].to_pylist()) > 1
+
+
 @pytest.fixture(scope="module")
 def in_half():
     return attnscope.load("demo", device="cpu", dtype="bfloat16")
