@@ -1,10 +1,11 @@
-"""What a knockout costs: of a long text compared with two plain forwards, and per set with a batched forward.
+"""What a knockout, a patch and an ablation cost: of a long text in plain forwards, and per set beside a batched one.
 
     python benchmarks/knockout.py [--tokens 8192] [--runs 5] [--write]
 
-Long: one set, all heads, one key of the last row, on the shape of `engines.py`; the plain forward is the backbone under
-sdpa, of one row and of two, as many as a knockout's pass has. Each way runs in fresh processes, in turn: the median of
-the runs, and the peak memory of the process. Per set: CPU time of every head alone on the demo's shape, with layers
+Long: one set on the shape of `engines.py`. A knockout cuts one key from the last row of all heads. A patch moves what
+all heads give for one token. An ablation replaces one head by its mean over two texts. The plain forward is the
+backbone under sdpa, of one row and of two. Each way runs once in fresh processes, in turn: the median of the processor
+seconds, and the peak memory of the process. Per set: CPU time of every head alone on the demo's shape, with layers
 shared below, without other keys and with up to ten draws of each null, over that of a row of a plain batched forward.
 """
 
@@ -25,7 +26,10 @@ WAYS = {
     "two": "plain forward of two rows",
     "fused": "heads --engine fused",
     "knockout": "knockout of one set",
+    "patch": "patch of one set, a pair",
+    "ablation": "ablation of one set, two texts",
 }
+ROWS = {"two": 2, "knockout": 2, "patch": 4, "ablation": 6}  # texts that are read; of an ablation two make the means
 SHORT = 64  # tokens of the text whose heads are cut one by one
 DRAWS = (0, 10)  # of each null
 
@@ -53,12 +57,11 @@ def main() -> None:
 
 
 def measure(way: str, tokens: int) -> dict[str, float]:
-    """The time of a pass after a first one, and the peak memory of the process in bytes."""
+    """The processor seconds of a first pass, and the peak memory of the process in bytes."""
     run = prepare(way, tokens)
+    start = time.process_time()
     run()
-    start = time.perf_counter()
-    run()
-    seconds = time.perf_counter() - start
+    seconds = time.process_time() - start
     return {"seconds": seconds, "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
 
 
@@ -70,6 +73,10 @@ def prepare(way: str, tokens: int):
     if way == "two":
         return two_rows(tokens)
     loaded, ids = long_model(tokens)
+    if way == "patch":
+        return patched(loaded, ids)
+    if way == "ablation":
+        return ablated(loaded, ids)
     from attnscope import knockout
 
     asked = {"key": tokens // 2, "answer": [5], "random": 0}
@@ -86,6 +93,24 @@ def two_rows(tokens: int):
     return run
 
 
+def patched(loaded, ids: list[int]):
+    from attnscope.studies.patching import AskedPair, PatchPlan, PatchStudy, pairs_of
+
+    middle = len(ids) // 2
+    corrupted = [*ids[:middle], (ids[middle] + 1) % 2000, *ids[middle + 1 :]]
+    question = AskedPair(ids, corrupted=corrupted, answer=[5], at=str(middle))
+    return lambda: PatchStudy(loaded, pairs_of(loaded, [question]), PatchPlan(random=0)).run()
+
+
+def ablated(loaded, ids: list[int]):
+    from attnscope.interventions.passes import prepared
+    from attnscope.interventions.spec import HeadSet, Task
+
+    task = Task("texts", (tuple(ids), tuple(reversed(ids))), ((len(ids) - 2,),) * 2)
+    sets = [HeadSet("one", ((3, 0),))]
+    return lambda: prepared(loaded, task, sets, "mean", shared=False).measured(sets)
+
+
 def long_model(tokens: int):
     """The model of `engines.py` with the demo's tokenizer, and a text of so many ids."""
     import attnscope
@@ -96,13 +121,13 @@ def long_model(tokens: int):
 
 
 def table(found: dict[str, list[dict[str, float]]], tokens: int) -> str:
-    """A row per way: median seconds, over two plain forwards, peak memory, over that of heads."""
+    """A row per way: median seconds, over plain forwards of as many texts, peak memory, over that of heads."""
     seconds = {way: statistics.median(one["seconds"] for one in runs) for way, runs in found.items()}
     memory = {way: statistics.median(one["memory"] for one in runs) for way, runs in found.items()}
     lines = [f"One set of {tokens:,} tokens, median of {len(found['plain'])}:\n"]
-    lines += ["| way | s | of two plain forwards | GB | of heads |", "|---|---:|---:|---:|---:|"]
+    lines += ["| way | processor s | of as many plain forwards | GB | of heads |", "|---|---:|---:|---:|---:|"]
     for way, name in WAYS.items():
-        times, room = seconds[way] / seconds["plain"] / 2, memory[way] / memory["fused"]
+        times, room = seconds[way] / seconds["plain"] / ROWS.get(way, 1), memory[way] / memory["fused"]
         lines.append(f"| {name} | {seconds[way]:.2f} | {times:.2f} | {memory[way] / 1e9:.2f} | {room:.2f} |")
     return "\n".join(lines) + "\n"
 
