@@ -162,7 +162,7 @@ def test_no_kernel_that_is_chosen_spills(arch: int, width: int) -> None:
         for tokens in (256, 250)  # most texts are no multiple of 16: their masks are loaded number by number
     ]
     if width == 128:
-        others = ["largest", "received", "groups", "output"]
+        others = ["largest", "received", "runs", "received, runs", "groups", "output"]
         asked += [{"arch": arch, "width": width, "options": [one], "kernels": others} for one in FORMS[:3]]
     for row in compiled(asked):
         assert row["stack"] <= SPILLED.get((arch, width, row["kernel"]), 0), row

@@ -75,13 +75,16 @@ def of_largest(spec: AttentionSpec) -> Blocks:
 def of_received(spec: AttentionSpec, shares: bool, apart: int) -> Blocks:
     """The blocks of `received`, with groups where `apart` is not 0: rows that hold one start of a run at most.
 
-    On Ampere 32 keys where both are added up, as more spill. C: the most runs of its keys, a power of two.
+    On Ampere 32 keys where both are added up, and on Blackwell twice the threads where a position bias or a mask is
+    loaded, as more spill. C: the most runs of its keys, a power of two.
     """
-    form = blocks(spec)
+    form, card = blocks(spec), generation(spec.device)
     if not apart:
         return form
-    N = min(form.N, 32) if shares and generation(spec.device) == AMPERE else form.N
-    return replace(form, M=min(form.M, apart), N=N, C=most_runs(N, apart))
+    N = min(form.N, 32) if shares and card == AMPERE else form.N
+    loads = spec.bias is not None or spec.visible.as_mask is not None
+    warps = 8 if loads and card > HOPPER and form.M > FEW_ROWS else form.warps
+    return replace(form, M=min(form.M, apart), N=N, C=most_runs(N, apart), warps=warps)
 
 
 @cache
