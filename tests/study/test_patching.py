@@ -13,6 +13,7 @@ from rich.console import Console
 import attnscope
 from attnscope.cli.study_tables import patch_notes, patch_sheet
 from attnscope.errors import InputError, UsageError
+from attnscope.export import study_figures
 from attnscope.export.study_figures import save_patching
 from attnscope.studies.ablation_search import TRIED
 from attnscope.studies.statistics import rank_correlation, ratios
@@ -345,6 +346,35 @@ def test_a_picture_is_drawn(demo, over, method, tmp_path):
     path = save_patching(found, tmp_path)
     assert path.read_bytes()[:4] == b"\x89PNG"
     assert save_patching(attnscope.patch(demo, RIVER, FIELD, random=0), tmp_path) is None
+
+
+@pytest.mark.e2e
+def test_the_cells_whose_interval_holds_0_in_the_table_are_hatched(demo, tmp_path, monkeypatch):
+    """By layers and positions, of pairs of as many tokens; an open end of an interval is None."""
+    words = ["river", "field", "house", "boat", "bird", "hill", "bank"]
+    of = [(clean, corrupted) for clean in words for corrupted in words if clean != corrupted][:34]
+    pairs = [
+        {"text": RIVER.replace("river", clean), "corrupted": RIVER.replace("river", other)}
+        | {"answer": f" {clean}", "foil": f" {other}"}
+        for clean, other in of
+    ]
+    found = attnscope.patch(demo, pairs, over="layers,positions", at="4,5,9,last", random=0)
+    drawn = []
+    monkeypatch.setattr(study_figures, "save_grid", lambda path, grid, *style: drawn.append(grid))
+    save_patching(found, tmp_path)
+    rows = {(f"L{row['layer']}", row["set"].partition(" ")[2]): row for row in found.table().to_pylist()}
+    cells = {}
+    for name, column, side in (("lost", "normalised", ""), ("given back", "restored_normalised", "restored_")):
+        for number, layer in enumerate(drawn[0].layers):
+            for place, position in enumerate(drawn[0].names):
+                row = rows[layer, position]
+                low, high = row[f"{side}normalised_low"], row[f"{side}normalised_high"]
+                around_0 = (low, high) != (None, None) and (low is None or low <= 0) and (high is None or high >= 0)
+                assert drawn[0].panels[name][number, place] == pytest.approx(row[column])
+                assert bool(drawn[0].hatched[name][number, place]) == around_0, (name, layer, position, low, high)
+                cells[name, layer, position] = around_0
+    assert len(cells) == 2 * len(rows) == 32
+    assert 3 < sum(cells.values()) < 29, "some are hatched, some are not"
 
 
 @pytest.mark.parametrize(
