@@ -238,6 +238,7 @@ def test_a_narrow_window_has_the_table_of_metrics_and_no_enlarged_head(browser, 
         enlarged = visit.view("metrics").locator("[data-role=enlarged]")
         visit.view("metrics").locator("table.heads").wait_for()
         assert not enlarged.is_visible()
+        assert enlarged.locator("h2").text_content(), "a heading without words"
         visit.page.set_viewport_size({"width": WINDOW[0], "height": WINDOW[1]})
         visit.view("metrics").locator("[data-role=enlarged][data-head] .top-canvas[data-cells]").wait_for()
 

@@ -96,6 +96,7 @@ def test_the_keys_with_the_largest_logits_stand_next_to_it_with_their_contrasts(
         shown = rows_of(visit)
         compared = visit.view("why").locator("aside table")
         columns = dict(compared.evaluate(COLUMNS))
+        assert compared.locator("th:not([scope])").count() == 0
         rows = {key: own_rows(demo, "L3H0", QUERY, key) for key in range(QUERY + 1)}
         logits = {key: sum(contribution for _, contribution in of.values()) for key, of in rows.items()}
         assert list(columns) == sorted(logits, key=logits.get, reverse=True)[:10]

@@ -23,7 +23,7 @@ export class Enlarged {
     /** @type {Name|null} */
     this.pointed = null;
     this.turn = latest();
-    this.title = make("h2", {});
+    this.title = make("h2", {}, "The head enlarged"); // until it is drawn: a heading has words
     this.note = make("p", { class: "note" });
     this.value = make("p", { class: "hint" }, "Point at a head to enlarge it; a click opens it. Arrow keys choose the head shown here.");
     this.plot = new Plot(GUTTER);

@@ -204,7 +204,7 @@ function compared(side, apart, some, rest, key, store) {
     make(
       "div",
       { class: "table-scroll", tabindex: 0, role: "group", "aria-label": "What each component gives to other keys" },
-      make("table", { class: "numbers keys-by-part" }, make("thead", {}, make("tr", {}, make("th", {}, spoken("component")), ...heads)), make("tbody", {}, ...body)),
+      make("table", { class: "numbers keys-by-part" }, make("thead", {}, make("tr", {}, make("th", { scope: "col" }, spoken("component")), ...heads)), make("tbody", {}, ...body)),
     ),
   );
 }
