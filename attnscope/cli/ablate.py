@@ -185,8 +185,8 @@ EXAMPLES = (
 def ablate(studied: Studied, taken: Taken, on: On, otherwise: VariantOptions, measured: StudyTable, look: Look) -> int:
     """Remove heads and measure the loss.
 
-    A head's output is replaced before the output projection. The loss is that of the prediction, against the intact
-    rows of the same pass, in nats per token. Heads can back each other up: the loss of all together can exceed the
+    A head's output is replaced before the output projection. The loss is that of the prediction, against the
+    intact text's, in nats per token. Heads can back each other up: the loss of all together can exceed the
     sum of each alone. Sets are the roles of an atlas, the sets of a file, or a selection and each of its heads.
     Without any, probes find the roles first.
     """

@@ -39,8 +39,8 @@ def knockout(answered: Answered, edges: Edges, other: OtherName, compared: Compa
     """Block attention edges and measure the loss.
 
     In the rows of the --query tokens (default: last) the weights on the --key tokens are cut in chosen heads. The
-    rows are computed again, and the model runs on. The effect is the loss of the answer against the intact rows of
-    the same pass: in nats, or with --foil in logits. It is compared with that of other keys in the same rows and
+    rows are computed again, and the model runs on. The effect is the loss of the answer against the intact
+    text's: in nats, or with --foil in logits. It is compared with that of other keys in the same rows and
     heads.
     """
     other.check(edges)
