@@ -75,8 +75,8 @@ sides, the key's and the query's. Of {studied} types {answered}.
 Every type whose masked or sequence-to-sequence language model transformers has, and encoders that it loads as AutoModel
 alone. Of each a model reads two texts of 16 tokens, its decoder 11. The captured weights must equal the
 family's own `attentions`, `encoder_attentions`, `decoder_attentions` and `cross_attentions` to 1e-6. Every row must sum
-to 1. The geometry must have the layers and heads of the calls. {unread} types are refused with a reason, {sounds} are causal
-decoders with an encoder of sound, {stacks_not_made} cannot be made here.
+to 1. The geometry must have the layers and heads of the calls. {unread} types are refused with a
+reason, {sounds} are causal decoders with an encoder of sound, {stacks_not_made} cannot be made here.
 
 *interface*: the family asks transformers' attention interface; q, k, v and P V are checked, and every engine reads it.
 *hook*: it does not; its weights are read from what its attention modules return, under eager alone. Logits and
