@@ -119,6 +119,7 @@ DREW = re.compile(r"drew (\d+) of 24 heads one by one, (.+); --figures heads dra
         (("--figures", "overview"), 0, None),
     ],
 )
+@pytest.mark.e2e
 def test_heads_with_a_role_are_drawn_one_by_one_unless_others_are_asked_for(tmp_path, options, drawn, which):
     result = call("heads", "--text", SENTENCE, *options, "--set", "dpi=20", "--out", str(tmp_path)).ok()
     assert len(list((tmp_path / "heads").glob("*.png"))) == drawn

@@ -690,6 +690,7 @@ def test_ids_go_with_no_text_and_no_template(tmp_path):
 # tables
 
 
+@pytest.mark.e2e
 def test_no_cell_of_a_table_for_spreadsheets_is_a_formula(tmp_path):
     text = "=1+2 @home -3 +4 the bank"
     for command, format in (("heads", "csv"), ("relations", "csv"), ("relations", "tsv")):

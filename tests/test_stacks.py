@@ -367,6 +367,7 @@ def folders(bart, bert, tmp_path_factory):
     return root
 
 
+@pytest.mark.e2e
 def test_a_run_with_all_its_files(folders, tmp_path):
     out = tmp_path / "run"
     asked = ["--text", SOURCE, "--target", TARGET, "--out", str(out), "--select", "cross.1.4-5,enc.0.1"]

@@ -99,6 +99,7 @@ def test_the_pages_and_the_package_tell_the_same_versions() -> None:
     assert f"{oldest} {newest}" in script
 
 
+@pytest.mark.e2e
 def test_what_is_imported_is_stated() -> None:
     """Each package is in the dependencies or in an extra, and not merely there because another one brings it."""
     stated = requirements([*PROJECT["dependencies"], *(item for items in EXTRAS.values() for item in items)])

@@ -107,6 +107,7 @@ def test_the_keys_of_a_batch_file_are_the_options_of_batch() -> None:
 
 
 @pytest.mark.usefixtures("drawn_here")
+@pytest.mark.e2e
 def test_a_file_sets_the_options_of_batch_and_flags_win(place: Path, tiny_folder: Path) -> None:
     (place / "run.yaml").write_text(
         f"model: {tiny_folder}\ntables: relations\nformat: jsonl\nbatch_tokens: 64\nshard_size: 3\n"

@@ -95,6 +95,7 @@ def alone(monkeypatch):
 
 
 @pytest.mark.usefixtures("short_scan")
+@pytest.mark.e2e
 def test_each_checkpoint_is_scanned_and_all_are_shown(hub, alone, tmp_path):
     asked = ["scan", "owner/tiny", "--revision", f"main, {LATER}", "--sequences", "2", "--probe", "sink"]
     result = call(*asked, "--out", str(tmp_path), columns=160).ok()

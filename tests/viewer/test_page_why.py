@@ -68,6 +68,7 @@ def test_the_view_has_the_numbers_of_why(browser, demo, path, head, at, number):
         assert list(rows_of(visit)) == list(expected)
 
 
+@pytest.mark.e2e
 def test_any_key_is_answered_and_a_hidden_one_is_said(browser, demo, path):
     with visiting(browser, path, f"view=why&at=3&head=0&query=9&key={KEY}") as visit:
         rows_of(visit)
