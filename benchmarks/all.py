@@ -3,7 +3,7 @@
     python benchmarks/all.py             # runs the scripts named below, each in fresh processes
     python benchmarks/all.py --write     # and puts the table into RESULTS.md, from which README has its numbers
 
-A claim is a cell of the table that a script prints. What README says of it is held by `tests/test_readme.py`.
+A claim is a cell of the table that a script prints.
 """
 
 import argparse

@@ -56,25 +56,6 @@ def test_the_picture_is_the_overview_and_its_dark_blue_frames_are_the_heads_that
     assert {name for name, role in first.items() if role == "induction"} == set(names)
 
 
-def test_what_it_says_of_speed_is_what_was_measured_last() -> None:
-    results = (ROOT / "benchmarks" / "RESULTS.md").read_text(encoding="utf-8")
-    table = results.partition("\n## What README and docs/engines.md claim\n")[2].partition("\n## ")[0]
-    medians = {
-        claim: float(cell.split()[0]) for claim, cell in re.findall(r"^\| (.*?) \| (\d.*?) \|", table, re.MULTILINE)
-    }
-    named = re.search(
-        r"all statistics\s+take (\S+) times a plain\s+forward pass, with the compiled\s+kernel (\S+)\.\s+"
-        r"`output_attentions=True` takes (\S+) times",
-        README,
-    ).groups()
-    claims = (
-        "the same by PyTorch's tiles",
-        "all statistics by the compiled kernel, of a plain forward",
-        "the same after `output_attentions=True`",
-    )
-    assert named == tuple(f"{medians[claim]:.1f}" for claim in claims)
-
-
 def test_the_look_in_the_first_row_is_there():
     name = re.search(r"From the second `se` (L\dH\d) looks at the `es` after the first one", README)[1]
     story = ("heads", "--file", str(ROOT / "examples" / "story.txt"), "--format", "csv", "--top", "all")
