@@ -250,8 +250,8 @@ def test_padding_whose_rows_hold_weights_is_known_by_what_it_cannot_be(demo, mod
         f"tokens {places} of the text may be padding: no token gives them weight; attention_mask says which are"
     ]
     assert set(doubt.visible.values()) == {"visible keys not known"}
-    told = attnscope.from_weights(layers, words, attention_mask=mask[None])
-    assert (len(told.prompt), told.facts["notes"]) == (len(names) - 3, seen.facts["notes"])
+    padded = attnscope.from_weights(layers, words, attention_mask=mask[None])
+    assert (len(padded.prompt), padded.facts["notes"]) == (len(names) - 3, seen.facts["notes"])
     mask[3 if side == "left" else 0] = 0  # a token that others look at
     with pytest.raises(InputError, match="tokens of padding receive weight"):
         attnscope.from_weights(layers, words, attention_mask=mask)
@@ -395,10 +395,10 @@ def test_keys_without_weight_count_neither_as_visible_nor_as_hidden():
     assert (first_Q, end_Q.tolist()) == (None, [12] * 12)
     assert len(seen.page().html) > 10_000
     # Somebody who knows the mask says it.
-    told = attnscope.from_weights([weights], tokens, request=ALL, mask="causal")
-    assert "masks were read off the weights: causal" in told.unmeasured
-    assert (np.isnan(told.maps.values[0, "decoder"][0]) == ~np.tri(12, dtype=bool)).all()
-    assert told.relations().num_rows == 2 * 78
+    masked = attnscope.from_weights([weights], tokens, request=ALL, mask="causal")
+    assert "masks were read off the weights: causal" in masked.unmeasured
+    assert (np.isnan(masked.maps.values[0, "decoder"][0]) == ~np.tri(12, dtype=bool)).all()
+    assert masked.relations().num_rows == 2 * 78
     sparse = np.tri(12, dtype=bool)
     sparse[7, 3] = False
     assert attnscope.from_weights([weights], tokens, request=ALL, mask=sparse).relations().num_rows == 2 * 77

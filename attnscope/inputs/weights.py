@@ -20,7 +20,7 @@ import math
 import re
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -617,7 +617,12 @@ def save_weights(file: Path | str, matrices: GivenWeights) -> Path:
     tokens = {what: json.dumps(names, ensure_ascii=False) for what, names in matrices.written.items()}
     every = {MODEL: matrices.name, KV_HEADS: matrices.kv_heads, SINK_LOGITS: int(matrices.sink_logits)}
     scalars = {name: value for name, value in every.items() if value}
-    layers = dict(_named_layers(matrices))
+    several = len(matrices.stacks) > 1
+    layers = {
+        f"{stack}.layer.{index}" if several else f"layer.{index}": weights
+        for stack, of_stack in matrices.stacks.items()
+        for index, weights in of_stack.items()
+    }
     if suffix == SAFETENSORS:
         from safetensors.torch import save
 
@@ -635,9 +640,3 @@ def save_weights(file: Path | str, matrices: GivenWeights) -> Path:
             np.savez_compressed(stream, **arrays)  # type: ignore[arg-type]
 
     return write_whole(path, write)
-
-
-def _named_layers(matrices: GivenWeights) -> Iterator[tuple[str, Tensor]]:
-    for stack, layers in matrices.stacks.items():
-        before = f"{stack}." * (len(matrices.stacks) > 1)
-        yield from ((f"{before}layer.{index}", weights) for index, weights in layers.items())

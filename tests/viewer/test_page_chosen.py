@@ -252,8 +252,8 @@ def test_the_text_has_what_every_head_gives_next_to_it(browser, subject):
         visit.until(f"() => {cells}.every((one) => one.textContent)")
         for layer, weights in subject.seen.weights.items():
             for head in range(len(weights)):
-                told = heads.locator(f"[data-head='{layer.layer}.{head}']").inner_text()
-                assert float(told) == pytest.approx(float(weights[head, 6, 2]), abs=6e-4)
+                weight = heads.locator(f"[data-head='{layer.layer}.{head}']").inner_text()
+                assert float(weight) == pytest.approx(float(weights[head, 6, 2]), abs=6e-4)
         text, box = visit.view("text").locator(".reading").bounding_box(), heads.bounding_box()
         assert text["y"] <= box["y"] < text["y"] + 20, "next to the text, not below it"
         heads.locator("[data-head='2.3']").click()

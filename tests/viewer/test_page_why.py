@@ -102,13 +102,13 @@ def test_the_keys_with_the_largest_logits_stand_next_to_it_with_their_contrasts(
         logits = {key: sum(contribution for _, contribution in of.values()) for key, of in rows.items()}
         assert list(columns) == sorted(logits, key=logits.get, reverse=True)[:10]
         for key, column in columns.items():
-            told = {name: float(value.replace("−", "-")) for name, value in column.items()}
+            numbers = {name: float(value.replace("−", "-")) for name, value in column.items()}
             contrasts = {name: contrast for name, (contrast, _) in rows[key].items()}
-            assert told.pop("logit") == pytest.approx(sum(contrasts.values()), abs=ROUNDED)
-            others = [told.pop(name) for name in list(told) if name.endswith(" others")]
-            assert list(told) == list(shown)
-            assert told == pytest.approx({name: contrasts[name] for name in told}, abs=ROUNDED)
-            assert others == pytest.approx([sum(contrasts.values()) - sum(told.values())], abs=20 * ROUNDED)
+            assert numbers.pop("logit") == pytest.approx(sum(contrasts.values()), abs=ROUNDED)
+            others = [numbers.pop(name) for name in list(numbers) if name.endswith(" others")]
+            assert list(numbers) == list(shown)
+            assert numbers == pytest.approx({name: contrasts[name] for name in numbers}, abs=ROUNDED)
+            assert others == pytest.approx([sum(contrasts.values()) - sum(numbers.values())], abs=20 * ROUNDED)
         first, second = (
             visit.view("why")
             .locator("tr.sum")
