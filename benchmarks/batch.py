@@ -7,6 +7,7 @@ measured.
 
     python benchmarks/batch.py                  # 2,000 texts, speed
     python benchmarks/batch.py --memory         # peak memory at 2,000 and 20,000 texts
+    python benchmarks/batch.py --wide           # 8 layers, 1,024 wide, against a plain forward of the sorted texts
     python benchmarks/batch.py --device cuda    # both on a card
 """
 
@@ -26,7 +27,9 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
-from batch_loop import loop
+import torch
+from batch_loop import batches, loop
+from knockout import long_model
 from results import measured_here
 
 from attnscope.corpus.folder import Job
@@ -57,8 +60,22 @@ def ours(loaded: LoadedModel, path: Path, folder: Path) -> None:
     run_folder(Job(), Corpus((str(path),)), folder, {}, loaded=loaded)
 
 
-def compare(ours_folder: Path, loop_folder: Path) -> float:
-    """The largest difference of a number, relative above 1; both must have the same rows."""
+@torch.inference_mode()
+def plain(loaded: LoadedModel, path: Path, _folder: Path) -> None:
+    """A forward pass of every text without its vocabulary, in padded batches of like length. It writes nothing."""
+    ids = loaded.tokenizer([json.loads(line)["text"] for line in path.read_text().splitlines()])["input_ids"]
+    for batch in batches(range(len(ids)), ids, budget=1024):
+        longest = len(ids[batch[-1]])
+        padded_BN = torch.tensor([[*ids[text], *[0] * (longest - len(ids[text]))] for text in batch])
+        real_BN = torch.tensor([[1] * len(ids[text]) + [0] * (longest - len(ids[text])) for text in batch])
+        loaded.model.base_model(padded_BN, attention_mask=real_BN, use_cache=False)
+
+
+WAYS = {"ours": ours, "loop": loop, "plain": plain}
+
+
+def compared(ours_folder: Path, loop_folder: Path) -> str:
+    """Says the largest difference of a number, relative above 1; both must have the same rows."""
     ours, theirs = pq.read_table(ours_folder / "heads"), pq.read_table(loop_folder / "heads.parquet")
     worst = 0.0
     for name in theirs.column_names:
@@ -71,22 +88,24 @@ def compare(ours_folder: Path, loop_folder: Path) -> float:
     )
     for name in names[:-1]:
         np.testing.assert_array_equal(ours[name], theirs[name], name)
-    return float(max(worst, np.abs(np.asarray(ours["weight"]) - np.asarray(theirs["weight"])).max()))
+    worst = max(worst, np.abs(np.asarray(ours["weight"]) - np.asarray(theirs["weight"])).max())
+    return f"; largest difference of a number {worst:.0e}"
 
 
-def timed(way: str, path: Path, folder: Path, device: str) -> tuple[float, float, float]:
+def timed(way: str, path: Path, folder: Path, given: argparse.Namespace) -> tuple[float, float, float]:
     """Run one way in a process of its own: seconds without the start, processor seconds, peak MiB."""
     command = [sys.executable, __file__, "--way", way, "--corpus", str(path), "--folder", str(folder)]
-    command += ["--device", device]
+    command += ["--device", given.device, *["--wide"] * given.wide]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     wall, cpu, peak = json.loads(done.stdout.splitlines()[-1])
     return wall, cpu, peak
 
 
-def one_way(way: str, path: Path, folder: Path, device: str) -> None:
-    loaded = load(LoadOptions(device=device))  # the start is not what is measured
+def one_way(way: str, path: Path, folder: Path, given: argparse.Namespace) -> None:
+    # The start is not what is measured.
+    loaded = long_model(1)[0] if given.wide else load(LoadOptions(device=given.device))
     start, cpu = time.perf_counter(), time.process_time()
-    ours(loaded, path, folder) if way == "ours" else loop(loaded, path, folder)
+    WAYS[way](loaded, path, folder)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(json.dumps([time.perf_counter() - start, time.process_time() - cpu, peak]))
 
@@ -98,50 +117,50 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="write the table into RESULTS.md")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--memory", action="store_true")
-    parser.add_argument("--way", choices=["ours", "loop"])
+    parser.add_argument("--wide", action="store_true", help="the shape of engines.py, against a plain forward")
+    parser.add_argument("--way", choices=WAYS)
     parser.add_argument("--corpus", type=Path)
     parser.add_argument("--folder", type=Path)
     given = parser.parse_args()
     if given.way:
-        one_way(given.way, given.corpus, given.folder, given.device)
+        one_way(given.way, given.corpus, given.folder, given)
         return
     with tempfile.TemporaryDirectory() as name:
         base = Path(name)
         if given.memory:
             for count in (given.texts, 10 * given.texts):
-                wall, _, peak = timed(
-                    "ours", corpus(base / f"{count}.jsonl", count), base / f"out{count}", given.device
-                )
+                wall, _, peak = timed("ours", corpus(base / f"{count}.jsonl", count), base / f"out{count}", given)
                 print(f"{count:6} texts  {count / wall:6.1f} texts/s  peak {peak:6.0f} MiB")
             return
         path = corpus(base / "corpus.jsonl", given.texts)
-        found: dict[str, list[tuple[float, float, float]]] = {"loop": [], "ours": []}
+        other = "plain" if given.wide else "loop"
+        found: dict[str, list[tuple[float, float, float]]] = {other: [], "ours": []}
         for number in range(given.rounds):  # in turn, so that a drifting machine drifts for both
             for way, runs in found.items():
-                runs.append(timed(way, path, base / f"{way}{number}", given.device))
-        text = table(found, given, compare(base / "ours0", base / "loop0"))
+                runs.append(timed(way, path, base / f"{way}{number}", given))
+        text = table(found, given, "" if given.wide else compared(base / "ours0", base / "loop0"))
         print(text)
         if given.write:
-            measured_here("Batch", text)
+            measured_here("Batch" + " of a wide model" * given.wide, text)
 
 
-def table(found: dict[str, list[tuple[float, float, float]]], given: argparse.Namespace, difference: float) -> str:
+def table(found: dict[str, list[tuple[float, float, float]]], given: argparse.Namespace, difference: str) -> str:
     """Medians as a Markdown table."""
     texts = given.texts
     medians = {way: [statistics.median(column) for column in zip(*runs, strict=True)] for way, runs in found.items()}
     lines = [
-        f"`python benchmarks/batch.py`; {texts:,} texts of 5 to 200 tokens, {given.device}, {os.cpu_count()} cores, "
-        f"medians of {len(found['ours'])} runs in turn; largest difference of a number {difference:.0e}.",
+        f"`python benchmarks/batch.py{' --wide' * given.wide}`; {texts:,} texts of 5 to 200 tokens, {given.device}, "
+        f"{os.cpu_count()} cores, medians of {len(found['ours'])} runs in turn{difference}.",
         "",
         "| way | texts/s | seconds (least to most) | processor seconds | peak memory | times as fast |",
         "|---|---|---|---|---|---|",
     ]
-    for way, name in (("loop", "a loop of padded batches"), ("ours", "attnscope batch")):
-        wall, cpu, peak = medians[way]
+    names = {"loop": "a loop of padded batches", "plain": "a plain forward", "ours": "attnscope batch"}
+    for way, (wall, cpu, peak) in medians.items():
         walls = [run[0] for run in found[way]]
-        times = [loop[0] / run[0] for loop, run in zip(found["loop"], found[way], strict=True)]
+        times = [other[0] / run[0] for other, run in zip(next(iter(found.values())), found[way], strict=True)]
         lines.append(
-            f"| {name} | {texts / wall:.1f} | {wall:.1f} ({min(walls):.1f} to {max(walls):.1f}) | {cpu:.1f} | "
+            f"| {names[way]} | {texts / wall:.1f} | {wall:.1f} ({min(walls):.1f} to {max(walls):.1f}) | {cpu:.1f} | "
             f"{peak:.0f} MiB | {statistics.median(times):.2f} ({min(times):.2f} to {max(times):.2f}) |"
         )
     return "\n".join(lines)
