@@ -3,7 +3,7 @@
     python benchmarks/all.py             # runs the scripts named below, each in fresh processes
     python benchmarks/all.py --write     # and puts the table into RESULTS.md, from which README has its numbers
 
-A claim is a cell of the table that a script prints.
+A claim is a cell of the table that a script prints. A test of README holds its figures to the table.
 """
 
 import argparse

@@ -74,6 +74,35 @@ def test_what_the_demo_configuration_says_of_itself_holds(tmp_path):
     assert {"induction", "previous-token"} <= {row["role"] for row in rows}
 
 
+def test_what_is_claimed_of_speed_was_measured_by_the_last_run_of_all_claims():
+    page = (ROOT / "benchmarks" / "RESULTS.md").read_text(encoding="utf-8")
+    table = page.partition("\n## What README and docs/engines.md claim\n")[2].partition("\n## ")[0]
+    measured = dict(re.findall(r"^\| (.*?) \| (\d.*?) \|", table, re.MULTILINE))
+    kernel, tiles, eager, batch = (
+        measured[claim]
+        for claim in (
+            "all statistics by the compiled kernel, of a plain forward",
+            "the same by PyTorch's tiles",
+            "the same after `output_attentions=True`",
+            "`batch`, of a loop of padded batches",
+        )
+    )
+    figures = re.search(
+        r"all statistics\s+take (\S+) times a plain\s+forward pass, with the\s+compiled\s+kernel (\S+), by "
+        r"`output_attentions=True` (\S+)\. `batch` is (\S+) times",
+        README,
+    ).groups()
+    assert figures == tuple(f"{float(cell.split()[0]):.1f}" for cell in (tiles, kernel, eager, batch))
+    engines = (ROOT / "docs" / "engines.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| .*? \| (\d\S* \(.*?\)) \| ([\d.]+) \|$", engines, re.MULTILINE)
+    memory = [
+        measured[f"memory of {way}"]
+        for way in ("the compiled kernel, of a plain forward", "PyTorch's tiles", "`output_attentions=True`")
+    ]
+    assert rows == list(zip((kernel, tiles, eager), memory, strict=True))
+    assert f"2,000 texts {batch} times as fast" in engines
+
+
 @pytest.mark.parametrize("line", quick(LINES))
 def test_a_quick_command_runs_in_this_process(line, readers_folder):
     for one in (*makers(line, LINES), line):
