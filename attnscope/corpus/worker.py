@@ -244,8 +244,8 @@ class Worker:
             failures = [result for result in results if isinstance(result, Failure)]
             window = replace(window, texts=[result for result in results if isinstance(result, Text)])
             window.failures = [*window.failures, *failures]
-        # Texts of like lengths run together; cores that share the batches are to end at about the same time, so that
-        # the last ones are halves.
+        # Texts of like lengths run together. Cores that share the batches are to end at about the same time: the last
+        # two are halves, and the least come last.
         lengths = [text.longest for text in window.texts]
         scores = self._heads * sum(length**2 for length in lengths)  # of this window alone: each run chooses the same
         engine = KERNEL if self._quick and self._kernel and scores >= FASTER_SCORES else self.job.engine
@@ -255,6 +255,7 @@ class Worker:
         if engine == KERNEL:
             halves = [(group[: len(group) // 2], group[len(group) // 2 :]) for group in groups[-2:]]
             groups = [*groups[:-2], *(half for pair in halves for half in pair if half)]
+        groups.sort(key=lambda group: sum(lengths[place] for place in group), reverse=True)
         texts = [[window.texts[place] for place in group] for group in groups]
         parts = self.replicas.each(lambda loaded, batch: self._observed(loaded, batch, engine), texts, stop)
         if parts is None:

@@ -146,6 +146,21 @@ def test_what_the_kernel_does_not_answer_or_would_round_otherwise_is_read_eager(
     assert Worker(Job(), tiny)._kernel
 
 
+def test_the_batch_with_the_fewest_tokens_comes_last(tiny, kernel, monkeypatch):
+    """Cores that share the batches then end at about the same time."""
+    sizes: list[int] = []
+    each = worker_module.Replicas.each
+
+    def sized(replicas, work, groups, stop):
+        sizes.extend(sum(text.longest for text in group) for group in groups)
+        return each(replicas, work, groups, stop)
+
+    monkeypatch.setattr(worker_module.Replicas, "each", sized)
+    measured(tiny, "auto")
+    assert len(sizes) > 2
+    assert sizes == sorted(sizes, reverse=True)
+
+
 def test_short_corpora_are_read_without_the_kernel(tiny):
     assert set(measured(tiny, "auto").engines) == {"eager"}
 
