@@ -54,6 +54,8 @@ TRIED = """
     answers_lie_further_apart_than_32_bits_count memory_that_runs_out_is_no_verdict
     a_planted_sum_between_runs_leaves_what_keys_receive_to_its_kernel
     one_walk_answers_what_keys_receive_and_the_mass_between_runs
+    the_walk_over_rows_gives_the_sums_of_exact_weights the_mass_of_a_run_that_goes_to_the_next_is_seen
+    the_strongest_keys_are_those_of_exact_weights
     the_largest_are_found_in_blocks_that_every_row_sees_whole
     statistics_that_raise_leave_everything_to_the_tiles statistics_under_options
     the_closed_set_is_that_of_the_tiles_and_of_dense_rows the_kernels_are_given_what_is_on_the_call_s_own_device

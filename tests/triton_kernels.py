@@ -5,13 +5,15 @@ test_triton.py runs them interpreted, benchmarks/gpu.sh on a card:
 
     TRITON_INTERPRET=1 pytest -n 0 tests/triton_kernels.py            # a few cases; -m slow for the others
 
-The interpreter multiplies bfloat16 as integers: bfloat16 is for a card, on which nothing is answered in float32.
+The interpreter multiplies the bits of bfloat16 as integers: here it multiplies what they stand for, as a card does.
+On a card nothing is answered in float32.
 Shapes: B text, H head, G kv head, Q query, K key, D width of q and k, V width of v.
 """
 
 import logging
 import os
 import sys
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ import triton
 from torch import Tensor
 from torch.testing import assert_close
 from torch.utils._pytree import tree_flatten
+from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
 import attnscope
 from attnscope import Request
@@ -62,8 +65,24 @@ if INTERPRETED and triton.__version__ < "3.7" and np.lib.NumpyVersion(np.__versi
 if not INTERPRETED and not torch.cuda.is_available():
     pytest.skip("there is no CUDA device, and TRITON_INTERPRET is not set", allow_module_level=True)
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda:0")
-DTYPES = (torch.float32 if INTERPRETED else torch.bfloat16, torch.float16)
+HALVES = (torch.bfloat16, torch.float16)
+DTYPES = (torch.float32, *HALVES) if INTERPRETED else HALVES
 CLOSE = 1e-5 if INTERPRETED else 2e-3  # as `proof.ALLOWED`: a tensor core adds up in its own way
+
+
+def widened(part: Any) -> Any:
+    """An operand of the interpreter in float32, where it is in bfloat16, of which NumPy has the bits alone."""
+    if part.dtype.scalar != triton.language.bfloat16:
+        return part
+    return TensorHandle((part.data.astype(np.uint32) << 16).view(np.float32), triton.language.float32)
+
+
+def multiplied(self: InterpreterBuilder, left: Any, right: Any, *more: Any) -> Any:
+    return MULTIPLIED(self, widened(left), widened(right), *more)
+
+
+MULTIPLIED = InterpreterBuilder.create_dot
+InterpreterBuilder.create_dot = multiplied
 
 
 def made(*shape: int) -> Tensor:
@@ -307,6 +326,60 @@ def test_one_walk_answers_what_keys_receive_and_the_mass_between_runs(monkeypatc
         assert_same(spec, [received, of_runs(spec, *starts)])
         assert [M for kernel, M in launched if kernel is kernels.received] == [rows]
         assert [kernel for kernel, _ in launched].count(kernels.product) == products
+
+
+def exactly(spec: AttentionSpec) -> Tensor:
+    """The weights of a causal call in float64, from q and k as its dtype holds them."""
+    k_BHKD = spec.k_BGKD.double().repeat_interleave(spec.heads // spec.kv_heads, 1)
+    logits = spec.scale * spec.q_BHQD.double() @ k_BHKD.mT
+    return logits.masked_fill(torch.ones_like(logits).triu(1).bool(), -torch.inf).softmax(-1)
+
+
+def assert_mass(spec: AttentionSpec, share: Received, groups: GroupMass) -> None:
+    """Both answers of the walk over rows, beside the sums of the exact weights, group by group."""
+    answers, weights = TritonAttention(spec).together([share, groups]), exactly(spec)
+    expected = torch.zeros(*weights.shape[:2], *groups.counts, dtype=torch.float64, device=DEVICE)
+    for text, (rows, keys) in enumerate(zip(groups.query_group_BQ, groups.key_group_BK, strict=True)):
+        for row, key in product(*map(range, groups.counts)):
+            expected[text, :, row, key] = weights[text][:, rows == row][:, :, keys == key].sum((1, 2))
+    received = (weights * share.query_share_BQ[:, None, :, None]).sum(2)
+    assert_close(answers[groups].double(), expected, atol=CLOSE, rtol=CLOSE)
+    assert_close(answers[share].double(), received, atol=CLOSE, rtol=CLOSE)
+
+
+@pytest.mark.usefixtures("trusted")
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_the_walk_over_rows_gives_the_sums_of_exact_weights(dtype: torch.dtype) -> None:
+    spec = spec_of(50, texts=2, heads=1, dim=16, dtype=dtype)
+    assert_mass(spec, Received(made(2, 50).sigmoid()), of_runs(spec, 1, 17))
+
+
+@pytest.mark.usefixtures("trusted")
+@pytest.mark.parametrize("runs", ["rows", "keys"])
+def test_the_mass_of_a_run_that_goes_to_the_next_is_seen(runs: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def neighbour(self: Sweep, kernel: Any, grid: Any, rest: Any, form: Any, **known: Any) -> None:
+        launch(self, kernel, grid, rest, form, **known)
+        if kernel is kernels.received:  # sums between runs: (B, H, runs of rows, runs of keys)
+            rest[-1].copy_(rest[-1].roll(1, {"rows": 2, "keys": 3}[runs]))
+
+    launch = Sweep._launch
+    monkeypatch.setattr(Sweep, "_launch", neighbour)
+    spec = spec_of(50, heads=1, dim=16, dtype=torch.bfloat16)
+    with pytest.raises(AssertionError, match="not close"):
+        assert_mass(spec, Received(made(1, 50).sigmoid()), of_runs(spec, 1, 17))
+
+
+@pytest.mark.usefixtures("trusted")
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_the_strongest_keys_are_those_of_exact_weights(dtype: torch.dtype) -> None:
+    spec = spec_of(70, heads=1, dim=16, dtype=dtype)
+    weights, keys = TritonAttention(spec).ask(TopK(5))
+    exact = exactly(spec)
+    there = ~weights.isnan()
+    assert torch.equal(there.sum(-1)[0, 0], torch.arange(1, 71, device=DEVICE).clamp_max(5))
+    assert_close(weights.nan_to_num(0.0).double(), exact.topk(5).values, atol=CLOSE, rtol=CLOSE)
+    of_keys = exact.gather(-1, keys.long()).where(there, 0.0)
+    assert_close(of_keys, exact.topk(5).values, atol=CLOSE, rtol=CLOSE)
 
 
 @pytest.mark.slow
