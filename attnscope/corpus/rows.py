@@ -32,7 +32,7 @@ from attnscope.errors import AttnscopeError
 from attnscope.hooks.generation import DEFAULT, POSITIONS
 from attnscope.hooks.report import joined_ways
 from attnscope.model.selection import STACKS, as_ranges, is_cross
-from attnscope.observe.records import HeadColumns
+from attnscope.observe.records import HeadColumns, RelationRows
 from attnscope.observe.request import ENTRIES, codes
 from attnscope.utils.files import json_line
 from attnscope.utils.folders import sync, sync_file
@@ -101,12 +101,12 @@ class Measured:
     @property
     def answered_by(self) -> dict[str, list[str]]:
         """Which of attnscope's own ways read each kind of question."""
-        reports = {id(obs.report): obs.report for _, obs in self.seen}  # one for a batch
+        reports = {id(obs.report.calls): obs.report for _, obs in self.seen}  # the texts of a batch share the calls
         return joined_ways(report.answered_by for report in reports.values())
 
 
 def pieces(measured: Measured) -> Iterator[Measured]:
-    """The same observations in pieces of about ROWS_A_PIECE relations, at least one: what is small stays in caches."""
+    """The same observations in pieces of about ROWS_A_PIECE relations, at least one: they stay in caches."""
     pairs: list[tuple[Item, Observation]] = []
     rows = 0
     for pair in measured.seen:
@@ -124,10 +124,13 @@ def arrow_tables(measured: Measured, output: DatasetOutput) -> dict[str, pa.Tabl
 
     >>> arrow_tables(Measured(1, [(item, observation)], []), DatasetOutput())["relations"]
     """
+    return {name: arrow_table(name, measured, output) for name in output.names}
+
+
+def arrow_table(name: str, measured: Measured, output: DatasetOutput) -> pa.Table:
+    """The rows of one of the tables."""
     build = {"texts": _texts, "heads": _heads, "relations": _relations, "spans": _spans}
-    if not measured.seen:
-        return {name: schema_of(name, output).empty_table() for name in output.names}
-    return {name: build[name](measured.seen, output) for name in output.names}
+    return build[name](measured.seen, output) if measured.seen else schema_of(name, output).empty_table()
 
 
 def _texts(pairs: Sequence[tuple[Item, Observation]], output: DatasetOutput) -> pa.Table:
@@ -193,16 +196,16 @@ def _heads(pairs: Sequence[tuple[Item, Observation]], output: DatasetOutput) -> 
 
 
 def _relations(pairs: Sequence[tuple[Item, Observation]], output: DatasetOutput) -> pa.Table:
-    parts = [obs.relation_numbers(output.min_weight) for _, obs in pairs]
-    columns_read = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    head, both = columns_read["head"], list(zip((obs for _, obs in pairs), parts, strict=True))
-    queries = [obs.place("queries", part["stack"], part["query"], obs.group) for obs, part in both]
-    keys = [obs.place("keys", part["stack"], part["key"], obs.group) for obs, part in both]
+    parts = [obs.relation_rows(output.min_weight) for _, obs in pairs]
+    columns_read = RelationRows.joined(parts).columns()
+    head, both = columns_read["head"], [(obs, part, part.stack) for (_, obs), part in zip(pairs, parts, strict=True)]
+    queries = [obs.place("queries", stack, part.query, obs.group) for obs, part, stack in both]
+    keys = [obs.place("keys", stack, part.key, obs.group) for obs, part, stack in both]
     texts, tokens = _numbered([obs.names(obs.group) for _, obs in pairs], queries, keys)
     dictionary = words(texts)
     query_token, key_token = (pa.DictionaryArray.from_arrays(numbers(of_side), dictionary) for of_side in tokens)
     columns = {
-        **_about(pairs, output, [len(part["query"]) for part in parts]),
+        **_about(pairs, output, [len(part.query) for part in parts]),
         **columns_read,
         "head": numbers(head, head < 0),
         "query_token": query_token,
@@ -246,11 +249,19 @@ def _spans(pairs: Sequence[tuple[Item, Observation]], output: DatasetOutput) -> 
     return _table(columns, schema_of("spans", output))
 
 
+class _Numbers(dict[str, int]):
+    """Texts, each with how many others came before it."""
+
+    def __missing__(self, text: str) -> int:
+        number = self[text] = len(self)
+        return number
+
+
 def _numbered(units: Sequence[Sequence[str]], *columns: Sequence[np.ndarray]) -> tuple[list[str], list[np.ndarray]]:
     """Every unit of some texts, and of each column the number among them of the unit at each place of its text."""
-    numbers_of: dict[str, int] = {}
-    codes = [np.array([numbers_of.setdefault(name, len(numbers_of)) for name in names], np.int32) for names in units]
-    joined = [np.concatenate([code[at] for code, at in zip(codes, places, strict=True)]) for places in columns]
+    numbers_of = _Numbers()
+    codes = [np.fromiter(map(numbers_of.__getitem__, names), np.int32, len(names)) for names in units]
+    joined = [np.concatenate([code.take(at) for code, at in zip(codes, places, strict=True)]) for places in columns]
     return list(numbers_of), joined
 
 
@@ -310,9 +321,9 @@ class ShardWriter:
 
     def add(self, measured: Measured) -> None:
         """Write the rows of some more items; the drawing of their pictures starts."""
-        for piece in pieces(measured):
-            for name, table in arrow_tables(piece, self.output).items():
-                self._tables[name].write(table)
+        for name, table in self._tables.items():
+            for piece in pieces(measured) if name == "relations" else (measured,):
+                table.write(arrow_table(name, piece, self.output))
         pictures, pool = self.output.pictures, self.pool
         for item, obs in measured.seen:
             if pictures and pool:

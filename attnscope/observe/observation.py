@@ -23,7 +23,7 @@ from attnscope.inputs.tokens import TokenSelection
 from attnscope.metrics.metrics import MASS
 from attnscope.metrics.roles import NEEDED_ROWS, NONE, SINK_MASS
 from attnscope.model.selection import CROSS, DECODER, ENCODER, STACKS, is_bidirectional
-from attnscope.observe.records import RELATION_COLUMNS, Head, HeadColumns, Relation, numbers_of, with_others
+from attnscope.observe.records import Head, HeadColumns, Relation, RelationRows, relation_rows, with_others
 from attnscope.observe.request import ENTRIES, LayerKey, ModelLayers, PerLayer, codes, kv_head_of
 from attnscope.utils.display import shortened
 
@@ -371,21 +371,17 @@ class Observation:
 
     def relation_numbers(self, min_weight: float | None = None) -> dict[str, np.ndarray]:
         """The columns of `relations` as numbers: head is -1 where kv heads were averaged, stack a place in STACKS."""
-        parts: list[dict[str, np.ndarray]] = []
+        return self.relation_rows(min_weight).columns()
+
+    def relation_rows(self, min_weight: float | None = None) -> RelationRows:
+        """The same with what a head's rows share said once."""
+        parts: list[RelationRows] = []
         for obs in self.stacks.values():
             if obs.kept_keys is None:
                 raise UsageError("this observation kept no relations", "ask with Request(relations=True)")
             units = len(obs.units()), len(obs.units("keys"))
-            parts += numbers_of(obs.kept_keys, units, obs.kv_of, obs.view, obs.stack, min_weight)
-        if len(parts) == 1:
-            return parts[0]
-        dtypes = dict.fromkeys(RELATION_COLUMNS, np.int32) | {"weight": np.float32, "stack": np.int8}
-        return {
-            name: np.concatenate(
-                [*(part[name] for part in parts), np.empty(0, dtype)], dtype=dtype, casting="same_kind"
-            )
-            for name, dtype in dtypes.items()
-        }
+            parts += relation_rows(obs.kept_keys, units, obs.kv_of, obs.view, obs.stack, min_weight)
+        return RelationRows.joined(parts)
 
     @property
     def most_relations(self) -> int:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import lru_cache
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -388,23 +389,58 @@ class Head:
         return number
 
 
-RELATION_COLUMNS = ("layer", "head", "kv_head", "query", "key", "weight", "stack")
+class RelationRows(NamedTuple):
+    """Relations as numbers, head after head: which head and how many rows it has, and query, key and weight of each.
+
+    which: layer, head (-1 where kv heads were averaged), kv head, and the stack's place in STACKS, (N, 4) int32. rows:
+    how many each head has, (N,).
+    """
+
+    which: np.ndarray
+    rows: np.ndarray
+    query: np.ndarray
+    key: np.ndarray
+    weight: np.ndarray
+
+    @classmethod
+    def joined(cls, parts: Sequence[RelationRows]) -> RelationRows:
+        """Those of several stacks or texts, one after the other."""
+        if len(parts) == 1:
+            return parts[0]
+        columns = zip(*parts, NO_RELATIONS, strict=True)
+        return cls(*(np.concatenate(of, dtype=of[-1].dtype, casting="same_kind") for of in columns))
+
+    @property
+    def stack(self) -> np.ndarray:
+        """The stack of each row, a place in STACKS."""
+        return np.repeat(self.which[:, 3].astype(np.int8), self.rows)
+
+    def columns(self) -> dict[str, np.ndarray]:
+        """A number for each row: layer, head, kv_head, query, key, weight and stack."""
+        layer, head, kv_head = (np.repeat(number, self.rows) for number in np.ascontiguousarray(self.which[:, :3].T))
+        names = {"query": self.query, "key": self.key, "weight": self.weight}
+        return {"layer": layer, "head": head, "kv_head": kv_head, **names, "stack": self.stack}
 
 
-def numbers_of(
+NO_RELATIONS = RelationRows(
+    np.empty((0, 4), np.int32), np.empty(0, np.int64), *(np.empty(0, kind) for kind in (np.int32, np.int32, np.float32))
+)
+
+
+def relation_rows(
     kept: PerLayer[KeptKeys],
     units: tuple[int, int],
     kv_of: PerLayer[tuple[int, int]],
     view: View,
     stack: str,
     min_weight: float | None,
-) -> Iterator[dict[str, np.ndarray]]:
-    """The relations of a stack as columns of numbers, layers of one shape together; see `Observation.relation_numbers`.
+) -> Iterator[RelationRows]:
+    """The relations of a stack, layers of one shape together; see `Observation.relation_rows`.
 
     units: how many queries and keys there are. kv_of: {layer: (heads, kv heads)}. Those under min_weight are left out,
     by their size where the view ranks by size.
     """
-    by_kv = view.by_kv
+    place = STACKS.index(stack)
     for _, alike in groupby(kept.items(), lambda item: item[1].weight.shape[1:]):
         layers = list(alike)
         # Which entries are rows: padding, and what no query sees, are none.
@@ -413,28 +449,25 @@ def numbers_of(
         keep = ~np.isnan(weight_HQk) & (key_HQk < units[1])
         if min_weight is not None:
             keep &= (np.abs(weight_HQk) if view.by_size else weight_HQk) >= min_weight
-        # Layer, head and kv head are repeated for each row: of all heads in numpy, since there may be millions.
-        which = []
-        for key, keys in layers:
-            heads, kv_heads = kv_of[key]
-            which += [(key.layer, head, head if by_kv else kv_head_of(head, heads, kv_heads)) for head in keys.heads]
-        of_heads = np.array(which, np.int32).reshape(-1, 3).T
+        which = [_which(key.layer, tuple(keys.heads), *kv_of[key], view.by_kv, place) for key, keys in layers]
         query_Q = np.array(layers[0][1].query[: units[0]], np.int32)
         if keep.size and (keep == keep[0]).all():  # as under a causal mask: the same entries of every head
-            kept_HQ, entry = np.broadcast_to(np.count_nonzero(keep[0], -1), keep.shape[:2]), np.flatnonzero(keep[0])
+            kept_Q, entry = np.count_nonzero(keep[0], -1), np.flatnonzero(keep[0])
+            rows = np.full(len(keep), len(entry))
             weight, places = (part.reshape(len(part), -1).take(entry, 1).ravel() for part in (weight_HQk, key_HQk))
-            query = np.tile(np.repeat(query_Q, kept_HQ[0]), len(keep))
+            query = np.tile(np.repeat(query_Q, kept_Q), len(keep))
         else:
             kept_HQ = np.count_nonzero(keep, -1)
+            rows = kept_HQ.sum(-1)
             weight, places = weight_HQk[keep], key_HQk[keep]
             query = np.repeat(np.broadcast_to(query_Q, kept_HQ.shape), kept_HQ.ravel())
-        layer, head, kv_head = (np.repeat(number, kept_HQ.sum(-1)) for number in of_heads)
-        yield {
-            "layer": layer,
-            "head": np.full_like(head, -1) if by_kv else head,
-            "kv_head": kv_head,
-            "query": query,
-            "key": places,
-            "weight": weight,
-            "stack": np.full(len(layer), STACKS.index(stack), np.int8),
-        }
+        yield RelationRows(np.concatenate(which), rows, query, places, weight)
+
+
+@lru_cache(maxsize=1 << 10)
+def _which(layer: int, numbers: tuple[int, ...], heads: int, kv_heads: int, by_kv: bool, stack: int) -> np.ndarray:
+    """Of some heads of a layer what `RelationRows.which` says."""
+    which = [
+        (layer, -1 if by_kv else head, head if by_kv else kv_head_of(head, heads, kv_heads), stack) for head in numbers
+    ]
+    return np.array(which, np.int32).reshape(-1, 4)

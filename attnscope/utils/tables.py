@@ -46,8 +46,10 @@ def texts_at(texts: Sequence[str], index: np.ndarray, mask: np.ndarray | None = 
     As those below, without `pyarrow.compute`, whose import takes longer than to print the heads of a text.
     """
     code = {text: number for number, text in enumerate(dict.fromkeys(texts))}
-    codes = np.array([code[text] for text in texts], np.int32)
-    return pa.DictionaryArray.from_arrays(numbers(codes[index], mask), words(list(code)))
+    codes = index.astype(np.int32)
+    if len(code) < len(texts):
+        codes = np.array([code[text] for text in texts], np.int32).take(index)
+    return pa.DictionaryArray.from_arrays(numbers(codes, mask), words(list(code)))
 
 
 def coded(array: pa.StringArray) -> pa.DictionaryArray:
@@ -345,17 +347,18 @@ def _parquet_pieces(stream: IO[bytes], schema: pa.Schema, about: Mapping[str, st
 
     integers = [field.name for field in schema if pa.types.is_integer(field.type)]
     floats = [field.name for field in schema if pa.types.is_floating(field.type)]
-    plain = [
-        name for name in ("layer", "head", "kv_head", "query") if name in integers
-    ]  # runs, packed sooner as they are
+    runs = [name for name in ("layer", "head", "kv_head", "query") if name in integers]  # packed sooner as they are
+    deltas = [name for name in integers if name not in runs]
     writer = ParquetWriter(
         stream,
         schema,
-        compression={name: "none" if name in floats else "zstd" for name in schema.names},  # they hardly shrink
+        # Floats and differences hardly shrink.
+        compression={name: "none" if name in floats + deltas else "zstd" for name in schema.names},
         store_schema=False,
         use_dictionary=[name for name in schema.names if name not in integers + floats],
-        column_encoding={name: "DELTA_BINARY_PACKED" for name in integers if name not in plain},
-        write_statistics=integers,  # others find nothing
+        column_encoding=dict.fromkeys(deltas, "DELTA_BINARY_PACKED"),
+        # A group of rows has every layer, head and token: what it is of tells them apart.
+        write_statistics=[name for name in ("item", "id") if name in integers],
     )
     writer.add_key_value_metadata(about)
     return Pieces(writer.write_table, writer.close)

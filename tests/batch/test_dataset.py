@@ -20,10 +20,10 @@ from typer.testing import CliRunner
 from attnscope.cli import run
 from attnscope.cli.app import app
 from attnscope.corpus.dataset import CorpusHeads
-from attnscope.corpus.folder import DatasetOutput, Job
+from attnscope.corpus.folder import PARTIAL, DatasetOutput, Job
 from attnscope.corpus.items import Item
 from attnscope.corpus.records import Corpus
-from attnscope.corpus.rows import Measured, arrow_tables, pieces
+from attnscope.corpus.rows import Measured, ShardWriter, arrow_tables, pieces
 from attnscope.corpus.run import run_folder
 from attnscope.corpus.tables import SCHEMA_VERSIONS, SCHEMAS, schema_of
 from attnscope.corpus.worker import Worker
@@ -150,8 +150,14 @@ def test_a_part_says_of_which_run_it_is_and_is_packed(odd: Path, tiny_folder: Pa
     metadata = pq.read_schema(part).metadata
     assert metadata[b"attnscope.schema"] == b"relations/3"
     assert json.loads(metadata[b"attnscope.run"])["model"] == str(tiny_folder)
-    assert pq.ParquetFile(part).metadata.row_group(0).column(6).compression == "ZSTD"
-    assert "RLE_DICTIONARY" in pq.ParquetFile(part).metadata.row_group(0).column(6).encodings
+    group = pq.ParquetFile(part).metadata.row_group(0)
+    columns = {column.path_in_schema: column for column in map(group.column, range(group.num_columns))}
+    assert columns["query"].compression == columns["query_token"].compression == "ZSTD"
+    assert columns["key"].compression == columns["weight"].compression == "UNCOMPRESSED"  # they hardly shrink
+    assert "RLE_DICTIONARY" in columns["query_token"].encodings
+    assert "DELTA_BINARY_PACKED" in columns["key"].encodings
+    assert [name for name, column in columns.items() if column.is_stats_set] == ["item"]
+    assert columns["item"].statistics.max == 2
 
 
 @pytest.mark.parametrize("form", ["csv", "jsonl"])
@@ -286,12 +292,13 @@ def test_an_empty_window_has_the_same_schema(tiny: Any) -> None:
     assert set(FORMATS) >= {"csv", "jsonl", "parquet"}
 
 
-def test_pieces_are_the_same_rows_in_the_same_order(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pieces_are_the_same_rows_in_the_same_order(tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from attnscope.corpus.folder import Shard
 
     texts = ["the bank", "a", "the river bank is the bank", "one two three", "the"]
     worker = Worker(Job(), tiny)
-    [window] = worker.windows(Shard(tuple(Item(n, "f", n, str(n), text) for n, text in enumerate(texts))))
+    shard = Shard(tuple(Item(n, "f", n, str(n), text) for n, text in enumerate(texts)))
+    [window] = worker.windows(shard)
     measured = worker.measure(window)
     assert measured is not None
     whole = arrow_tables(measured, DatasetOutput())
@@ -305,6 +312,15 @@ def test_pieces_are_the_same_rows_in_the_same_order(tiny: Any, monkeypatch: pyte
         rows = [row for part in parts for row in arrow_tables(part, DatasetOutput())[name].to_pylist()]
         assert rows == table.to_pylist()
     assert len(whole["relations"]) <= sum(most)
+
+    # Relations alone are many enough to be written piece by piece.
+    (tmp_path / PARTIAL).mkdir()
+    writer = ShardWriter(tmp_path, shard, DatasetOutput())
+    writer.add(measured)
+    written = {name: writer.folder / name for name in writer.commit().rows}
+    groups = {name: pq.ParquetFile(next(folder.iterdir())).num_row_groups for name, folder in written.items()}
+    assert groups == {"texts": 1, "heads": 1, "relations": len(parts)}
+    assert pq.read_table(written["relations"])["weight"].equals(whole["relations"]["weight"])
 
 
 def test_a_worker_measures_what_it_tokenised(tiny: Any) -> None:
