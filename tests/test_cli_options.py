@@ -14,7 +14,7 @@ from attnscope.cli.app import make_command
 from attnscope.cli.batch_options import BatchRun
 from attnscope.cli.config import with_options
 from attnscope.cli.info import Named
-from attnscope.cli.option_groups import fill, held, parameters, recorded
+from attnscope.cli.option_groups import _read_plain, fill, held, parameters, recorded
 from attnscope.cli.options import PANELS, EngineName, Relations, TextRun
 from attnscope.cli.output import Printing
 from attnscope.cli.parity import Certified
@@ -209,3 +209,49 @@ def test_a_certificate_may_be_written_again_but_not_over_a_folder(tmp_path):
         Certified(out=tmp_path)
     with pytest.raises(UsageError, match=r"certificate\.json is no folder"):
         Certified(out=tmp_path / "certificate.json" / "more.json")
+
+
+TYPED = (
+    *("3", "-1", "007", "0", "1.5", "1e3", "nan", "2048", "9" * 20),
+    *("kv", "table", "png", "Table", "all", "./x", "/", "/nowhere/x", "", "a,b", "é"),
+)
+
+
+def descriptors():
+    """One option of each kind that Typer converts, by its type and bounds."""
+    options = [option for name in COMMANDS for option in make_command(name).params]
+    described = [option for option in options if option.type_descriptor.annotation is not bool]
+    infos = {
+        (str(kind := option.type_descriptor.annotation), info.min, info.max, info.parser): (kind, info, option)
+        for option in described
+        if (info := option.type_descriptor.parameter_info)
+    }
+    return list(infos.values())
+
+
+def test_what_python_reads_is_what_typer_makes_of_it():
+    """Without pydantic, which takes longer to import than a server to answer; what is wrong is left to Typer."""
+    read = defaultdict(set)
+    for kind, info, option in descriptors():
+        convert = option.get_runtime_param().coerce
+        for text in TYPED:
+            value = [text, "b"] if option.multiple or option.nargs == -1 else text
+            plain = _read_plain(kind, info, value)
+            if plain is not None:
+                expected = convert(value, param=option, ctx=None)
+                assert (plain, type(plain)) == (expected, type(expected)), (kind, text)
+                read[getattr(kind, "__name__", str(kind))].add(text)
+    assert {"3", "0", "2048"} <= read["int"]
+    assert not {"007", "1.5", "99999999999999999999"} & read["int"]
+    assert {"3", "1.5"} <= read["float"]
+    assert not {"nan", "1e3"} & read["float"]
+    assert {"./x", "/", "/nowhere/x"} <= read["Path"]
+    assert {"table", "png", "kv"} <= read["Literal"]
+    assert "Table" not in read["Literal"]
+    assert read["list"] == read["str"] == set(TYPED)
+
+
+def test_what_is_out_of_bounds_or_no_path_is_left_to_typer():
+    assert [_read_plain(int, Option(min=1, max=9), text) for text in ("0", "1", "9", "10")] == [None, 1, 9, None]
+    assert _read_plain(Path, Option(exists=True), ".") is None
+    assert _read_plain(Path, Option(), "a\0b") is None

@@ -195,6 +195,11 @@ ASKED = (  # by bash, what may follow `attnscope heads --sort `
         ("import attnscope.cli as cli; cli.run(['--version'])", "torch transformers numpy rich"),
         ("import attnscope.cli as cli; cli.run(['heads', '--sort', 'x'])", "torch transformers numpy rich"),
         ("import attnscope.cli as cli; cli.run(['heads', '--model', './x', '--text', 'a'])", "torch transformers"),
+        (
+            "import attnscope.cli as cli; cli.run('heads a --model ./x --format table --top 3 --select 0-1 "
+            "--min-weight 0.1 --dtype float32 --out nowhere --define b=a --max-tokens 9'.split())",
+            "torch transformers pydantic",  # which Typer imports to convert what was typed
+        ),
         ("import attnscope.cli as cli; cli.run(['metrics'])", "torch transformers rich pandas"),
         (
             "import attnscope.observe.observation, attnscope.observe.atlas, attnscope.serve.client",

@@ -5,6 +5,8 @@ import json
 import os
 import pickle
 import shutil
+import subprocess
+import sys
 from contextlib import suppress
 
 import pytest
@@ -375,6 +377,29 @@ def test_garbage_is_collected_again_once_libraries_are_loaded():
         assert not gc.isenabled(), "as it was"
     finally:
         gc.enable()
+
+
+FROZEN = """
+import gc, sys, types
+from attnscope.model import libraries
+libraries.WHOLE_LIBRARY = 2
+counts = []
+def imported(*names):
+    before = gc.get_freeze_count()
+    with libraries.uncollected():
+        sys.modules |= {name: types.ModuleType(name) for name in names}
+    counts.append(gc.get_freeze_count() > before)
+imported("a", "b")
+gc.freeze()
+imported("c")
+imported("d", "e")
+sys.exit(counts != [False, False, True])
+"""
+
+
+def test_what_a_library_brings_is_frozen_where_the_process_has_frozen_objects():
+    """As the command line has; a notebook has not, and garbage of its own must stay garbage."""
+    assert subprocess.run([sys.executable, "-c", FROZEN]).returncode == 0
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "vocab.json", "merges.txt", "tokenizer.model"])

@@ -23,6 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and leave with its exit code."""
     stages.begin()
     gc.set_threshold(10 * gc.get_threshold()[0], *gc.get_threshold()[1:])  # what is imported is no garbage
+    gc.freeze()  # nor is what later imports bring: `model.libraries.uncollected`
     _mend_streams()
     signals.listen()
     code = run(sys.argv[1:] if arguments is None else arguments)

@@ -19,15 +19,17 @@ Settings: values that few people change; see `Mark.SETTING`.
 
 What other tools call an option or a command: a word that is none here is answered with its name here.
 
-Last how Typer converts what was typed for an option: only where it has to.
+Last how what was typed for an option is converted: by Typer only where it has to be.
 """
 
 from __future__ import annotations
 
 import inspect
+import os
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from copy import copy
 from dataclasses import MISSING, dataclass, fields, replace
 from enum import Enum
@@ -485,10 +487,10 @@ def suggestion(word: str, own: Mapping[str, Parameter]) -> str:
 
 
 def as_typed(parameters: list[Any], ctx: Any) -> list[Any]:
-    """A command's parameters, which convert no more than they have to: that takes importing pydantic.
+    """A command's parameters, which have Typer convert no more than they must: that takes importing pydantic.
 
-    While a shell asks what may follow they convert nothing, else neither a default nor a text. They are changed
-    in place, since parsing tells parameters apart by identity, and changed back by the next command.
+    While a shell asks what may follow they convert nothing, else neither a default nor what Python alone can read. They
+    are changed in place, since parsing tells parameters apart by identity, and changed back by the next command.
     """
     for option in parameters:
         vars(option).pop("process_value", None)
@@ -505,13 +507,43 @@ def _converted(option: Any, convert: Callable[[Any, Any], Any], ctx: Any, value:
     """The value of a parameter, as Typer converts it where it has to be; an error of Typer's has it as `value`."""
     if value is None:
         return () if option.multiple or option.nargs == -1 else None
-    # What the command takes already is not converted: its default, or a text that nothing parses.
-    meant = getattr(option, "type_descriptor", None)  # of Typer from 0.26 on
-    plain = meant and meant.annotation is str and isinstance(value, str) and not meant.parameter_info.parser
-    if plain or (type(value) is type(option.default) and value == option.default):
+    if type(value) is type(option.default) and value == option.default:
         return value
+    descriptor = getattr(option, "type_descriptor", None)
+    plain = descriptor and _read_plain(descriptor.annotation, descriptor.parameter_info, value)
+    if plain is not None:
+        return plain
     try:
         return convert(ctx, value)
     except typer.BadParameter as error:
         error.value = value  # type: ignore[attr-defined]
         raise
+
+
+NUMBERS = {int: re.compile(r"-?(0|[1-9][0-9]{0,14})"), float: re.compile(r"-?(0|[1-9][0-9]{0,14})(\.[0-9]{1,14})?")}
+
+
+def _read_plain(kind: Any, info: Any, value: Any) -> Any:
+    """What Typer makes of a text, where that takes no more than Python; None where Typer has to read or refuse it.
+
+    >>> _read_plain(int, OptionInfo(min=1), "20")
+    20
+    """
+    if get_origin(kind) is list and not isinstance(value, str):
+        items = [_read_plain(get_args(kind)[0], info, item) for item in value]
+        return None if None in items else items
+    if not isinstance(value, str):
+        return None
+    if info.parser is not None:
+        with suppress(Exception):  # whatever is wrong with the text: Typer calls the parser again, and says what
+            return info.parser(value)
+    elif kind is str or (get_origin(kind) is Literal and value in get_args(kind)):
+        return value
+    elif kind in NUMBERS and NUMBERS[kind].fullmatch(value):
+        number = kind(value)
+        return number if (info.min is None or info.min <= number) and (info.max is None or number <= info.max) else None
+    elif kind is Path and not (info.exists or info.resolve_path or info.writable or info.path_type):
+        with suppress(ValueError):  # a path that no system has
+            free = info.file_okay and info.dir_okay and (os.access(value, os.R_OK) or not os.path.exists(value))
+            return Path(value) if free else None
+    return None
