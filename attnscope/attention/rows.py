@@ -246,9 +246,10 @@ def top_of(largest: tuple[Tensor, Tensor], question: ask.TopK) -> tuple[Tensor, 
     """The k largest out of more of them, of all heads; without key 0 those after it move up."""
     weights, keys = largest if question.heads is None else (part[:, list(question.heads)] for part in largest)
     if question.skip_key0:
-        passed = ((keys == 0) & ~weights.isnan())[..., : question.k].cummax(-1).values
-        place = torch.arange(question.k, device=keys.device) + passed.long()
-        return weights.gather(-1, place), keys.gather(-1, place)
+        passed = (keys[..., : question.k] == 0) & ~weights[..., : question.k].isnan()
+        passed = passed.cummax(-1).values if question.k > 1 else passed
+        others, kept = slice(1, question.k + 1), slice(question.k)
+        weights, keys = (torch.where(passed, part[..., others], part[..., kept]) for part in (weights, keys))
     return weights[..., : question.k], keys[..., : question.k]
 
 

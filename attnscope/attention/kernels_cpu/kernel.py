@@ -52,6 +52,7 @@ from attnscope.attention.kernels_cpu.vector_registers import (
     integers,
     larger,
     largest_lane,
+    least,
     load_floats,
     load_integers,
     long,
@@ -411,14 +412,19 @@ def give_strongest(a, start, row, i):
     top, index = field(a, "top"), integer(field(a, "top_index") + 4 * long(row + 24))
     if top == 0 or index < 0:
         return
-    peak, factor = number(field(a, "state") + i * STATE + PEAK), number(field(a, "state") + i * STATE + P0)
-    best, keys, to = field(a, "best"), field(a, "best_keys"), index * field(a, "top_step")
+    peak = splat(number(field(a, "state") + i * STATE + PEAK))
+    factor = splat(number(field(a, "state") + i * STATE + P0))
+    best, keys = field(a, "best") + 4 * i * top, field(a, "best_keys") + 4 * i * top
+    to, sums = index * field(a, "top_step"), field(a, "sums") + i * WIDTH * (SUMS + field(a, "labels"))
     to += (start + long(row + 16)) * top * 4
-    for at in range(top):
-        logit = number(best + 4 * (i * top + at))
-        weight = exp_one(logit - peak) * factor
-        put(field(a, "top_weights") + to + 4 * at, weight if logit > F(HIDDEN / 2) else F(np.nan))
-        put_integer(field(a, "top_keys") + to + 4 * at, integer(keys + 4 * (i * top + at)))
+    for first in range(0, top, LANES):
+        # A register of them at once, put where the row's sums were; what is beyond the last is another row's.
+        logits = load_floats(best + 4 * first)
+        weights = times(exp(clamped(least(minus(logits, peak), splat(F(88))))), factor)
+        store(sums, where(at_least(splat(F(HIDDEN / 2)), logits), splat(F(np.nan)), weights))
+        for lane in range(min(LANES, top - first)):
+            put(field(a, "top_weights") + to + 4 * (first + lane), number(sums + 4 * lane))
+            put_integer(field(a, "top_keys") + to + 4 * (first + lane), integer(keys + 4 * (first + lane)))
 
 
 @njit(**OPTIONS)
@@ -429,10 +435,17 @@ def give_products(a, start, row, i):
         state = field(a, "state") + i * STATE
         factor = number(state + T0) if long(copy + 40) else number(state + P0)
         to = long(copy + 16) + (start + long(row + 16)) * long(copy + 24) + long(row + 24) * long(copy + 32)
-        for c in range(long(copy + 8)):
-            column = long(copy) + c
+        column, end = long(copy), long(copy) + long(copy + 8)
+        while column < end:  # strip by strip
+            past = min(end, (column // STRIP + 1) * STRIP)
             place = ((block * strips + column // STRIP) * BLOCK + i % BLOCK) * STRIP + column % STRIP
-            put(to + 4 * c, number(field(a, "out") + 4 * place) * factor)
+            source = field(a, "out") + 4 * place
+            while column + LANES <= past:
+                store(to, times(load_floats(source), splat(factor)))
+                column, to, source = column + LANES, to + WIDTH, source + WIDTH
+            while column < past:
+                put(to, number(source) * factor)
+                column, to, source = column + 1, to + 4, source + 4
         copy += 48
 
 

@@ -59,11 +59,10 @@ class Each(NamedTuple):
     @property
     def addresses(self) -> np.ndarray:
         """(texts or 1, kv heads or 1)."""
-        first, size = self.tensor.data_ptr(), self.tensor.element_size()
-        text, group = (
-            size * step * np.arange(n) for n, step in zip(self.tensor.shape, self.tensor.stride()[:2], strict=False)
-        )
-        return first + text[:, None] + group
+        tensor = self.tensor
+        (texts, groups), (text, group) = tensor.shape[:2], tensor.stride()[:2]
+        steps = text * np.arange(texts)[:, None] + group * np.arange(groups)
+        return tensor.data_ptr() + tensor.element_size() * steps
 
 
 RecordValues = dict[str, int | Tensor | Each | None]  # tensors by their address, None as 0
@@ -72,12 +71,11 @@ RecordValues = dict[str, int | Tensor | Each | None]  # tensors by their address
 def records(values: RecordValues, shape: tuple[int, int]) -> np.ndarray:
     """(texts * kv heads, NAMES) int64; what is given must outlive the sweep."""
     rows = np.empty((*shape, len(NAMES)), dtype=np.int64)
-    for number, name in enumerate(NAMES):
-        value = values[name]
-        if isinstance(value, Each):
-            rows[..., number] = value.addresses
-        else:
-            rows[..., number] = value.data_ptr() if isinstance(value, torch.Tensor) else value or 0
+    own = {number: value for number, name in enumerate(NAMES) if isinstance(value := values[name], Each)}
+    shared = (0 if isinstance(value := values[name], Each) else value for name in NAMES)
+    rows[:] = [value.data_ptr() if isinstance(value, Tensor) else value or 0 for value in shared]
+    for number, each in own.items():
+        rows[..., number] = each.addresses
     return rows.reshape(-1, len(NAMES))
 
 

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from attnscope.attention.kernels_cpu import layout
-from attnscope.attention.kernels_cpu.layout import BLOCK, PANEL, STRIP, Each, Job, SweepQuestions, Texts, records
+from attnscope.attention.kernels_cpu.layout import BLOCK, LANES, PANEL, STRIP, Each, Job, SweepQuestions, Texts, records
 from attnscope.attention.kernels_cpu.object_code import installed
 from attnscope.attention.kernels_cpu.object_code import sweep as compiled_sweep
 from attnscope.attention.questions import Entropy, GroupMass, MaxWeight, Question, RowSum, SumOfSquares
@@ -122,9 +122,7 @@ class Answers:
     def answers(self) -> dict[Question, Any]:
         questions, notes = self.questions, iter(self.notes_SBHQ[layout.NOTES :])
         answers: dict[Question, Any] = {question: self._statistic(question) for question in questions.statistics}
-        answers |= {
-            question: next(notes).clone() for question in [*questions.places, *questions.labels, *questions.windows]
-        }
+        answers |= {question: next(notes) for question in [*questions.places, *questions.labels, *questions.windows]}
         answers |= dict(zip(questions.features, self.features, strict=True))
         over_rows = zip([*questions.received, *questions.groups], [*self.received, *self.groups], strict=True)
         answers |= {question: answer.float() for question, answer in over_rows}
@@ -138,7 +136,7 @@ class Answers:
         if isinstance(question, RowSum):
             return notes[layout.TOTAL] * notes[layout.FACTOR]
         if isinstance(question, MaxWeight):
-            return notes[layout.FACTOR].clone()
+            return notes[layout.FACTOR]
         if isinstance(question, SumOfSquares):
             return notes[layout.SQUARES] / notes[layout.TOTAL].square().clamp_min(TINY)
         total = notes[layout.TOTAL].clamp_min(TINY)
@@ -173,8 +171,13 @@ class Sweeping:
         self.softcap = None if spec.softcap is None else torch.tensor([spec.softcap], dtype=torch.float32)
         self.spans_Q2 = None if spec.visible.by_position else spec.visible.reach_Q2.long().contiguous()
         self.sinks = None if spec.sinks is None else spec.sinks.float().expand(spec.batch, spec.heads, -1)
-        self.place_BQ = questions.place_tables(spec)
-        self.own_BQ, self.label_BK = questions.label_tables(spec, self.panels * PANEL)
+        # Layers that share a mask are asked the same of it.
+        visible, places, labels = spec.visible, tuple(questions.places), tuple(questions.labels)
+        self.place_BQ = visible.once(("places", spec.batch, places), lambda: questions.place_tables(spec))
+        padded = self.panels * PANEL
+        self.own_BQ, self.label_BK = visible.once(
+            ("labels", spec.batch, labels), lambda: questions.label_tables(spec, padded)
+        )
         self.gaps = torch.tensor([question.gap for question in questions.labels], dtype=torch.int64)
         self.widths = torch.tensor([question.width for question in questions.windows], dtype=torch.int64)
 
@@ -235,9 +238,10 @@ class Sweeping:
         spec, G, keys = self.spec, self.spec.kv_heads, self.spec.visible.keys
         k_bGKD, whole = spec.k_BGKD[some], keys // PANEL
         b, D = len(k_bGKD), k_bGKD.shape[-1]
-        k_bGPDn = torch.zeros(b, G, self.panels, D, PANEL)
+        k_bGPDn = torch.empty(b, G, self.panels, D, PANEL)
         k_bGPDn[:, :, :whole] = k_bGKD[:, :, : whole * PANEL].unflatten(2, (whole, PANEL)).transpose(3, 4)
         k_bGPDn[:, :, whole:, :, : keys - whole * PANEL] = k_bGKD[:, :, None, whole * PANEL :].transpose(3, 4)
+        k_bGPDn[:, :, whole:, :, keys - whole * PANEL :] = 0
         parts = [spec.v_BGKV[some]] * self.with_output
         parts += [feature[:, None].expand(-1, G, -1, -1) for feature in self.questions.columns(some)]
         strips = -(-sum(part.shape[-1] for part in parts) // STRIP)
@@ -365,7 +369,7 @@ class Rooms:
             "reach": self.of("reach", padded, layout.REACH // 4),
             "ranges": self.of("ranges", padded // BLOCK, 4),
             "out": self.of("out", padded, job.inputs.columns_bGcKs.shape[2], STRIP),
-            "best": self.of("best", padded, most),
+            "best": self.of("best", padded * most + LANES),  # they are read a register at a time
             "best_keys": self.of("best_keys", padded, most),
             "weights": self.of("weights", count, padded),
         }

@@ -153,6 +153,7 @@ def _larger(b: Any, x: Any, y: Any) -> Any:
 
 
 larger = emits(Floats, Floats, Floats)(_larger)  # of each pair; y where x is NaN
+least = emits(Floats, Floats, Floats)(lambda b, x, y: b.select(b.fcmp_ordered("<", x, y), x, y))  # of each pair
 total = emits(f32, Floats)(lambda b, values: _reduce(b, values, b.fadd))
 largest_lane = emits(f32, Floats)(lambda b, values: _reduce(b, values, partial(_larger, b)))
 
