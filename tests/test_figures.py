@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -27,7 +28,7 @@ from attnscope.figures.drawing_pool import draw_in_workers, worker_count
 from attnscope.figures.fonts import Fonts, fonts_for, shown_label
 from attnscope.figures.metrics import metrics_figure
 from attnscope.figures.overview import figures_of, overview_figure, pooled
-from attnscope.figures.writer import drawing
+from attnscope.figures.writer import SharedRows, drawing, encode_png, filtered
 from attnscope.utils.files import write_whole
 from helpers.figures import (
     BANK,
@@ -287,6 +288,24 @@ def test_the_fast_picture_is_the_plain_drawing(tmp_path: Path, style: Style) -> 
     assert np.abs(fast - whole).max() <= 2
     other = pixels(paths[1])
     assert np.abs(other - whole).max() > 50, "the comparison sees another head"
+
+
+def test_rows_that_pictures_share_are_compressed_as_part_of_a_whole_stream(tmp_path: Path) -> None:
+    """zlib reads the stream back, and compares its checksum; a second picture takes the stretches of the first."""
+    random = np.random.default_rng(0)
+    background = random.integers(0, 256, (64, 20, 3), np.uint8)
+    shared, pictures = SharedRows(background), [background.copy() for _ in range(3)]
+    pictures[1][20:23] = pictures[2][20:23] = 0
+    pictures[2][-1, 3] = 9
+    for picture in pictures:
+        lines = filtered(picture)
+        stream = shared.compressed(lines)
+        assert zlib.decompress(stream) == lines.tobytes()
+        with pytest.raises(zlib.error, match="incorrect data check"):
+            zlib.decompress(stream[:-1] + bytes([stream[-1] ^ 1]))
+        assert stream == SharedRows(background).compressed(lines), "whatever came before"
+        (tmp_path / "a.png").write_bytes(encode_png(picture, 120, shared=shared))
+        assert (pixels(tmp_path / "a.png") == picture).all()
 
 
 @pytest.fixture(scope="module", params=["forkserver", pytest.param("spawn", marks=pytest.mark.e2e)])

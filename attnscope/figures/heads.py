@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -154,8 +154,6 @@ class HeadFigure:
             (max(wide, LEAST_STRIP_PX), max(6, wide // 6)) if self.strip else (0, 0), (keys * wide, queries * high)
         )
         self.figure.set_dpi(style.dpi)
-        self.reused: Reused | None = None
-        self.stamps: list[Stamps] = []
 
     @classmethod
     def of(cls, head: HeadMap, style: Style) -> HeadFigure:
@@ -208,16 +206,23 @@ class HeadFigure:
         """Write what is shown now."""
         if self.style.image != "png":
             return save_figure(self.figure, path, self.style)
-        return save_pixels(self.pixels(), path, self.style)
+        return save_pixels(self.pixels(), path, self.style, self.reused.shared)
+
+    @cached_property
+    def reused(self) -> Reused:
+        """The figure in pixels, with all that changes from head to head left out."""
+        live: list[Artist] = [self.taken, *(part.mesh for part in self.parts), self.gaps, *self.edges, *self.turns]
+        live += [self.words.title, self.words.note, *[self.bar.ax] * self.own_scale]
+        return Reused(self.figure, live, [text for part in self.parts for text in part.numbers])
+
+    @cached_property
+    def stamps(self) -> list[Stamps]:
+        """What puts the numbers into the pixels."""
+        numbered = [part for part in self.parts if part.numbers]
+        return [Stamps(self.canvas, part.ax, part.numbers, np.argwhere(part.seen)) for part in numbered]
 
     def pixels(self) -> np.ndarray:
         """The picture (height x width x 3): what never changes is drawn once, the rest is put on top."""
-        if self.reused is None:
-            live: list[Artist] = [self.taken, *(part.mesh for part in self.parts), self.gaps, *self.edges, *self.turns]
-            live += [self.words.title, self.words.note, *[self.bar.ax] * self.own_scale]
-            self.reused = Reused(self.figure, live, [text for part in self.parts for text in part.numbers])
-            numbered = [part for part in self.parts if part.numbers]
-            self.stamps = [Stamps(self.canvas, part.ax, part.numbers, np.argwhere(part.seen)) for part in numbered]
         pixels = self.reused.pixels()
         for stamps in self.stamps:
             stamps.press(pixels)
@@ -270,7 +275,8 @@ def head_maps(
     built: dict[tuple, HeadFigure] = {}
     with drawing(fonts, style.sheet):
         if style.image == "png":
-            yield from save_behind(((head.path, _shown(head, style, built).pixels()) for head in heads), style)
+            shown = ((head.path, _shown(head, style, built)) for head in heads)
+            yield from save_behind(((path, figure.pixels(), figure.reused.shared) for path, figure in shown), style)
         else:
             yield from (_shown(head, style, built).save(head.path) for head in heads)
 

@@ -9,10 +9,11 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.text import Annotation, Text
@@ -46,6 +47,7 @@ from attnscope.figures.mosaic import (
     title_words,
 )
 from attnscope.figures.style import (
+    DPI,
     OPEN,
     ROLE_COLOURS,
     Maps,
@@ -58,7 +60,17 @@ from attnscope.figures.style import (
     role_title,
     split_sink,
 )
-from attnscope.figures.writer import Boxes, Changed, Reused, drawing, press_images, px, save_behind, save_figure
+from attnscope.figures.writer import (
+    Boxes,
+    Changed,
+    Reused,
+    SharedRows,
+    drawing,
+    press_images,
+    px,
+    save_behind,
+    save_figure,
+)
 from attnscope.utils.display import printed
 
 SCREEN_PX, GAP_PX = 1800, 8  # a gap holds the frames of two neighbours
@@ -229,7 +241,7 @@ def save_layers(jobs: Sequence[tuple[Path, Maps]], style: Style) -> Iterator[Pat
     with drawing(fonts_for(texts_of((maps for _, maps in jobs), style)), style.sheet):
         shown = figures_of(jobs, style)
         if style.image == "png":
-            yield from save_behind(((path, layer.pixels()) for path, layer in shown), style)
+            yield from save_behind(((path, layer.pixels(), layer.shared) for path, layer in shown), style)
         else:
             yield from (save_figure(layer.figure, path, style) for path, layer in shown)
 
@@ -311,8 +323,7 @@ class LayerFigure:
 
     def __init__(self, layer: Layer, style: Style, room: float = LAYER_PX) -> None:
         self.style, self.limits = style, layer.limits
-        self.reused: Reused | None = None
-        self.bars: dict[Limits, Changed] = {}
+        self.background: tuple[Limits, SharedRows] | None = None
         self.drawn: dict[Text, tuple[str, Changed]] = {}
         maps, rest, (titled, gap, lines) = layer.maps, layer.rest, layer.room
         heads, queries, keys = rest.values_HQK.shape
@@ -336,6 +347,7 @@ class LayerFigure:
         # Tokens are named at the left of each row of maps, and below the maps of the lowest row.
         (tall, wide), rows = (self.mosaic.tall, self.mosaic.wide), self.grid[0]
         lowest = heads - (rows - 1) * columns
+        self.copies: dict[Axis, list[int]] = {}
         for axis, tokens, longer, starts, rotation in (
             (self.ax.yaxis, rest.axis_Q, tall, [self.mosaic.corner(row, 0)[0] for row in range(rows)], 0),
             (self.ax.xaxis, rest.axis_K, wide, [self.mosaic.corner(0, column)[1] for column in range(lowest)], 90),
@@ -343,6 +355,9 @@ class LayerFigure:
             size = layout.label_size(cell * min(tall, wide), style, axis.axis_name)
             step = layout.label_step(cell * longer, layout.line_px(size))
             cells, shown = layout.tick_labels(tokens, step)
+            # In pixels what one map has is copied to the others, where cells are whole pixels.
+            if style.image == "png" and style.dpi == DPI and not style.in_print:
+                self.copies[axis], starts = [int(cell) * (start - starts[0]) for start in starts], starts[:1]
             places = [start + (at + 0.5) * longer for start in starts for at in cells]
             axis.set_ticks(places, shown * len(starts), fontsize=size, rotation=rotation)
             axis.set_label_text(tokens.named(step), fontsize=layout.NAME_SIZE)
@@ -380,27 +395,45 @@ class LayerFigure:
             self.limits = layer.limits
             label_colourbar(self.bar, self.limits, self.style, quantity_name(quantity, self.style))
 
+    @cached_property
+    def reused(self) -> Reused:
+        """The figure in pixels, with all that changes from layer to layer left out."""
+        self.figure.set_dpi(self.style.dpi)
+        live = [*self.ax.images, self.gaps, *self.edges, self.bar.ax, self.words.title, *self.titles]
+        reused = Reused(self.figure, live, list(self.copies))
+        for axis, places in self.copies.items():
+            axis.label.set_visible(False)
+            marks = reused.changed(axis)
+            for place in places:
+                marks.press(reused.background, *((place, 0) if axis is self.ax.yaxis else (0, place)))
+            axis.label.set_visible(True)
+            reused.changed(axis.label).press(reused.background)
+        return reused
+
     def pixels(self) -> np.ndarray:
         """The picture, height x width x 3: words once, a colour bar per scale, then the colours of every cell."""
-        if self.reused is None:
-            self.figure.set_dpi(self.style.dpi)
-            live = [*self.ax.images, self.gaps, *self.edges, self.bar.ax, self.words.title, *self.titles]
-            self.reused = Reused(self.figure, live)
-        if self.limits not in self.bars:
-            self.bars[self.limits] = self.reused.changed(self.bar.ax)
-        pixels = self.reused.plain.copy()
-        for changed in (self.bars[self.limits], *self._named(self.reused)):
+        pixels = self.shared.background.copy()
+        for changed in self._named():
             changed.press(pixels)
         by_hand = press_images(pixels, self.ax.images)
         by_hand = by_hand and all(boxes.press(pixels) for boxes in (self.gaps, *self.edges))
         return pixels if by_hand else self.reused.pixels()
 
-    def _named(self, reused: Reused) -> Iterator[Changed]:
+    @property
+    def shared(self) -> SharedRows:
+        """The background with the colour bar of the scale: layers of one scale share its rows."""
+        if self.background is None or self.background[0] != self.limits:
+            background = self.reused.plain.copy()
+            self.reused.changed(self.bar.ax).press(background)
+            self.background = self.limits, SharedRows(background)
+        return self.background[1]
+
+    def _named(self) -> Iterator[Changed]:
         """What each title changes; one that stays, as of a head whose title has no number, is drawn once."""
         for text in (self.words.title, *self.titles):
             title = text.get_text()
             if text not in self.drawn or self.drawn[text][0] != title:
-                self.drawn[text] = title, reused.changed(text)
+                self.drawn[text] = title, self.reused.changed(text)
             yield self.drawn[text][1]
 
 

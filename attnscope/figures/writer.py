@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise, starmap
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import matplotlib as mpl
 import numpy as np
@@ -42,6 +42,8 @@ from attnscope.figures.style_sheet import StyleSheet, parameters
 from attnscope.utils.files import write_whole
 
 PNG_ZLIB_LEVEL = 3  # flat colours: level 6 takes twice the time for a few percent
+SHARED_ZLIB_LEVEL, LEAST_STRETCH = 4, 10  # of rows that are compressed once; fewer are not worth a block of their own
+ZLIB_HEAD, LAST_BLOCK, ADLER = b"\x78\x01", b"\x03\x00", 65521
 MOST_KEPT = 4096  # strings; scores have many more than weights
 LONGEST_NUMBER = 200  # pixels that a number may take beyond its cell
 NOTHING = np.array([255, 255, 255, 0], np.uint8).view(np.uint32)  # what a canvas holds on which nothing is drawn
@@ -170,20 +172,16 @@ class Boxes(PolyCollection):
         return True
 
 
-def encode_png(pixels: np.ndarray, dpi: int, facts: Mapping[str, str] = {}) -> bytes:
+def encode_png(pixels: np.ndarray, dpi: int, facts: Mapping[str, str] = {}, shared: SharedRows | None = None) -> bytes:
     """Height x width x 3 of uint8 -> the file's bytes (PNG specification, third edition: IHDR, pHYs, iTXt, IDAT, IEND).
 
-    In under half of Pillow's time where colours are flat. facts: what the file says of itself, by keyword.
+    In under half of Pillow's time where colours are flat. facts: what the file says of itself, by keyword. shared: the
+    rows that it has in common with other pictures of its figure.
 
     Path("a.png").write_bytes(encode_png(np.zeros((2, 2, 3), np.uint8), dpi=120, facts={"Software": "attnscope"}))
     """
     height, width, _ = pixels.shape
-    rows = pixels.reshape(height, width * 3)
-    lines = np.empty((height, 1 + width * 3), np.uint8)
-    lines[:, 0] = UP
-    lines[0, 1:] = rows[0]
-    np.subtract(rows[1:], rows[:-1], out=lines[1:, 1:])
-    per_metre = round(dpi * INCH_PER_METRE)
+    per_metre, lines = round(dpi * INCH_PER_METRE), filtered(pixels)
     chunks = (
         (b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)),
         (b"pHYs", struct.pack(">IIB", per_metre, per_metre, 1)),
@@ -191,13 +189,70 @@ def encode_png(pixels: np.ndarray, dpi: int, facts: Mapping[str, str] = {}) -> b
             (b"iTXt", name.encode("latin-1") + NO_COMPRESSION_NO_LANGUAGE + text.encode())
             for name, text in facts.items()
         ),
-        (b"IDAT", zlib.compress(lines.data, PNG_ZLIB_LEVEL)),
+        (b"IDAT", zlib.compress(lines.data, PNG_ZLIB_LEVEL) if shared is None else shared.compressed(lines)),
         (b"IEND", b""),
     )
     data = b"\x89PNG\r\n\x1a\n"
     for name, body in chunks:
         data += struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
     return data
+
+
+def filtered(pixels: np.ndarray) -> np.ndarray:
+    """The rows of a picture as its PNG has them: a filter, and the differences to the row above."""
+    height, width, _ = pixels.shape
+    rows = pixels.reshape(height, width * 3)
+    lines = np.empty((height, 1 + width * 3), np.uint8)
+    lines[:, 0] = UP
+    lines[0, 1:] = rows[0]
+    np.subtract(rows[1:], rows[:-1], out=lines[1:, 1:])
+    return lines
+
+
+class SharedRows:
+    """The rows that pictures of one figure have in common with its background: a stretch of them is compressed once.
+
+    A row within a cell differs from the row above as it does in the background, whatever the cell's colour. The bytes
+    of a picture do not depend on those before it.
+    """
+
+    def __init__(self, background: np.ndarray) -> None:
+        """background: the figure without what changes, height x width x 3 of uint8."""
+        self.background, self._lines = background, filtered(background)
+        self._kept: dict[tuple[int, int], Stretch] = {}
+
+    def compressed(self, lines: np.ndarray) -> bytes:
+        """Rows as one stream of zlib (RFC 1950), in stretches that do not refer to each other."""
+        alike = [run for run in runs((lines == self._lines).all(1)) if run.stop - run.start >= LEAST_STRETCH]
+        parts, end = [], 0
+        for run in [*alike, slice(len(lines), len(lines))]:
+            parts.append(Stretch.of(lines[end : run.start], PNG_ZLIB_LEVEL))
+            place, end = (run.start, run.stop), run.stop
+            if place not in self._kept:
+                if len(self._kept) >= MOST_KEPT:
+                    self._kept.clear()
+                self._kept[place] = Stretch.of(self._lines[run], SHARED_ZLIB_LEVEL)
+            parts.append(self._kept[place])
+        low, high = 1, 0  # the two sums of Adler-32, each stretch's own begun at 1 and 0
+        for part in parts:
+            high = (high + (part.checksum >> 16) + part.size * (low - 1)) % ADLER
+            low = (low + (part.checksum & 0xFFFF) - 1) % ADLER
+        return ZLIB_HEAD + b"".join(part.data for part in parts) + LAST_BLOCK + struct.pack(">HH", high, low)
+
+
+class Stretch(NamedTuple):
+    """Some bytes compressed by themselves: blocks of deflate (RFC 1951), none the last; their Adler-32 and how many."""
+
+    data: bytes
+    checksum: int
+    size: int
+
+    @classmethod
+    def of(cls, lines: np.ndarray, level: int) -> Stretch:
+        """The rows of a part of a picture."""
+        packer = zlib.compressobj(level, wbits=-zlib.MAX_WBITS)
+        blocks = packer.compress(lines.data) + packer.flush(zlib.Z_SYNC_FLUSH) if len(lines) else b""
+        return cls(blocks, zlib.adler32(lines.data), lines.size)
 
 
 BEYOND = 16  # pixels around artists: tick marks, and ink outside a letter's own box
@@ -292,20 +347,20 @@ def spell(figure: Figure, style: Style) -> None:
                 text.set_path_effects([Normal()])
 
 
-def save_pixels(pixels: np.ndarray, path: Path, style: Style) -> Path:
-    """A picture (height x width x 3, uint8) as png."""
-    data = encode_png(pixels, style.dpi, {"Software": "attnscope", **facts_of(style.about, "png")})
+def save_pixels(pixels: np.ndarray, path: Path, style: Style, shared: SharedRows | None = None) -> Path:
+    """A picture (height x width x 3, uint8) as png; shared: see `encode_png`."""
+    data = encode_png(pixels, style.dpi, {"Software": "attnscope", **facts_of(style.about, "png")}, shared)
     return write_whole(path, lambda temp: temp.write_bytes(data))
 
 
-def save_behind(pictures: Iterable[tuple[Path, np.ndarray]], style: Style) -> Iterator[Path]:
+def save_behind(pictures: Iterable[tuple[Path, np.ndarray, SharedRows]], style: Style) -> Iterator[Path]:
     """`save_pixels` for many, one path at a time; each is compressed, which holds no lock, while the next is drawn."""
     with ThreadPoolExecutor(1) as thread:
         last: Future[Path] | None = None
-        for path, pixels in pictures:
+        for path, pixels, shared in pictures:
             if last is not None:
                 yield last.result()
-            last = thread.submit(save_pixels, pixels, path, style)
+            last = thread.submit(save_pixels, pixels, path, style, shared)
         if last is not None:
             yield last.result()
 
@@ -364,6 +419,11 @@ class Reused:
     def plain(self) -> np.ndarray:
         """What is drawn once, height x width x 3 of uint8."""
         return np.ascontiguousarray(self.background[..., :3])
+
+    @cached_property
+    def shared(self) -> SharedRows:
+        """The rows of that, which pictures of the figure share."""
+        return SharedRows(self.plain)
 
     def changed(self, *artists: Artist) -> Changed:
         """What artists change of that, as they are now; the canvas is left with what is drawn once."""

@@ -60,8 +60,8 @@ def plain_drawing(figure: Figure) -> np.ndarray:
 
 
 def layer_figure(maps: Maps, style: Style) -> Figure:
-    """The picture of one layer; to be called within `drawing`."""
-    [(_, layer)] = figures_of([(Path("x.png"), maps)], style)
+    """The picture of one layer with all of its artists, as a vector file has it; to be called within `drawing`."""
+    [(_, layer)] = figures_of([(Path("x.svg"), maps)], replace(style, image="svg"))
     return layer.figure
 
 
