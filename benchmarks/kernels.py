@@ -70,6 +70,7 @@ def ways(spec: AttentionSpec) -> dict[str, Callable[[], object]]:
     for form in FORMS:
         found[f"statistics, {form.M} x {form.N}, {form.warps} warps, {form.stages} stages"] = in_form(spec, form)
     found |= {name: lambda question=question: known.answers([question]) for name, question in asked.items()}
+    found["statistics with the top 5 of all heads"] = lambda: sweep.Sweep(spec, joins=True).answers([TopK(5)])
     found["column sums and mass between 200 runs"] = lambda: known.answers([received, of_runs])
     if tokens <= TILED:
         found["the tiles, statistics"] = lambda: TiledAttention(spec).ask(MaxWeight())

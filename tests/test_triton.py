@@ -163,6 +163,8 @@ def test_no_kernel_that_is_chosen_spills(arch: int, width: int) -> None:
         for one in statistics
         for tokens in (256, 250)  # most texts are no multiple of 16: their masks are loaded number by number
     ]
+    unmasked = [[], ["softcap", "window", "sinks"], *([one] for one in FORMS[3:])]
+    asked += [{"arch": arch, "width": width, "options": one, "kernels": ["statistics, largest"]} for one in unmasked]
     if width == 128:
         others = ["largest", "received", "runs", "received, runs", "groups", "output"]
         asked += [{"arch": arch, "width": width, "options": [one], "kernels": others} for one in FORMS[:3]]

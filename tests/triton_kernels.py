@@ -29,7 +29,7 @@ from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 import attnscope
 from attnscope import Request
 from attnscope.attention.kernels_cuda import TritonAttention, kernels, operator, proof
-from attnscope.attention.kernels_cuda.sweep import Sweep
+from attnscope.attention.kernels_cuda.sweep import Sweep, joinable
 from attnscope.attention.operator import AttentionOperator, DenseAttention
 from attnscope.attention.questions import (
     At,
@@ -276,30 +276,36 @@ def test_a_key_of_nan_makes_the_rows_nan_that_see_it(key: int, options: str) -> 
 
 @pytest.mark.usefixtures("trusted")
 def test_all_top_keys_of_a_call_are_found_in_one_walk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of each head as many as any question wants; one that wants too many has a walk of its own."""
-    launched: list[tuple[Any, tuple[int, ...]]] = []
+    """That of the statistics, of each head as many as any question wants; those of too many have one of their own."""
+    launched: list[tuple[Any, int]] = []
     launch = Sweep._launch
 
     def noted(self: Sweep, kernel: Any, grid: tuple[int, ...], *rest: Any, **known: Any) -> None:
-        launched.append((kernel, grid))
+        launched.append((kernel, grid[1]))
         launch(self, kernel, grid, *rest, **known)
 
     monkeypatch.setattr(Sweep, "_launch", noted)
     spec = spec_of(20, heads=3)
     asked: list[Question] = [TopK(1, None, True), TopK(4, (2,)), TopK(2, (2, 0))]
-    assert_same(spec, asked)
-    assert [grid[1] for kernel, grid in launched if kernel is kernels.largest] == [3]
+    for more, walks in (((), []), ((TopK(20, (1,)),), [3]), ((TopK(64, (1,), True),), [3, 1])):
+        launched.clear()
+        assert_same(spec, [*asked, *more])
+        assert [kernel for kernel, _ in launched].count(kernels.statistics) == 1
+        assert [heads for kernel, heads in launched if kernel is kernels.largest] == walks
+    P = TritonAttention(spec)
+    P.ask(Entropy())
     launched.clear()
-    assert_same(spec, [*asked[:2], TopK(64, (1,), True)])
-    assert [grid[1] for kernel, grid in launched if kernel is kernels.largest] == [3, 1]
+    P.ask(TopK(2, (2, 0)))  # when the statistics are known
+    assert launched == [(kernels.largest, 2)]
 
 
 @pytest.mark.usefixtures("trusted")
-def test_the_largest_are_found_in_blocks_that_every_row_sees_whole() -> None:
+@pytest.mark.parametrize("most", [5, 9], ids=["with the statistics", "in a walk of their own"])
+def test_the_largest_are_found_in_blocks_that_every_row_sees_whole(most: int) -> None:
     """Of 130 keys the second 64: neither the first block nor the one with the rows' own places."""
-    spec = spec_of(2, 130, heads=1, dim=16)
-    assert_same(spec, [TopK(5), TopK(1, None, True)])
-    keys = TritonAttention(spec).ask(TopK(5))[1]
+    spec = spec_of(2, 130, heads=2, dim=16)
+    assert_same(spec, [TopK(most, (1,)), TopK(1, (1,), True), Entropy()])
+    keys = TritonAttention(spec).ask(TopK(most))[1]
     assert bool(((keys >= 64) & (keys < 128)).any())
 
 
@@ -371,15 +377,16 @@ def test_the_mass_of_a_run_that_goes_to_the_next_is_seen(runs: str, monkeypatch:
 
 @pytest.mark.usefixtures("trusted")
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
-def test_the_strongest_keys_are_those_of_exact_weights(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("most", [5, 9], ids=["with the statistics", "in a walk of their own"])
+def test_the_strongest_keys_are_those_of_exact_weights(most: int, dtype: torch.dtype) -> None:
     spec = spec_of(70, heads=1, dim=16, dtype=dtype)
-    weights, keys = TritonAttention(spec).ask(TopK(5))
+    weights, keys = TritonAttention(spec).ask(TopK(most))
     exact = exactly(spec)
     there = ~weights.isnan()
-    assert torch.equal(there.sum(-1)[0, 0], torch.arange(1, 71, device=DEVICE).clamp_max(5))
-    assert_close(weights.nan_to_num(0.0).double(), exact.topk(5).values, atol=CLOSE, rtol=CLOSE)
+    assert torch.equal(there.sum(-1)[0, 0], torch.arange(1, 71, device=DEVICE).clamp_max(most))
     of_keys = exact.gather(-1, keys.long()).where(there, 0.0)
-    assert_close(of_keys, exact.topk(5).values, atol=CLOSE, rtol=CLOSE)
+    for values in (weights.nan_to_num(0.0).double(), of_keys):
+        assert_close(values, exact.topk(most).values, atol=CLOSE, rtol=CLOSE)
 
 
 @pytest.mark.slow
@@ -423,6 +430,7 @@ def test_answers_lie_further_apart_than_32_bits_count(monkeypatch: pytest.Monkey
 def test_the_closed_set_under_every_option(name: str, dtype: torch.dtype) -> None:
     spec = spec_of(70, texts=2, dtype=dtype, **OPTIONS[name])
     assert_same(spec, closed_set(spec))
+    assert_same(spec, [TopK(9)])  # too many to be found with the statistics
 
 
 @pytest.mark.slow
@@ -455,6 +463,7 @@ def test_the_closed_set_of_300_rows(options: str) -> None:
 def trusted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the proof, which asks the same again of calls as small as these."""
     monkeypatch.setattr(proof, "refused", lambda spec, asked: {})
+    monkeypatch.setattr(proof, "joins", joinable)
 
 
 class Wrong:
@@ -554,24 +563,35 @@ def test_a_planted_sum_between_runs_leaves_what_keys_receive_to_its_kernel(monke
 class Twice:
     """A kernel that gives a row's largest key in two places, where all its weights are equal."""
 
+    def __init__(self, kernel: Any, places: int) -> None:
+        self.kernel, self.places = kernel, places
+
     def __getitem__(self, grid: tuple[int, ...]) -> Any:
-        def launch(call: Any, known: Any, chosen: Any, most: int, weights: Tensor, places: Tensor, **_: Any) -> None:
-            LARGEST[grid](call, known, chosen, most, weights, places, **_)
-            places[..., 1] = places[..., 0]
+        def launch(*arguments: Any, **options: Any) -> None:
+            self.kernel[grid](*arguments, **options)
+            if arguments[self.places] is not None:
+                arguments[self.places][..., 1] = arguments[self.places][..., 0]
 
         return launch
 
 
-LARGEST = kernels.largest
-
-
 @pytest.mark.usefixtures("verdicts")
-def test_a_kernel_that_gives_a_key_twice_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_that_gives_a_key_twice_is_refused(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The walk of the statistics leaves the strongest to one of their own, and that leaves them to the tiles."""
     spec = spec_of(20, size=0.0)
-    monkeypatch.setattr(kernels, "largest", Twice())
-    P = TritonAttention(spec)
-    P.ask(TopK(3))
-    assert P.answered_by["TopK"] == "tiles: gives a key twice"
+    for name, answered, said in (
+        ("statistics", "triton", "statistics with the strongest keys gives a key twice"),
+        ("largest", "tiles: gives a key twice", "TopK gives a key twice"),
+    ):
+        monkeypatch.setattr(proof, "_verdicts", {variant: why for variant, why in proof._verdicts.items() if why})
+        monkeypatch.setattr(kernels, name, Twice(getattr(kernels, name), -1))
+        P, top = TritonAttention(spec), TopK(3)
+        keys = P.together([top, Entropy()])[top][1]
+        assert (P.answered_by["TopK"], P.answered_by["Entropy"]) == (answered, "triton")
+        assert said in caplog.text
+        assert bool((keys[:, :, 3:].sort(-1).values.diff(dim=-1) > 0).all()), "no key twice"
 
 
 @pytest.mark.usefixtures("verdicts")

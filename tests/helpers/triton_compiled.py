@@ -82,6 +82,7 @@ def questions(queries: int = TOKENS, keys: int = TOKENS) -> dict[str, tuple[Ques
         "runs": (of_runs,),
         "received, runs": (received, of_runs),
         "largest": (TopK(8),),
+        "statistics, largest": (MaxWeight(), TopK(8)),
         "features": (Features(torch.zeros(keys, 64)),),
         "groups": (GroupMass(own, torch.arange(keys)[None] % 64),),
         "output": (),
@@ -106,7 +107,7 @@ def launch(spec: AttentionSpec, asked: Sequence[Question]) -> Launch:
         found.append(Launch(kernel, {**arguments, "M": form.M, **known}, form))
 
     with mock.patch.object(Sweep, "_launch", note):
-        whole, v = Sweep(spec), spec.v_BGKV
+        whole, v = Sweep(spec, joins=len(asked) > 1), spec.v_BGKV  # the strongest alone have a walk of their own
         if not asked:
             whole._product(v, v.stride(), v.shape[-1], torch.empty_like(spec.q_BHQD), left=True)
         else:

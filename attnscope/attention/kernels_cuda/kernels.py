@@ -167,19 +167,57 @@ def _weights(call, known, text, head, q_MD, row_M, key_N, top_M, part_M, EDGE: t
 
 
 @triton.jit
-def _step(call, state, q_MD, text, head, row_M, low, N: tl.constexpr, EDGE: tl.constexpr):
+def _logits(call, q_MD, text, head, row_M, key_N, EDGE: tl.constexpr):
+    """The logits of a program's rows on some keys, (M, N), and the unit that they are still to be multiplied by."""
+    x = tl.dot(q_MD, _keys(call, text, head, key_N, EDGE), input_precision=call.PRECISION)
+    unit = 1.0
+    if call.SOFTCAP or call.BIAS or call.MASK or EDGE:
+        x = _shaped(call, x, text, head, row_M[:, None], key_N[None, :], EDGE)
+    else:  # of numbers that are compared alone, one a row is multiplied
+        unit = call.scale * LOG2E
+    return x, unit
+
+
+@triton.jit
+def _kept_largest(best_MK, place_MK, x, raw_M, unit, low, BRANCH: tl.constexpr):
+    """The largest logits of a row so far, and their keys, with those of a block; raw_M: the block's largest of a row.
+
+    What is larger than the least of them takes its place. BRANCH: the loop is inside one. Next to a loop that is not,
+    the compiler loads no keys ahead; for Blackwell Triton 3.7.1 does not compile the branch.
+    """
+    n, slot_K = tl.arange(0, x.shape[1]), tl.arange(0, best_MK.shape[1])
+    least_M = tl.maximum(tl.min(best_MK, 1), FLOOR / 2)  # of what a mask hides nothing is kept
+    if not BRANCH or tl.max((raw_M * unit > least_M).to(tl.int32), 0) > 0:
+        while tl.max((raw_M * unit > least_M).to(tl.int32), 0) > 0:
+            column_M = tl.min(tl.where(x == raw_M[:, None], n[None, :], x.shape[1]), 1)
+            taken = (slot_K[None, :] == tl.argmin(best_MK, 1)[:, None]) & (raw_M * unit > least_M)[:, None]
+            best_MK = tl.where(taken, (raw_M * unit)[:, None], best_MK)
+            place_MK = tl.where(taken, (low + column_M)[:, None], place_MK)
+            x = tl.where(n[None, :] == column_M[:, None], HIDDEN, x)
+            raw_M, least_M = tl.max(x, 1), tl.maximum(tl.min(best_MK, 1), FLOOR / 2)
+    return best_MK, place_MK
+
+
+@triton.jit
+def _ranked(best_MK, place_MK, top_M, part_M, count, most, weights, places, real_M):
+    """Of each row the weights of its largest logits, from the largest on, and their keys; NaN after `count` of them."""
+    slot_K = tl.arange(0, best_MK.shape[1])
+    best_MK = tl.where((slot_K < count)[None, :], best_MK, HIDDEN * 2)
+    for rank in range(most):
+        x, out_M = tl.max(best_MK, 1), tl.argmax(best_MK, 1)
+        taken = slot_K[None, :] == out_M[:, None]
+        p = tl.where(x > FLOOR / 2, tl.exp2(x - top_M) * part_M, float("nan"))
+        tl.store(weights + rank, p, real_M)
+        tl.store(places + rank, tl.sum(tl.where(taken, place_MK, 0), 1), real_M)
+        best_MK = tl.where(taken, HIDDEN * 2, best_MK)
+
+
+@triton.jit
+def _step(call, state, x, raw_M, unit, row_M, low, N: tl.constexpr, EDGE: tl.constexpr):
     """One step of the walk over the keys but key 0."""
     high, mass, energy, squares, far = state
     n = tl.arange(0, N)
-    x = tl.dot(q_MD, _keys(call, text, head, low + n, EDGE), input_precision=call.PRECISION)
-    unit = 1.0
-    if call.SOFTCAP or call.BIAS or call.MASK or EDGE:
-        x = _shaped(call, x, text, head, row_M[:, None], (low + n)[None, :], EDGE)
-        if EDGE:
-            x = tl.where((low + n > 0)[None, :], x, HIDDEN)
-    else:  # folded into one multiply-add with the maximum
-        unit = call.scale * LOG2E
-    peak = tl.maximum(high, tl.max(x, 1) * unit)
+    peak = tl.maximum(high, raw_M * unit)
     move = high - peak
     alpha = tl.exp2(move)
     t = x * unit - peak[:, None]
@@ -202,10 +240,14 @@ def _step(call, state, q_MD, text, head, row_M, low, N: tl.constexpr, EDGE: tl.c
     )
 
 
-@triton.jit(do_not_specialize=["size"])
-def statistics(call, known, sinks, sb, sh, sm, found, size, M: tl.constexpr, N: tl.constexpr, SINK: tl.constexpr):
-    """top, part; then 8 answers into `found`, (8, B, H, Q), `size` apart.
+@triton.jit(do_not_specialize=["size", "most", "heads"])
+def statistics(
+    call, known, sinks, sb, sh, sm, found, size, chosen, most, heads, weights, places,
+    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, SINK: tl.constexpr, BRANCH: tl.constexpr,
+):  # fmt: skip
+    """top, part; then 8 answers into `found`, (8, B, H, Q), `size` apart; with K, the largest as `largest` gives them.
 
+    chosen: (H, 2) the place of each head among the `heads` that are chosen, and how many of it, 0 for the others.
     Row sum, entropy, entropy without key 0, squares, largest, distance, what a sink leaves of the output, and the
     largest without key 0, NaN where a row sees no other. Key 0 stays out of the walk and is added at the end, so that a
     row without it loses no digits. SINK: 0 none, 1 takes a share of the rows, 2 of the output alone.
@@ -216,14 +258,25 @@ def statistics(call, known, sinks, sb, sh, sm, found, size, M: tl.constexpr, N: 
     zero = tl.zeros([M], tl.float32)
     # the largest x so far; sums of p = 2^(x - high), of p (x - high), of p p, of p (i - j)
     state = (zero + HIDDEN, zero, zero, zero, zero)
+    if K:
+        place, count, slot_K = tl.load(chosen + head * 2), tl.load(chosen + head * 2 + 1), tl.arange(0, K)
+        best_MK = tl.where(
+            (slot_K < count)[None, :], tl.full([M, K], HIDDEN, tl.float32), float("inf")
+        )  # never the least
+        place_MK = tl.zeros([M, K], tl.int32)
     start, whole, edge, stop = _bounds(call, row_M, N)
-    for low in range(start, whole, N):
-        state = _step(call, state, q_MD, text, head, row_M, low, N, True)
-    if not call.MASK:
-        for low in range(whole, edge, N):
-            state = _step(call, state, q_MD, text, head, row_M, low, N, False)
-        for low in range(edge, stop, N):
-            state = _step(call, state, q_MD, text, head, row_M, low, N, True)
+    for phase in tl.static_range(1 if call.MASK else 3):
+        since = start if phase == 0 else whole if phase == 1 else edge
+        until = whole if phase == 0 else edge if phase == 1 else stop
+        for low in range(since, until, N):
+            key_N = low + tl.arange(0, N)
+            x, unit = _logits(call, q_MD, text, head, row_M, key_N, phase != 1)
+            if phase != 1:
+                x = tl.where((key_N > 0)[None, :], x, HIDDEN)
+            raw_M = tl.max(x, 1)
+            state = _step(call, state, x, raw_M, unit, row_M, low, N, phase != 1)
+            if K:
+                best_MK, place_MK = _kept_largest(best_MK, place_MK, x, raw_M, unit, low, BRANCH)
     high, mass, energy, squares, far = state
 
     # key 0, then the sums over all keys, relative to the largest x
@@ -259,8 +312,12 @@ def statistics(call, known, sinks, sb, sh, sm, found, size, M: tl.constexpr, N: 
         left,
         tl.where(high > FLOOR / 2, a * (norm / z), float("nan")),
     )
-    for place in tl.static_range(8):
-        tl.store(found + size.to(tl.int64) * place + spot, answers[place], real_M)
+    for kind in tl.static_range(8):
+        tl.store(found + size.to(tl.int64) * kind + spot, answers[kind], real_M)
+    if K:
+        best_MK, place_MK = _kept_largest(best_MK, place_MK, x0[:, None], x0, 1.0, 0, BRANCH)
+        answer = ((text * heads + place).to(tl.int64) * call.queries + row_M) * most
+        _ranked(best_MK, place_MK, top, norm / z, count, most, weights + answer, places + answer, real_M & (count > 0))
 
 
 @triton.jit(do_not_specialize=["size", "texts"])
@@ -396,7 +453,7 @@ def received(
 @triton.jit(do_not_specialize=["most"])
 def largest(
     call, known, chosen, most, weights, places,
-    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, SKIP: tl.constexpr,
+    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, SKIP: tl.constexpr, BRANCH: tl.constexpr,
 ):  # fmt: skip
     """The largest weights of the rows of some heads, and their keys: (B, heads, Q, most) each.
 
@@ -407,39 +464,22 @@ def largest(
     text = tl.program_id(2)
     real_M, row_M = _rows(call, M)
     q_MD = _queries(call, text, head, row_M)
-    n, slot_K = tl.arange(0, N), tl.arange(0, K)
-    best_MK, place_MK = tl.full([M, K], HIDDEN, tl.float32), tl.zeros([M, K], tl.int32)
-    best_MK = tl.where((slot_K < count)[None, :], best_MK, float("inf"))  # never the least
+    slot_K, place_MK = tl.arange(0, K), tl.zeros([M, K], tl.int32)
+    best_MK = tl.where((slot_K < count)[None, :], tl.full([M, K], HIDDEN, tl.float32), float("inf"))  # never the least
     start, whole, edge, end = _bounds(call, row_M, N)
     for phase in tl.static_range(1 if call.MASK else 3):
         since = start if phase == 0 else whole if phase == 1 else edge
         until = whole if phase == 0 else edge if phase == 1 else end
         for low in range(since, until, N):
-            x = tl.dot(q_MD, _keys(call, text, head, low + n, phase != 1), input_precision=call.PRECISION)
-            x = _shaped(call, x, text, head, row_M[:, None], (low + n)[None, :], phase != 1)
+            key_N = low + tl.arange(0, N)
+            x, unit = _logits(call, q_MD, text, head, row_M, key_N, phase != 1)
             if phase == 0 and SKIP:
-                x = tl.where((low + n > 0)[None, :], x, HIDDEN)
-            if phase != 1:
-                x = tl.where(x > FLOOR / 2, x, HIDDEN)
-            peak_M, least_M = tl.max(x, 1), tl.min(best_MK, 1)
-            while tl.max((peak_M > least_M).to(tl.int32), 0) > 0:
-                column_M, out_M = tl.argmax(x, 1), tl.argmin(best_MK, 1)
-                taken = (slot_K[None, :] == out_M[:, None]) & (peak_M > least_M)[:, None]
-                best_MK = tl.where(taken, peak_M[:, None], best_MK)
-                place_MK = tl.where(taken, (low + column_M)[:, None], place_MK)
-                x = tl.where(n[None, :] == column_M[:, None], HIDDEN, x)
-                peak_M, least_M = tl.max(x, 1), tl.min(best_MK, 1)
+                x = tl.where((key_N > 0)[None, :], x, HIDDEN)
+            best_MK, place_MK = _kept_largest(best_MK, place_MK, x, tl.max(x, 1), unit, low, BRANCH)
     spot = _spot(call, text, head, row_M)
     top_M, part_M = tl.load(known.top + spot), tl.load(known.part + spot)
-    best_MK = tl.where((slot_K < count)[None, :], best_MK, HIDDEN * 2)
     answer = ((text * tl.num_programs(1) + tl.program_id(1)).to(tl.int64) * call.queries + row_M) * most
-    for rank in range(most):
-        x, out_M = tl.max(best_MK, 1), tl.argmax(best_MK, 1)
-        taken = slot_K[None, :] == out_M[:, None]
-        p = tl.where(x > FLOOR / 2, tl.exp2(x - top_M) * part_M, float("nan"))
-        tl.store(weights + answer + rank, p, real_M)
-        tl.store(places + answer + rank, tl.sum(tl.where(taken, place_MK, 0), 1), real_M)
-        best_MK = tl.where(taken, HIDDEN * 2, best_MK)
+    _ranked(best_MK, place_MK, top_M, part_M, count, most, weights + answer, places + answer, real_M)
 
 
 @triton.jit

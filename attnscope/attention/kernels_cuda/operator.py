@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from attnscope.attention.questions import Question
+from attnscope.attention.questions import Question, TopK
 from attnscope.attention.spec import AttentionSpec
 from attnscope.attention.tiling import TiledAttention
 from attnscope.utils.isolation import without_stderr
@@ -98,12 +98,14 @@ class TritonAttention(TiledAttention):
         parts: list[Question | None] = [question for question in questions if self._sweep.knows(question)]
         parts += [None] if self.with_output and self._output is None else []  # the output
         try:
-            proven = parts
+            self._sweep.joins = not self._sweep.begun and proof.joins(self.spec, parts)
+            joined = [part for part in parts if self._sweep.joins and isinstance(part, TopK)]
+            proven = [part for part in parts if part not in joined]
             while unfit := proof.refused(self.spec, proven):  # the rest shares a launch without them
                 self._refused |= unfit
                 proven = [question for question in proven if proof.kind(question) not in unfit]
+            answers = self._sweep.answers(list(filter(None, [*joined, *proven])))
             output = self._sweep.output() if None in proven else None
-            answers = self._sweep.answers(list(filter(None, proven)))
         except Exception as error:  # the tiles' own way with memory, or with anything else, is the better one
             if not is_out_of_memory(error):
                 self._refused |= proof.refuse(self.spec, parts, proof.said(error))

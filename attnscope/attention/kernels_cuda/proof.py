@@ -15,19 +15,23 @@ import torch
 from torch import Tensor
 
 from attnscope.attention import questions as ask
-from attnscope.attention.kernels_cuda.sweep import FEW_ROWS, LEAST_COLUMNS, Sweep, power_of_two
+from attnscope.attention.kernels_cuda.sweep import FEW_ROWS, LEAST_COLUMNS, Sweep, joinable, most_of, power_of_two
 from attnscope.attention.spec import AttentionSpec, Visibility
 from attnscope.attention.tiling import TiledAttention
 from attnscope.utils.memory import is_out_of_memory
 
 logger = logging.getLogger("attnscope")
-OUTPUT = "output"
+OUTPUT, JOINED = "output", "statistics with the strongest keys"
 ALIGNED = 16  # Triton compiles once for numbers that it divides and once for others: a slice's leave the same rest
 # Of a slice, at least; beside more than MANY_KEYS keys it has FEW_QUERIES: FEW_ROWS have blocks of their own.
 TEXTS, KV_HEADS, QUERIES, FEW_QUERIES, MANY_KEYS = 2, 2, 208, 2 * FEW_ROWS, 4096
 # Largest difference relative to 1 + what is expected: of the answers, and of the output in the model's dtype.
 ALLOWED = {torch.float32: (1e-4, 1e-4), torch.float16: (2e-3, 1e-2), torch.bfloat16: (2e-3, 5e-2)}
 
+OF_KEYS: Sequence[ask.Question] = (  # what the walk over keys finds of every row
+    *(ask.RowSum(), ask.Entropy(), ask.Entropy(True), ask.SumOfSquares()),
+    *(ask.MaxWeight(), ask.MaxWeight(True), ask.Distance()),
+)
 OF_ROWS = ask.Received | ask.GroupMass  # kinds that share a launch whose compiled form depends on both
 
 _unbuilt: set[str] = set()  # what was said to be missing
@@ -66,6 +70,25 @@ def refused(spec: AttentionSpec, questions: Sequence[ask.Question | None]) -> di
     if kinds:
         _prove(spec, {question: variant for question, variant in variants.items() if kind(question) in kinds})
     return {kind(question): why for question in questions if (why := _verdicts[variants[question]])}
+
+
+def joins(spec: AttentionSpec, questions: Sequence[ask.Question | None]) -> bool:
+    """Whether the walk of the statistics finds the strongest keys too, for calls like this one; proven as one kernel.
+
+    Where it does not hold, each has its own walk, with a verdict of its own.
+    """
+    tops = [question for question in questions if isinstance(question, ask.TopK)]
+    if not joinable(spec, tops):
+        return False
+    variant = (*_form(spec), JOINED, power_of_two(most_of(tops)))
+    if variant not in _verdicts:
+        small = _slice(spec)
+        cut = [*OF_KEYS, *(_sliced(question, small, Sweep(spec)) for question in tops)]
+        tiles = TiledAttention(small)
+        _verdicts[variant] = why = _fault(Sweep(small, joins=True), cut, tiles.together(cut), tiles)
+        if why:
+            logger.warning("the Triton kernel for %s %s; each has a walk of its own", JOINED, why)
+    return not _verdicts[variant]
 
 
 def refuse(spec: AttentionSpec, questions: Sequence[ask.Question | None], why: str) -> dict[str, str]:
@@ -110,22 +133,31 @@ def _prove(spec: AttentionSpec, variants: Mapping[ask.Question | None, Any]) -> 
     verdicts: dict[str, str] = {}
     for name in dict.fromkeys(map(kind, cut)):
         alike = [question for question in cut if question is not None and kind(question) == name]
-        try:
-            if not alike:
-                why = _differs([sweep.output()], [tiles.output()], ALLOWED[spec.q_BHQD.dtype][1])
-            else:  # as they will be asked: with those that share a launch
-                of_rows = [question for question in cut if isinstance(question, OF_ROWS)]
-                answers = sweep.answers(of_rows if isinstance(alike[0], OF_ROWS) else alike)
-                faults = (_answered(answers[question], question, expected[question], tiles) for question in alike)
-                why = next(filter(None, faults), "")
-        except Exception as error:
-            if is_out_of_memory(error):
-                raise
-            why = said(error)
-        verdicts[name] = why
+        of_rows = [question for question in cut if isinstance(question, OF_ROWS)]
+        launched = of_rows if alike and isinstance(alike[0], OF_ROWS) else alike  # as they will be asked
+        verdicts[name] = _fault(sweep, launched, {question: expected[question] for question in alike}, tiles)
     _verdicts.update({variant: verdicts[kind(question)] for question, variant in variants.items()})
     for why in dict.fromkeys(filter(None, verdicts.values())):
         _logged({name: why for name, verdict in verdicts.items() if verdict == why}, why)
+
+
+def _fault(
+    sweep: Sweep, launched: Sequence[ask.Question], expected: Mapping[ask.Question, Any], tiles: TiledAttention
+) -> str:
+    """What is wrong with the kernels' answers to some of the questions that are launched, "" where they hold.
+
+    Without questions, what is wrong with the output.
+    """
+    try:
+        if not launched:
+            return _differs([sweep.output()], [tiles.output()], ALLOWED[tiles.spec.q_BHQD.dtype][1])
+        answers = sweep.answers(launched)
+        faults = (_answered(answers[question], question, right, tiles) for question, right in expected.items())
+        return next(filter(None, faults), "")
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        return said(error)
 
 
 def _answered(answer: Any, question: ask.Question, expected: Any, tiles: TiledAttention) -> str:

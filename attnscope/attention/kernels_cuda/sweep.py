@@ -41,35 +41,51 @@ class Blocks:
     stages: int = 2
 
 
+def loads(spec: AttentionSpec) -> bool:
+    """Whether a number is loaded for every score, as well as k."""
+    return spec.bias is not None or spec.visible.as_mask is not None
+
+
 def blocks(spec: AttentionSpec, columns: int = 0, exact: bool = False) -> Blocks:
     """The blocks of a kernel over one call; exact: its columns are multiplied in more than the dtype of q."""
     M = FEW_ROWS if spec.visible.queries <= FEW_ROWS else 64
-    loads = spec.bias is not None or spec.visible.as_mask is not None  # a number for every score, as well as k
-    N = 64 if spec.q_BHQD.shape[-1] <= (64 if loads else 128) else 32
+    N = 64 if spec.q_BHQD.shape[-1] <= (64 if loads(spec) else 128) else 32
     least, most = (LEAST_COLUMNS, LEAST_COLUMNS) if exact else (LEAST_HALVES, 128)
     form = Blocks(M, N, min(most, power_of_two(columns, least)) if columns else 0)
     return replace(form, warps=8) if exact and M > FEW_ROWS and generation(spec.device) > HOPPER else form
 
 
-def of_statistics(spec: AttentionSpec) -> Blocks:
-    """The blocks of `statistics`: as many keys and threads as spill nothing on the card.
+def of_statistics(spec: AttentionSpec, most: int = 0) -> Blocks:
+    """The blocks of `statistics`, with the largest of each row where `most` is not 0: as many as spill nothing.
 
     On Hopper twice the keys, if nothing else is loaded. On Blackwell, and with a position bias, twice the threads; of
-    wide heads with a bias fewer keys.
+    wide heads with a bias fewer keys. The largest take, on Ampere, twice the rows and threads, and on Hopper the fewer
+    keys with a window or a width that is no power of two.
     """
-    form, card, bias = blocks(spec), generation(spec.device), spec.bias is not None
+    form, card, width = blocks(spec), generation(spec.device), spec.q_BHQD.shape[-1]
     if form.M == FEW_ROWS:
         return form
     if card == HOPPER:
-        return form if bias or form.N < 64 or spec.visible.as_mask is not None else replace(form, N=128)
-    N = 16 if bias and spec.q_BHQD.shape[-1] > 128 else form.N
+        narrow = most and (spec.visible.window is not None or width != power_of_two(width))
+        return replace(form, N=128) if form.N == 64 and not narrow and not loads(spec) else form
+    if card == AMPERE and most:
+        return replace(form, M=128, warps=8)
+    bias = spec.bias is not None
+    N = 16 if bias and width > 128 else form.N
     return replace(form, N=N, warps=8) if bias or card > HOPPER else form
 
 
+def branches(spec: AttentionSpec) -> bool:
+    """Whether the search for the largest has its loop inside a branch, which Triton compiles for all but Blackwell."""
+    return generation(spec.device) <= HOPPER
+
+
 def of_largest(spec: AttentionSpec) -> Blocks:
-    """The blocks of `largest`: on Ampere 32 keys, as more spill."""
+    """The blocks of `largest`: on Ampere twice the rows and threads, of few rows 32 keys, as others spill."""
     form = blocks(spec)
-    return replace(form, N=32) if generation(spec.device) == AMPERE else form
+    if generation(spec.device) != AMPERE:
+        return form
+    return replace(form, N=32) if form.M == FEW_ROWS else replace(form, M=128, warps=8)
 
 
 def of_received(spec: AttentionSpec, shares: bool, apart: int) -> Blocks:
@@ -82,8 +98,7 @@ def of_received(spec: AttentionSpec, shares: bool, apart: int) -> Blocks:
     if not apart:
         return form
     N = min(form.N, 32) if shares and card == AMPERE else form.N
-    loads = spec.bias is not None or spec.visible.as_mask is not None
-    warps = 8 if loads and card > HOPPER and form.M > FEW_ROWS else form.warps
+    warps = 8 if loads(spec) and card > HOPPER and form.M > FEW_ROWS else form.warps
     return replace(form, M=min(form.M, apart), N=N, C=most_runs(N, apart), warps=warps)
 
 
@@ -101,16 +116,20 @@ def power_of_two(number: int, least: int = 1) -> int:
 T = TypeVar("T")
 MOST_COLUMNS = 256  # of a product: more walk over the keys too often
 MOST_TOP = 64  # keys kept of a row
+MOST_JOINED = 8  # in the walk of the statistics
 FAR = 2**30  # the place of a run that is not there
 PRECISION = "tf32x3"  # products in float32 on tensor cores; "ieee" is multiplied one by one, and spills
 ROW_SUM, ENTROPY, ENTROPY_REST, SQUARES, LARGEST, DISTANCE, LEFT, LARGEST_REST = range(8)
 
 
 class Sweep:
-    """One call's answers. What is known of every row is found at the first of them and kept."""
+    """One call's answers. What is known of every row is found at the first of them and kept.
 
-    def __init__(self, spec: AttentionSpec) -> None:
-        self.spec = spec
+    joins: the walk that finds it looks for the strongest keys too, where they are among the first questions.
+    """
+
+    def __init__(self, spec: AttentionSpec, joins: bool = False) -> None:
+        self.spec, self.joins = spec, joins
         self.B, self.H, self.Q, self.D = spec.q_BHQD.shape
         self.K = spec.visible.keys
 
@@ -182,17 +201,38 @@ class Sweep:
         )
         return Call._make(fields)
 
+    @property
+    def begun(self) -> bool:
+        """Whether the walk over the keys is done."""
+        return "_statistics" in vars(self)
+
     @cached_property
     def _statistics(self) -> tuple[Known, Tensor]:
+        return self._walk_over_keys({})[0]
+
+    def _walk_over_keys(self, counts: Mapping[int, int]) -> tuple[tuple[Known, Tensor], tuple[Tensor, Tensor] | None]:
+        """What is known of every row, and with counts the largest weights of those heads, as many of each."""
         spec, shape = self.spec, (self.B, self.H, self.Q)
         known, statistics = Known(self._room(*shape), self._room(*shape)), self._room(8, *shape)
         sinks = None if spec.sinks is None else spec.sinks.expand(shape)
         kind = 0 if sinks is None else 2 if spec.sinks_scale_output else 1
-        form = of_statistics(self.spec)
+        most, top = max(counts.values(), default=0), None
+        form = of_statistics(self.spec, most)
         place = (sinks, *((0, 0, 0) if sinks is None else sinks.stride()))
-        rest = (known, *place, statistics, statistics.stride(0))
-        self._launch(kernels.statistics, self._grid(form), rest, form, N=form.N, SINK=kind)
-        return known, statistics
+        of_top: tuple[Any, ...] = (None, 0, 0, None, None)
+        if counts:
+            rank = {head: place for place, head in enumerate(counts)}
+            table = [(rank.get(head, 0), counts.get(head, 0)) for head in range(self.H)]
+            chosen, top = self._shared(("joined", *table), lambda: self._numbers(table)), self._room_of_top(counts)
+            of_top = (chosen, most, len(counts), *top)
+        rest = (known, *place, statistics, statistics.stride(0), *of_top)
+        more = {"N": form.N, "K": power_of_two(most) if counts else 0, "SINK": kind, "BRANCH": branches(spec)}
+        self._launch(kernels.statistics, self._grid(form), rest, form, **more)
+        return (known, statistics), top
+
+    def _room_of_top(self, counts: Mapping[int, int]) -> tuple[Tensor, Tensor]:
+        shape = (self.B, len(counts), self.Q, max(counts.values(), default=1))
+        return self._room(*shape), torch.empty(shape, dtype=torch.int32, device=self.spec.device)
 
     @property
     def known(self) -> Known:
@@ -296,13 +336,18 @@ class Sweep:
     def _tops(self, questions: Sequence[ask.TopK]) -> list[tuple[Tensor, Tensor]]:
         """One walk finds of each head as many as any question wants; what is too many for it has a walk of its own."""
         every = tuple(range(self.H))
-        fit = [question for question in questions if question.k + question.skip_key0 <= MOST_TOP]
-        shared = fit if len(questions) > 1 else []
+        joins = self.joins and not self.begun and joinable(self.spec, questions)
+        fit = [question for question in questions if most_of([question]) <= MOST_TOP]
+        shared = fit if joins or len(questions) > 1 else []
         counts: dict[int, int] = {}
         for question in shared:
             for head in every if question.heads is None else question.heads:
-                counts[head] = max(counts.get(head, 0), question.k + question.skip_key0)
-        shared_top = self._largest(counts, skip_key0=False) if counts else None
+                counts[head] = max(counts.get(head, 0), most_of([question]))
+        shared_top = None
+        if joins and counts:
+            self._statistics, shared_top = self._walk_over_keys(counts)
+        elif counts:
+            shared_top = self._largest(counts, skip_key0=False)
         rank = {head: place for place, head in enumerate(counts)}
         answers = []
         for question in questions:
@@ -317,15 +362,13 @@ class Sweep:
         return answers
 
     def _largest(self, counts: Mapping[int, int], skip_key0: bool) -> tuple[Tensor, Tensor]:
-        """wanted: how many of each head."""
-        most, device = max(counts.values(), default=1), self.spec.device
+        """counts: how many of each head."""
+        most, top, form = max(counts.values(), default=1), self._room_of_top(counts), of_largest(self.spec)
         chosen = self._shared((*counts.items(),), lambda: self._numbers(list(counts.items())))
-        shape, form = (self.B, len(counts), self.Q, most), of_largest(self.spec)
-        weights, places = self._room(*shape), torch.empty(shape, dtype=torch.int32, device=device)
         grid = (self._grid(form)[0], len(counts), self.B)
-        more = {"N": form.N, "K": power_of_two(most), "SKIP": skip_key0}
-        self._launch(kernels.largest, grid, (self.known, chosen, most, weights, places), form, **more)
-        return weights, places
+        more = {"N": form.N, "K": power_of_two(most), "SKIP": skip_key0, "BRANCH": branches(self.spec)}
+        self._launch(kernels.largest, grid, (self.known, chosen, most, *top), form, **more)
+        return top
 
     def _features(self, question: ask.Features) -> Tensor:
         columns = question.features.to(self.spec.device, torch.float32)
@@ -413,6 +456,17 @@ def runs_of(label_BT: Tensor) -> Runs:
     return Runs(run_BT.to(*of_kernel), start_BR.to(*of_kernel), label_BR.to(device), most, apart)
 
 
+def joinable(spec: AttentionSpec, questions: Sequence[ask.Question]) -> bool:
+    """Whether the walk of the statistics has registers for the strongest keys that are asked for, if any are."""
+    return 0 < most_of(questions) <= MOST_JOINED and not loads(spec)
+
+
+def most_of(questions: Sequence[ask.Question]) -> int:
+    """How many keys of a row are kept for these at most: one more where key 0 may be among them."""
+    tops = [question for question in questions if isinstance(question, ask.TopK)]
+    return max((question.k + question.skip_key0 for question in tops), default=0)
+
+
 def most_runs(keys: int, apart: int) -> int:
     """The most runs that so many keys in a row have, as a power of two."""
     return power_of_two(2 + (keys - 2) // apart)
@@ -440,9 +494,9 @@ ROWS: Mapping[type[ask.Question], int] = {
 }
 REST: Mapping[type[ask.Question], int] = {ask.Entropy: ENTROPY_REST, ask.MaxWeight: LARGEST_REST}  # without key 0
 TOGETHER: Sequence[tuple[Any, Callable[[Sweep, Any], Any]]] = (  # kinds that share a launch
+    (ask.TopK, Sweep._tops),  # before any that reads what the walk over keys finds
     (ask.At | ask.Back | ask.Key, Sweep._of_one_key),
     (ask.Window, Sweep._recent),
-    (ask.TopK, Sweep._tops),
     (ask.Received | ask.GroupMass, Sweep._received),
 )
 ANSWERS: Mapping[type[ask.Question], Callable[[Sweep, Any], Any]] = {
