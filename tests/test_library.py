@@ -269,6 +269,20 @@ REFUSED: dict[str, tuple[Callable[[Any, Any], object], str]] = {
     "id": (lambda model, seen: attnscope.capture(model, [0, 2000]), r"token 1 has the id 2000, .* has 2000 ids"),
     "ids": (lambda model, seen: attnscope.capture(model, [0] * 513), r'513 tokens, .* at most 512; .*truncate="left"'),
     "words": (lambda model, seen: attnscope.capture(model, ["a", 1]), r"expected a text, a Prompt or token ids"),
+    "number": (lambda model, seen: attnscope.capture(model, 5), r"expected a text, a Prompt or token ids"),
+    "dictionary": (lambda model, seen: attnscope.capture(model, {1: 2}), r"expected a text, a Prompt or token ids"),
+    "set": (lambda model, seen: attnscope.capture(model, {1, 2}), r"expected a text, a Prompt or token ids"),
+    "nothing": (lambda model, seen: attnscope.capture(model, []), r"^there are no token ids; give at least one$"),
+    "empty of many": (lambda model, seen: attnscope.capture(model, ["a", ""]), r"^text\[1\]: the text is empty; give"),
+    "long of many": (
+        lambda model, seen: attnscope.capture(model, [[1] * 600, "a"], verify=True),
+        r"^text\[0\]: the text has 600 tokens, the model reads at most 512; shorten it",
+    ),
+    "none of many": (lambda model, seen: attnscope.capture(model, ["a", None]), r"^text\[1\]: expected a text, a Pro"),
+    "no such head": (
+        lambda model, seen: attnscope.capture(model, ["a", "b"], select="9.9"),
+        r"^(?!text\[).*9",  # which is wrong for all of them
+    ),
     "positions": (
         lambda model, seen: attnscope.load("demo", positions=-1),
         r"expected positions from 1 to \d+, got -1",

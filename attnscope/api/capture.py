@@ -6,14 +6,15 @@ Several texts through one model, in padded passes: an observation each, as if ea
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack, overload
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
 from attnscope.api.captured import Capture
 from attnscope.corpus.item_requests import KERNEL, KERNEL_TOKENS, batch_limit, batches
-from attnscope.errors import UnknownOptionError, UsageError, hints_of, nearest
+from attnscope.errors import AttnscopeError, InputError, UnknownOptionError, UsageError, hints_of, nearest
 from attnscope.hooks.engines import Engine, engine_named
 from attnscope.inputs.sound import sound_of
 from attnscope.model.libraries import without_bars
@@ -33,19 +34,22 @@ if TYPE_CHECKING:
     from attnscope.inputs.prompt import Prompt
     from attnscope.observe.request import Text
 
+T = TypeVar("T")
+
 
 def read_texts(loaded: LoadedModel, asks: Sequence[CaptureSpec]) -> list[Observation]:
     """What is asked of each text, in order; texts of like length are read in one pass, within what memory allows.
 
-    The asks differ in their text alone. Raises as `run.read`, which reads those that need a pass of their own.
+    The asks differ in their text alone. Raises as `run.read`, which reads those that need a pass of their own; an error
+    names the text.
 
         >>> read_texts(load(), [CaptureSpec("the bank"), CaptureSpec("the river bank")])
     """
     first = asks[0]
     alone = first.verify or first.keep.rollout or first.keep.operands or first.generate
     if len(asks) == 1 or alone or loaded.geometry.task == SEQ2SEQ or loaded.geometry.over_patches:
-        return [read(loaded, ask) for ask in asks]
-    runs = [prepare(loaded, ask, compared=place == 0) for place, ask in enumerate(asks)]
+        return _each(asks, partial(read, loaded))
+    runs = _each(asks, lambda ask: prepare(loaded, ask, compared=ask is first))
     # What keeps a text apart from others: its engine, its length where padding is not exact, its own inputs or map.
     apart = []
     for at, run in enumerate(runs):
@@ -62,6 +66,20 @@ def read_texts(loaded: LoadedModel, asks: Sequence[CaptureSpec]) -> list[Observa
         engine = engine_named(KERNEL) if quick else runs[group[0]].engine
         observations |= dict(zip(group, _together([runs[place] for place in group], engine), strict=True))
     return [observations[place] for place in range(len(runs))]
+
+
+def _each(asks: Sequence[CaptureSpec], work: Callable[[CaptureSpec], T]) -> list[T]:
+    """`work` on every ask; an error that is about one text of the list names it, as `text[3]`."""
+    results: list[T] = []
+    for place, ask in enumerate(asks):
+        try:
+            results.append(work(ask))
+        except AttnscopeError as error:
+            if place or isinstance(error, InputError):  # what fails with the first text may be about all of them
+                error.message = f"text[{place}]: {error.message}"
+                error.args = (error.message, error.hint)
+            raise
+    return results
 
 
 def _together(runs: Sequence[Run], engine: Engine) -> list[Observation]:

@@ -11,7 +11,7 @@ think, in lines for a person and for the manifest.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import cache, partial
@@ -284,9 +284,13 @@ INPUTS = (
 
 
 def check_ids(loaded: LoadedModel, ids: Sequence[int]) -> None:
-    """Raise UsageError for what is no token id, InputError for one that the model has no embedding of."""
-    if not all(issubclass(kind, SupportsIndex) for kind in set(map(type, ids))):  # there may be millions of ids
+    """Raise UsageError for what is no token id, InputError for none, and for one that the model has no embedding of."""
+    is_list = isinstance(ids, Collection) and not isinstance(ids, Set | Mapping)
+    kinds = set(map(type, ids)) if is_list else {object}
+    if not all(issubclass(kind, SupportsIndex) for kind in kinds):  # there may be millions of ids
         raise UsageError("expected a text, a Prompt or token ids as whole numbers", "give one text at a time")
+    if not len(ids):
+        raise InputError("there are no token ids", "give at least one")
     loaded.check_length(len(ids))
     place = loaded.unknown_id(ids)
     if place is not None:
