@@ -244,7 +244,7 @@ def test_it_reaches_the_disk_before_it_has_its_name(made: Made, monkeypatch: pyt
     assert done == ["fsync", "replace"]
 
 
-def test_a_full_disk_leaves_no_rest(made: Made) -> None:
+def test_a_full_disk_leaves_no_rest(made: Made, caplog) -> None:
     made.file.unlink()
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))  # EFBIG, as ENOSPC
@@ -252,6 +252,8 @@ def test_a_full_disk_leaves_no_rest(made: Made) -> None:
         assert (made.asked(), made.asked()) == (1, 1)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    not_kept = f"the CPU kernel is not kept, and the next run compiles it again: {made.base}/attnscope/kernel: File too"
+    assert [message.startswith(not_kept) for message in caplog.messages][-2:] == [False, True]
     assert not [path for path in made.base.rglob("*") if path.is_file()]
     assert made.asked() == 1
 

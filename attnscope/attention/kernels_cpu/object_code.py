@@ -88,11 +88,15 @@ def read_object(path: Path) -> bytes | None:
 
 
 def keep(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all, through to the disk; where that fails it is not kept."""
-    with suppress(OSError), whole_file(path) as file:
-        file.write(_digest(path, content) + content)
-        file.flush()
-        os.fsync(file.fileno())
+    """Write a file whole or not at all, through to the disk; where that fails it is not kept, with a warning."""
+    try:
+        with whole_file(path) as file:
+            file.write(_digest(path, content) + content)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        why = error.strerror or error
+        logger.warning("the CPU kernel is not kept, and the next run compiles it again: %s: %s", path.parent, why)
 
 
 def _digest(path: Path, content: bytes) -> bytes:
