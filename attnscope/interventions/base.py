@@ -83,11 +83,13 @@ class Intervention(Described):
 class Measure(Described):
     """A number per text, differentiable in the logits.
 
-    unit: of its numbers. worse: 1 where more of it is worse, as of a loss; -1 where less is.
+    unit: of its numbers. worse: 1 where more of it is worse, as of a loss; -1 where less is. compares: whether it looks
+    at the intact rows for the changed ones, as a divergence does: they are then of one pass, however long the text.
     """
 
     unit: str
     worse: int = 1
+    compares: bool = False
 
     def rows(self, task: Task, text: int) -> Sequence[int]:
         """The positions of a text whose logits it reads, ascending."""
@@ -95,7 +97,10 @@ class Measure(Described):
 
     @abstractmethod
     def __call__(self, logits_KRV: Tensor, task: Task, text: int) -> Tensor:
-        """(K,) float64, of one text of the task, from its rows: intact, then with every set's heads changed."""
+        """(K,) float64, of one text of the task, from its rows: intact, then with every set's heads changed.
+
+        Of a long text each of these may come alone, but where the measure `compares`.
+        """
 
 
 class Loss(Measure):

@@ -420,7 +420,8 @@ class Passes:
     def apart(self) -> Intervention | None:
         """What changes the rows of a set that run without the intact ones, where no two rows have room in a pass; None
         where all run together."""
-        return self.intervention.alone if self.layers is None and self._fewest == 1 and self._room < 2 else None
+        alone = self.layers is None and self._fewest == 1 and self._room < 2 and not self.measure.compares
+        return self.intervention.alone if alone else None
 
     @property
     def _rows(self) -> int:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from attnscope.errors import InputError, UsageError
-from attnscope.interventions.base import LogitDifference
+from attnscope.interventions.base import LogitDifference, Measure
 from attnscope.interventions.passes import measured, prepared
 from attnscope.interventions.patching import first_order
 from attnscope.interventions.spec import HeadSet
@@ -86,6 +86,30 @@ def test_an_effect_is_what_is_lost(demo, task, difference):
     assert found.facts["measure"]["unit"] == "logits"
     assert found.effect(BOTH).mean() > 1
     assert AblationStudy(demo, task, asked, "zero").run().effect(BOTH).mean() > 1
+
+
+class Divergence(Measure):
+    """How far the predictions are from the intact ones: KL(intact || changed), mean over rows."""
+
+    name, unit, compares = "divergence", "nats per token", True
+
+    def __call__(self, logits_KRV, task, text):
+        log_KRV = logits_KRV.double().log_softmax(-1)
+        return (log_KRV[0].exp() * (log_KRV[0] - log_KRV)).sum(-1).mean(-1)
+
+
+def test_a_measure_that_compares_has_the_intact_rows_also_of_a_long_text(demo, task, monkeypatch):
+    sets = [BOTH, ONE]
+    whole = measured_by(demo, task, Divergence(), sets)
+    monkeypatch.setattr("attnscope.interventions.passes.CPU_TOKENS", max(task.lengths))
+    assert measured_by(demo, task, Divergence(), sets) == pytest.approx(whole, abs=1e-5)
+    assert whole[:, 0] == pytest.approx(0, abs=1e-9)
+    assert whole[:, 1:].min() > 1e-3
+    assert prepared(demo, task, sets, "zero").apart is not None, "another measure runs them apart"
+
+
+def measured_by(demo, task, measure, sets):
+    return prepared(demo, task, sets, "zero", measure=measure).measured(sets)
 
 
 def test_parts_of_another_measure_are_not_taken(demo, task, difference, tmp_path):
