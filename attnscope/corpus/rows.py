@@ -250,7 +250,7 @@ def _spans(pairs: Sequence[tuple[Item, Observation]], output: DatasetOutput) -> 
 
 
 class _Numbers(dict[str, int]):
-    """Texts, each with how many others came before it."""
+    """Texts in order, each with its number."""
 
     def __missing__(self, text: str) -> int:
         number = self[text] = len(self)

@@ -374,7 +374,7 @@ class Observation:
         return self.relation_rows(min_weight).columns()
 
     def relation_rows(self, min_weight: float | None = None) -> RelationRows:
-        """The same with what a head's rows share said once."""
+        """The same; what all rows of a head share is kept once."""
         parts: list[RelationRows] = []
         for obs in self.stacks.values():
             if obs.kept_keys is None:
