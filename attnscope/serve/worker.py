@@ -10,6 +10,7 @@ at the next layer. `KeptModels`: models that stay loaded for commands that run i
 
 from __future__ import annotations
 
+import gc
 import io
 import logging
 import os
@@ -173,6 +174,7 @@ def work(number: int) -> None:
     """Answer questions until the other end has gone."""
     begin_helper()
     silence_libraries(verbose=False)
+    gc.freeze()  # what is imported is no garbage, as on the command line
     reader = Reader()  # forked while this process has no thread, and has not used torch
     call_elsewhere(reader)
     link, models = Link(socket.socket(fileno=number)), dict[str, LoadedModel]()
