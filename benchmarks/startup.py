@@ -25,7 +25,7 @@ PAIRS = (  # what is measured, against what, how many times as long it may take
         "attnscope heads --text ..., table only",
         ("-m", "attnscope", "heads", "--text", SENTENCE, "--format", "table"),
         "import torch; from transformers import LlamaForCausalLM",
-        1.5,
+        1.1,
     ),
 )
 

@@ -535,8 +535,8 @@ def test_ten_clients_at_once_are_all_answered(server):
     assert server.status["answered"] == before + 10
 
 
-HEAVY = "torch", "transformers", "matplotlib", "pandas"
-UNUSED = "pydantic", "pyarrow.compute", "rich", "attnscope.figures.style", "attnscope.inputs.weights"
+HEAVY = "torch", "transformers", "matplotlib", "pandas", "pydantic"
+UNUSED = "pyarrow.compute", "rich", "attnscope.figures.style", "attnscope.inputs.weights"
 LIGHT = f"""
 import sys
 import attnscope.cli as cli
