@@ -2,13 +2,16 @@
 
 A tree is a checkout, or what holds another `attnscope/`. Every case below runs in both, each in an empty folder of its
 own, with the same environment and without network. Compared are stdout, messages, exit codes and all files by their
-hashes, after times, folders and versions are taken out. A case that differs shows its first difference; then the exit
+hashes, after times, folders and versions are taken out; Parquet by types and values. No line follows a silence, as such
+lines depend on the machine's load. A case that differs shows its first difference; then the exit
 code is 1. `--expect FILE` names differences that a change means to make: `CASE<TAB>REGEX` per line, for lines of it.
 """
 
 import argparse
 import difflib
 import hashlib
+import io
+import json
 import os
 import re
 import shlex
@@ -20,6 +23,8 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
+
+import pyarrow.parquet as pq
 
 BANK = "'the bank of the river, the bank of the'"
 SENTENCE = "'the financial bank is located on river bank'"
@@ -86,6 +91,15 @@ CASES: Mapping[str, tuple[str, ...]] = {
     "help": ("--help", *(f"{command} --help" for command in COMMANDS), *(f"{name} --help all" for name in COMMANDS)),
 }
 HANGS = 600
+START = """
+import runpy
+try:
+    from attnscope.utils import stages
+    stages.FIRST_SECONDS = float("inf")
+except ImportError:
+    pass
+runpy.run_module("attnscope", run_name="__main__", alter_sys=True)
+"""
 EXIT_CODE, STDERR = ": exit code", ": stderr"
 LONGEST = ("scan", "ablate", "batch", "heads DIR", "compare", "help", "why", "patch", "knockout")  # begin first
 
@@ -150,7 +164,7 @@ def run(name: str, tree: Path, folder: Path, examples: Path) -> Outcome:
     parts, start = {}, time.perf_counter()
     for number, command in enumerate(CASES[name], 1):
         done = subprocess.run(
-            [sys.executable, "-m", "attnscope", *shlex.split(command)],
+            [sys.executable, "-c", START, *shlex.split(command)],
             cwd=place,
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -204,7 +218,9 @@ def in_order(stdout: bytes, place: Path) -> bytes:
 
 
 def stable(content: bytes, tree: Path, place: Path) -> bytes:
-    """The bytes without what differs between two runs. What is not text is left as it is."""
+    """The bytes without what differs between two runs. What is not text is left as it is, but for Parquet."""
+    if content.startswith(b"PAR1"):
+        content = as_text(content)
     try:
         content.decode("utf-8")
     except UnicodeDecodeError:
@@ -214,6 +230,14 @@ def stable(content: bytes, tree: Path, place: Path) -> bytes:
     for pattern, replacement in UNSTABLE:
         content = pattern.sub(replacement, content)
     return content
+
+
+def as_text(content: bytes) -> bytes:
+    """A Parquet file as lines: its metadata, the type of each column, a row each."""
+    table = pq.read_table(io.BytesIO(content))
+    about = {key.decode(): value.decode() for key, value in (table.schema.metadata or {}).items()}
+    types = {field.name: str(field.type) for field in table.schema}
+    return "\n".join(json.dumps(line, default=str) for line in (about, types, *table.to_pylist())).encode()
 
 
 def report(name: str, first: Outcome, second: Outcome, meant: list[tuple[str, re.Pattern[str]]]) -> bool:

@@ -61,6 +61,27 @@ def test_what_differs_is_found(
     assert out.splitlines()[1].endswith(part)
 
 
+def test_tables_are_compared_by_types_and_values(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Parquet of two encodings is the same; of other values or types it is not."""
+    table = "import pyarrow as pa, pyarrow.parquet as pq; pq.write_table(pa.table({{'head': {}}}), 'out.parquet', {})"
+    plain, other = "pa.array([1, 2])", "pa.array([1, 3])"
+    first = tree(tmp_path / "a", more=table.format(plain, "compression='none'"))
+    assert compared(first, tree(tmp_path / "b", more=table.format(plain, "compression='zstd'"))) == 0
+    for name, column in (("c", other), ("d", "pa.array([1, 2], pa.int32())")):
+        assert compared(first, tree(tmp_path / name, more=table.format(column, "compression='none'"))) == 1
+    assert '+{"head": 3}' in capsys.readouterr().out
+
+
+def test_a_line_that_only_a_silence_brings_is_not_printed(tmp_path: Path) -> None:
+    stage = "import sys; from attnscope.utils import stages; print(stages.FIRST_SECONDS < 1e9, file=sys.stderr)"
+    silent = tree(tmp_path / "a", more=stage)
+    (silent / "attnscope" / "utils").mkdir()
+    (silent / "attnscope" / "utils" / "stages.py").write_text("FIRST_SECONDS = 1.0")
+    parts = same.run("rollout", silent, tmp_path / "run", tmp_path).parts
+    [messages] = [content for name, content in parts.items() if name.endswith(same.STDERR)]
+    assert messages == b"False\n"
+
+
 def test_what_a_change_means_to_make_is_named(tmp_path: Path) -> None:
     sides = tree(tmp_path / "a"), tree(tmp_path / "b", written="L0H1")
     assert compared(*sides, expect="rollout\tL0H[01]$\n") == 0
