@@ -28,6 +28,8 @@ from attnscope.hooks.engines import Change, Engine
 from attnscope.interventions.spec import HeadSet, Task
 
 OnOutput = Callable[[CallSite, Tensor, Sequence[int]], None]  # a call's place, its output (B, T, H, V), texts' lengths
+Call = tuple[int, int]  # layer, and which call of it
+Kept = dict[Call, Any]  # of each call of an intact row that runs alone, what rows of sets need
 
 
 class Described(ABC):
@@ -67,10 +69,17 @@ class Intervention(Described):
         """The engine for such passes as `change` is for."""
         return replace(engine, change=self.change(sets, lengths, texts))
 
-    @property
-    def alone(self) -> Intervention | None:
-        """The same for passes of one set's rows, without the intact texts before them; None where it needs those."""
+    def alone(self, kept: Kept) -> Intervention | None:
+        """The same for passes of one row each, of a set; None where rows need each other. kept: what `keeping` kept."""
         return None
+
+    def keeping(self, sets: Sequence[HeadSet], kept: Kept) -> Intervention:
+        """The same for passes of one intact row each: keeps what rows of the sets need of it."""
+        return self
+
+    def target(self, texts: Sequence[int], place: int) -> int:
+        """The place of the text whose rows need what the intact row of another keeps: its own."""
+        return place
 
     @abstractmethod
     def change(self, sets: Sequence[HeadSet], lengths: Sequence[int], texts: Sequence[int]) -> Change:
@@ -164,7 +173,6 @@ class LogitDifference(Measure):
 
 
 Replacement = Literal["mean", "zero", "resample"]
-Call = tuple[int, int]  # layer, and which call of it
 Replace = Callable[[CallSite, Tensor, Sequence[int]], Tensor]
 
 
@@ -172,13 +180,13 @@ Replace = Callable[[CallSite, Tensor, Sequence[int]], Tensor]
 class Replacing(Intervention):
     """A head's output, before the output projection, is replaced.
 
-    instead: what by; `prepared` finds the means, and takes another sequence's for "resample". first: the place of the
-    first set in a pass, 0 without the intact texts before it.
+    instead: what by; `prepared` finds the means, and takes another sequence's for "resample". kept: in a pass of one
+    row, the heads' outputs of an intact row; None where intact texts are in the pass.
     """
 
     name: Replacement = "zero"
     instead: Replace = field(default_factory=lambda: zeros)
-    first: int = 1
+    kept: Kept | None = None
 
     @property
     def least(self) -> int:
@@ -207,16 +215,49 @@ class Replacing(Intervention):
         return replace(self, instead=Means(summing.sums))
 
     def change(self, sets: Sequence[HeadSet], lengths: Sequence[int], texts: Sequence[int]) -> Change:
-        return replacing(sets, lengths, self.instead, self.first)
+        return replacing(sets, lengths, self.instead, self.kept)
 
-    @property
-    def alone(self) -> Replacing | None:
-        return replace(self, first=0) if self.name == "zero" else None
+    def alone(self, kept: Kept) -> Replacing:
+        return replace(self, kept=kept)
+
+    def keeping(self, sets: Sequence[HeadSet], kept: Kept) -> Intervention:
+        return self if self.name == "zero" else KeptOutputs(sets, kept, of_others=self.name == "resample")
+
+    def target(self, texts: Sequence[int], place: int) -> int:
+        return (place - 1) % len(texts) if self.name == "resample" else place
 
 
-def replacing(sets: Sequence[HeadSet], lengths: Sequence[int], instead: Replace, first: int = 1) -> Change:
+@dataclass(frozen=True)
+class KeptOutputs(Intervention):
+    """Nothing is changed: what heads of some sets give is kept, where a row of a set has no intact output of its own.
+
+    of_others: the row is another text's, which never has. Else it has the intact output in the set's first layer.
+    """
+
+    sets: Sequence[HeadSet]
+    kept: Kept
+    of_others: bool
+    name: str = field(default="kept outputs", init=False)
+
+    def change(self, sets: Sequence[HeadSet], lengths: Sequence[int], texts: Sequence[int]) -> Change:
+        def change(call: AttentionCall, output_BTHV: Tensor) -> Tensor:
+            heads = {
+                head
+                for chosen in self.sets
+                for layer, head in chosen.heads
+                if layer == call.layer and (self.of_others or call.place.call or layer > chosen.heads[0][0])
+            }
+            if heads:
+                head_P = torch.tensor(sorted(heads), device=output_BTHV.device)
+                self.kept[call.layer, call.place.call] = head_P, output_BTHV[:, :, head_P]
+            return output_BTHV
+
+        return change
+
+
+def replacing(sets: Sequence[HeadSet], lengths: Sequence[int], instead: Replace, kept: Kept | None = None) -> Change:
     """An engine's `change` for a pass of some texts and, after them, the same texts once per set: in the set's rows
-    the outputs of its heads are replaced. first: see `Replacing`.
+    the outputs of its heads are replaced. kept: see `Replacing`.
 
         >>> engine = replace(ENGINES["eager"], change=replacing([one], lengths, zeros))
         >>> listen(model, ids_BT.repeat(2, 1), on_call, engine=engine)
@@ -224,11 +265,14 @@ def replacing(sets: Sequence[HeadSet], lengths: Sequence[int], instead: Replace,
     batch = len(lengths)
 
     def change(call: AttentionCall, output_NTHV: Tensor) -> Tensor:
-        heads_of = enumerate(([head for layer, head in chosen.heads if layer == call.layer] for chosen in sets), first)
-        pairs = [(at, head) for at, heads in heads_of for head in heads]
+        heads_of = ([head for layer, head in chosen.heads if layer == call.layer] for chosen in sets)
+        pairs = [(at, head) for at, heads in enumerate(heads_of, int(kept is None)) for head in heads]
         if not pairs:
             return output_NTHV
-        instead_BTHV = instead(call.place, output_NTHV[:batch], lengths)
+        intact_BTHV = output_NTHV[:batch]
+        if kept and (call.layer, call.place.call) in kept:
+            intact_BTHV = intact_BTHV.index_copy(2, *kept[call.layer, call.place.call])
+        instead_BTHV = instead(call.place, intact_BTHV, lengths)
         row_P, head_P = torch.tensor(pairs, device=output_NTHV.device).T
         changed = output_NTHV.clone()
         changed.view(-1, batch, *changed.shape[1:])[row_P, :, :, head_P] = instead_BTHV.permute(2, 0, 1, 3)[head_P]

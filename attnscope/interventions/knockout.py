@@ -20,7 +20,7 @@ from torch import Tensor
 from attnscope.attention.rows import CutHow, RowBlock, RowsAgain, padded
 from attnscope.hooks.calls import AttentionCall
 from attnscope.hooks.engines import Change
-from attnscope.interventions.base import Intervention
+from attnscope.interventions.base import Intervention, Kept
 from attnscope.interventions.patching import recompute, spec_of
 from attnscope.interventions.spec import Cut, HeadSet
 from attnscope.model.selection import DECODER
@@ -50,8 +50,7 @@ class Knockout(Intervention):
     def facts(self) -> Mapping[str, Any]:
         return {"how": self.how, "queries": [list(positions) for positions in self.queries]}
 
-    @property
-    def alone(self) -> Knockout:
+    def alone(self, kept: Kept) -> Knockout:
         return replace(self, read=None, first=0)
 
     def change(self, sets: Sequence[HeadSet], lengths: Sequence[int], texts: Sequence[int]) -> Change:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ from attnscope.attention.rows import RowBlock, RowsAgain, padded
 from attnscope.attention.spec import AttentionSpec
 from attnscope.hooks.calls import AttentionCall
 from attnscope.hooks.engines import Change
-from attnscope.interventions.base import Intervention
+from attnscope.interventions.base import Intervention, Kept
 from attnscope.interventions.patching import recompute, spec_of
 from attnscope.interventions.spec import HeadSet, written_budget
 from attnscope.model.selection import DECODER
@@ -250,22 +250,30 @@ class CacheBudget(Intervention):
 
     ends: of every text of the task, the tokens of its prompt, after which `received` and `snap` choose. stops: of every
     text, the rows that anything depends on. heads: of every layer, all that any set has: they are computed again in the
-    intact rows, too. stack: whose layers the heads are of.
+    intact rows, too. stack: whose layers the heads are of. first: the place of the first budget in a pass, 0 without
+    the intact texts before it. kinds: budgets of other passes, in whose rows intact texts are computed again.
     """
 
     ends: tuple[int, ...]
     stops: tuple[int, ...]
     heads: Mapping[int, tuple[int, ...]]
     stack: str = DECODER
+    first: int = 1
+    kinds: tuple[str, ...] = ()
     name: str = "budget"
 
     @property
     def facts(self) -> Mapping[str, Any]:
         return {"ends": list(self.ends)}
 
+    def alone(self, kept: Kept) -> CacheBudget:
+        return replace(self, first=0)
+
+    def keeping(self, sets: Sequence[HeadSet], kept: Kept) -> CacheBudget:
+        return replace(self, kinds=kinds_of(sets))
+
     def change(self, sets: Sequence[HeadSet], lengths: Sequence[int], texts: Sequence[int]) -> Change:
-        budgets = [budget for budget in sets if isinstance(budget, HeadBudget)]
-        kinds = list(dict.fromkeys(budget.keep for budget in budgets if budget.keep))
+        budgets, kinds = [budget for budget in sets if isinstance(budget, HeadBudget)], kinds_of(sets)
         ends = tuple(self.ends[text] for text in texts)
 
         def change(call: AttentionCall, output_NQHV: Tensor) -> Tensor:
@@ -273,14 +281,14 @@ class CacheBudget(Intervention):
             if call.stack != self.stack or not heads:
                 return output_NQHV
             spec = spec_of(call, output_NQHV)
-            query_NR = padded(self.rows(kinds, texts), spec.device).repeat(spec.batch // len(texts), 1)
+            query_NR = padded(self.rows(kinds or self.kinds, texts), spec.device).repeat(spec.batch // len(texts), 1)
 
             # Heads of one kind of budget are read together, whichever sets of the pass they belong to.
             policies: list[tuple[BudgetedHeads, Dropping]] = []
             for kind in kinds:
                 pairs = [
                     (at * len(texts) + number, heads.index(head))
-                    for at, budget in enumerate(budgets, start=1)
+                    for at, budget in enumerate(budgets, self.first)
                     for layer, head in budget.heads
                     if (layer, budget.keep) == (call.layer, kind)
                     for number in range(len(texts))
@@ -308,6 +316,11 @@ class CacheBudget(Intervention):
         """The rows of each text that some budgets hold in: those after the prompt where all choose once."""
         once = bool(kinds) and all(written_budget(kind).once for kind in kinds)
         return [range(self.ends[text] * once, self.stops[text]) for text in texts]
+
+
+def kinds_of(sets: Sequence[HeadSet]) -> tuple[str, ...]:
+    """The budgets of some sets, each once."""
+    return tuple(dict.fromkeys(budget.keep for budget in sets if isinstance(budget, HeadBudget) and budget.keep))
 
 
 OnKept = Callable[[str, int, int, Tensor], object]  # a budget, a text, a layer, the share of each head (P,)

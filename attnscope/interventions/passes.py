@@ -6,8 +6,8 @@
 One forward pass carries many variants of a batch: a variant's rows branch off where it begins to differ. The pass
 begins with the B texts as they are. Before the decoder layer in which a variant first differs, their rows are repeated
 for it, so that no layer below is computed twice. At the end there are B rows of the texts, then B of every variant, in
-the order in which the variants begin. Where a pass has room for one text alone, intact and changed rows run one after
-the other, if neither needs what the other makes.
+the order in which the variants begin. Where a pass has room for less than three rows, each row has a pass of its own:
+the intact one keeps what the changed ones need of it.
 
 Shapes: B text, S sequence, K set, N row of a pass (text, or set and text), T token, R asked row, H head, V width of v
 or vocabulary.
@@ -32,7 +32,7 @@ from attnscope.hooks.calls import AttentionCall
 from attnscope.hooks.engines import UNCHECKED, Engine
 from attnscope.hooks.generation import check_causal
 from attnscope.hooks.listen import calls_interface, listen
-from attnscope.interventions.base import LOSS, Intervention, Measure, OnOutput, Replacement, Replacing
+from attnscope.interventions.base import LOSS, Intervention, Kept, Measure, OnOutput, Replacement, Replacing
 from attnscope.interventions.spec import HeadSet, Task
 from attnscope.model.loaded import padding_is_unknown, pads
 
@@ -261,14 +261,11 @@ class Passes:
         return self.measure.worse * (value_SK[:, 1:] - value_SK[:, :1])
 
     def run(self, batch: Sequence[int], sets: Sequence[HeadSet]) -> np.ndarray:
-        """(B, 1 + K): one pass over some sequences of the task; where rows run apart, one of each set after it."""
+        """(B, 1 + K): one pass over some sequences of the task; where rows run apart, one of each row."""
         lengths = [self.task.lengths[place] for place in batch]
         layers = tuple({layer for chosen in sets for layer, _ in chosen.heads})
-        if self.apart is not None:
-            engines = [self.intervention.over(self.engine, [], lengths, batch)]
-            engines += [self.apart.over(self.engine, [chosen], lengths, batch) for chosen in sets]
-            logits = (self.logits(batch, engine=engine, expected_layers=layers) for engine in engines)
-            return torch.cat([self.values(logits_BRV, batch) for logits_BRV in logits], 1).cpu().numpy()
+        if self.apart:
+            return self._row_by_row(batch, sets, layers)
 
         # Rows of a set branch off below its first head, so that sets follow each other in the order of their layers.
         starts = [self.start(chosen) for chosen in sets]
@@ -285,6 +282,23 @@ class Passes:
         value_BK = self.values(logits_NRV, batch).cpu().numpy()
         return value_BK[:, [0, *(1 + order.index(place) for place in range(len(sets)))]]  # in the caller's order
 
+    def _row_by_row(self, batch: Sequence[int], sets: Sequence[HeadSet], layers: Sequence[int]) -> np.ndarray:
+        """As `run`, a pass of each row. What an intact row keeps is dropped before the next intact row runs."""
+        value_BK = np.empty((len(batch), 1 + len(sets)))
+        for source in range(len(batch)):
+            kept: Kept = {}
+            changed, target = self.intervention.alone(kept), self.intervention.target(batch, source)
+            assert changed is not None
+            intact = self.intervention.keeping(sets, kept)
+            rows: list[tuple[int, int, Intervention, list[HeadSet]]] = [(source, 0, intact, [])]
+            rows += [(target, number, changed, [chosen]) for number, chosen in enumerate(sets, start=1)]
+            for place, number, intervention, own in rows:
+                text = batch[place : place + 1]
+                engine = intervention.over(self.engine, own, [self.task.lengths[text[0]]], text)
+                logits_1RV = self.logits(text, engine=engine, expected_layers=layers)
+                value_BK[place, number] = self.values(logits_1RV, text).item()
+        return value_BK
+
     def each(self, on_output: OnOutput, advance: Advance = lambda token_layers: None) -> None:
         """Call with what every head gives for every sequence, in one pass over each."""
         for batch in self.batches(0):
@@ -300,16 +314,19 @@ class Passes:
     def logit_spread(self, batch: Sequence[int]) -> float:
         """How far apart the logits lie that the measure reads of some texts: from the median of the vocabulary to where
         84 % lie below, a standard deviation of normal ones."""
-        sorted_BRV = self.logits(batch, engine=self.engine).float().sort(-1).values
-        middle, above = (int(share * sorted_BRV.shape[-1]) for share in (0.5, 0.84))
-        return float((sorted_BRV[..., above] - sorted_BRV[..., middle]).mean())
+        spreads = []
+        for texts in [[place] for place in batch] if self.apart else [batch]:
+            sorted_BRV = self.logits(texts, engine=self.engine).float().sort(-1).values
+            middle, above = (int(share * sorted_BRV.shape[-1]) for share in (0.5, 0.84))
+            spreads.append(float((sorted_BRV[..., above] - sorted_BRV[..., middle]).mean()))
+        return sum(spreads) / len(spreads)
 
     def sharing(self, sets: Sequence[HeadSet]) -> Passes:
         """The passes that share layers below the sets, if the first text has the same loss either way.
 
         Rows that run apart stay so: in a pass of two rows the intact one would be computed again for every set.
         """
-        if self.apart is not None:
+        if self.apart:
             return self
         unshared = replace(self, measure=LOSS)
         first = unshared.batches(len(sets))[0]
@@ -336,7 +353,7 @@ class Passes:
         """Passes to ask what they would take: sets share where the family's layers are found."""
         passes = cls(loaded, task, of(replacement), UNCHECKED)
         _check(passes)
-        if passes.apart is not None:
+        if passes.apart:
             return passes
         try:
             return replace(passes, layers=decoder_layers(loaded, task.ids[0][:2]))
@@ -355,19 +372,20 @@ class Passes:
     def cost(self, batch: Sequence[int], sets: Sequence[HeadSet]) -> int:
         """Tokens times decoder layers of one pass: the intact rows, and each set's from where it starts."""
         deep = len(self.layers.all) if self.layers else len(self.loaded.geometry.layers)
-        tokens = len(batch) * max(self.task.lengths[place] for place in batch)
+        lengths = [self.task.lengths[place] for place in batch]
+        tokens = sum(lengths) if self.apart else len(batch) * max(lengths)
         return tokens * (deep + sum(deep - self.start(chosen) for chosen in sets))
 
     def chunks(self, sets: Sequence[HeadSet]) -> Iterator[tuple[int, Sequence[HeadSet]]]:
         """Sets that one pass carries, and the place of the first."""
-        size = max(1, self._rows // self._fewest - 1) if self.apart is None else APART
+        size = APART if self.apart else max(1, self._room // self._fewest - 1)
         for first in range(0, max(1, len(sets)), size):
             yield first, sets[first : first + size]
 
     def batches(self, sets: int) -> list[list[int]]:
         """Sequences that are read together with so many sets; of one length where the family asks for it."""
         groups, lengths = self.groups, self.task.lengths
-        size = max(self._fewest, self._rows // (1 + sets) // self.task.together * self.task.together)
+        size = max(self._fewest, self._room // (1 + sets) // self.task.together * self.task.together)
         longest = [max(lengths[place] for place in group) for group in groups]
 
         # From the longest on, so that the texts of a batch are padded least.
@@ -379,7 +397,8 @@ class Passes:
             batches[-1] += group
             before = tokens
         if len(batches) > 1 and len(batches[-1]) < self._fewest:
-            batches[-2] += batches.pop()
+            last = batches.pop()
+            batches[-1] += last
         return batches
 
     @property
@@ -417,16 +436,12 @@ class Passes:
         return max(self.intervention.least, self.task.together)
 
     @property
-    def apart(self) -> Intervention | None:
-        """What changes the rows of a set that run without the intact ones, where no two rows have room in a pass; None
-        where all run together."""
-        alone = self.layers is None and self._fewest == 1 and self._room < 2 and not self.measure.compares
-        return self.intervention.alone if alone else None
-
-    @property
-    def _rows(self) -> int:
-        """Rows of a pass: at least those of an intact text and of a set that run together."""
-        return max(self._fewest if self.apart else 2 * self._fewest, self._room)
+    def apart(self) -> bool:
+        """Whether each row has a pass of its own: where intact rows have room for one set's beside them at most, and
+        neither the intervention nor the measure needs them there. Then many sets share an intact row, as they do where
+        layers are shared."""
+        few = self.layers is None and self._room < 3 * self._fewest and not self.measure.compares
+        return few and self.intervention.alone({}) is not None
 
     @property
     def _room(self) -> int:

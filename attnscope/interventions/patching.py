@@ -25,7 +25,7 @@ a text, E row of the pass that something changes.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -39,7 +39,7 @@ from attnscope.hooks.calls import AttentionCall, relative_error
 from attnscope.hooks.engines import Change
 from attnscope.hooks.forward import check_gradients, with_gradients
 from attnscope.hooks.report import tolerance
-from attnscope.interventions.base import Intervention, Replacing
+from attnscope.interventions.base import Intervention, Kept, Replacing
 from attnscope.interventions.spec import HeadSet, PatchTarget, Task
 from attnscope.model.selection import DECODER
 
@@ -185,12 +185,14 @@ class Patching(Intervention):
 
     what: a head's output before the output projection, its pattern (the weights of its rows), or its keys or values,
     which all heads of a kv group share. Where rows are computed again for it, those of the intact texts are, too.
-    stack: whose layers the heads are of.
+    stack: whose layers the heads are of. kept: in a pass of one row, the Source of each call in the other text; None
+    where both texts are in the pass.
     """
 
     what: PatchTarget
     stack: str = DECODER
     name: str = "patch"
+    kept: Kept | None = None
 
     @property
     def facts(self) -> Mapping[str, Any]:
@@ -209,23 +211,45 @@ class Patching(Intervention):
         patches = [patch for patch in sets if isinstance(patch, Patch)]
 
         def change(call: AttentionCall, output_NQHV: Tensor) -> Tensor:
-            moved = list(moves(patches, texts, call.layer)) if call.stack == self.stack else []
-            return self.changed(call, output_NQHV, moved) if moved else output_NQHV
+            if call.stack != self.stack:
+                return output_NQHV
+            if self.kept is None:
+                moved, source = list(moves(patches, texts, call.layer)), None
+            else:
+                source = self.kept.get((call.layer, call.place.call))
+                moved = [] if source is None else list(source.moves(patches, texts[0], call.layer))
+            return self.changed(call, output_NQHV, moved, source) if moved else output_NQHV
 
         return change
 
-    def changed(self, call: AttentionCall, output_NQHV: Tensor, moved: Sequence[Move]) -> Tensor:
-        """A call's output with some moves made, each from the intact call."""
+    def alone(self, kept: Kept) -> Patching:
+        return replace(self, kept=kept)
+
+    def keeping(self, sets: Sequence[HeadSet], kept: Kept) -> Intervention:
+        return KeptSources(self, [patch for patch in sets if isinstance(patch, Patch)], kept)
+
+    def target(self, texts: Sequence[int], place: int) -> int:
+        """Of a pair the other one."""
+        return texts.index(texts[place] ^ 1)
+
+    def changed(
+        self, call: AttentionCall, output_NQHV: Tensor, moved: Sequence[Move], source: Source | None = None
+    ) -> Tensor:
+        """A call's output with some moves made, each from the intact call; source: of the other text, where that is not
+        in the pass."""
         device = output_NQHV.device
 
         def index(places: Sequence[int]) -> Tensor:
             return torch.tensor(places, dtype=torch.long, device=device)
 
+        def of_source(own: Tensor) -> Tensor:
+            return own if source is None or source.values is None else source.values
+
         if self.what == "output":
-            changed = output_NQHV.clone()
+            changed, source_NQHV = output_NQHV.clone(), of_source(output_NQHV)
             for move in moved:
                 heads_P, at_Q1, source_Q1 = index(move.heads), index(move.at)[:, None], index(move.source_at)[:, None]
-                changed[move.row, at_Q1, heads_P] = output_NQHV[move.source, source_Q1, heads_P]
+                changed[move.row, at_Q1, heads_P] = source_NQHV[move.source, source_Q1, heads_P]
             return changed
 
         heads, spec = tuple(sorted({head for move in moved for head in move.heads})), spec_of(call, output_NQHV)
@@ -235,30 +259,90 @@ class Patching(Intervention):
             # A key or value may change every row, and goes to all heads of its group.
             query_NR = torch.arange(spec.visible.queries, device=device).expand(spec.batch, -1)
             own_NGKX, per_group = spec.k_BGKD if self.what == "key" else spec.v_BGKV, spec.heads // spec.kv_heads
-            changed = own_NGKX.clone()
+            changed, source_NGKX = own_NGKX.clone(), of_source(own_NGKX)
             for move in moved:
                 groups = index(sorted({head // per_group for head in move.heads}))[:, None]
-                changed[move.row, groups, index(move.at)] = own_NGKX[move.source, groups, index(move.source_at)]
+                changed[move.row, groups, index(move.at)] = source_NGKX[move.source, groups, index(move.source_at)]
             spec = replace(spec, k_BGKD=changed) if self.what == "key" else replace(spec, v_BGKV=changed)
+
+        again = RowsAgain(spec, heads)  # of a source the same rows, in the same blocks
+        others = None if source is None or source.spec is None else RowsAgain(source.spec, heads).blocks(query_NR)
 
         def output(block: RowBlock) -> Tensor:
             if self.what != "pattern":
                 return block.output(None, "mask")
             weights = block.weights_NPrK.clone()
+            source_NPrK = (block if others is None else next(others)).weights_NPrK
             for move in moved:  # the positions of a pattern are the same in both texts
                 places_P1 = index([heads.index(head) for head in move.heads])[:, None]
                 here = torch.isin(block.query_Nr[move.row], index(move.at)).nonzero()[:, 0]
-                weights[move.row, places_P1, here] = block.weights_NPrK[move.source, places_P1, here]
+                weights[move.row, places_P1, here] = source_NPrK[move.source, places_P1, here]
             return block.weighted(weights, block.logits_NPrK)
 
-        changed_E = index([move.row for move in moved])
-        return recompute(call, output_NQHV, RowsAgain(spec, heads), query_NR, output, changed_E)
+        changed_E = index([move.row for move in moved if source is not None or move.row != move.source])
+        return recompute(call, output_NQHV, again, query_NR, output, changed_E)
+
+
+@dataclass(frozen=True)
+class Source:
+    """What patches take of a call in the other text of a pair, whose intact row had a pass of its own.
+
+    at: positions of that text, ascending. values: outputs, keys or values there. spec: for patterns, the call.
+    """
+
+    at: Sequence[int]
+    values: Tensor | None = None
+    spec: AttentionSpec | None = None
+
+    def moves(self, patches: Sequence[Patch], text: int, layer: int) -> Iterator[Move]:
+        """What patches move in a layer, in a pass of one row of a text."""
+        for patch in patches:
+            heads, place = of_layer(patch, layer), {position: place for place, position in enumerate(self.at)}
+            if heads and patch.at[text]:
+                yield Move(0, 0, heads, patch.at[text], tuple(place[position] for position in patch.at[text ^ 1]))
+
+
+@dataclass(frozen=True)
+class KeptSources(Intervention):
+    """Nothing is changed: what patches of the other text take of this one is kept, a Source of each call."""
+
+    patching: Patching
+    patches: Sequence[Patch]
+    kept: Kept
+    name: str = field(default="kept sources", init=False)
+
+    def change(self, sets: Sequence[HeadSet], lengths: Sequence[int], texts: Sequence[int]) -> Change:
+        [text], what = texts, self.patching.what
+
+        def change(call: AttentionCall, output_1QHV: Tensor) -> Tensor:
+            in_layer = [patch for patch in self.patches if of_layer(patch, call.layer) and patch.at[text]]
+            if call.stack != self.patching.stack or not in_layer:
+                return output_1QHV
+            at = sorted({position for patch in in_layer for position in patch.at[text]})
+            at_Q = torch.tensor(at, device=output_1QHV.device)
+            if what == "output":
+                self.kept[call.layer, call.place.call] = Source(at, output_1QHV[:, at_Q])
+                return output_1QHV
+            spec = spec_of(call, output_1QHV)
+            of_keys = {"key": spec.k_BGKD, "value": spec.v_BGKV}.get(what)
+            source = Source(at, spec=spec) if of_keys is None else Source(at, of_keys[:, :, at_Q])
+            self.kept[call.layer, call.place.call] = source
+            # Its rows are computed again as those of the patched text are, and compared with the model's own.
+            heads = tuple(sorted({head for patch in in_layer for head in of_layer(patch, call.layer)}))
+            return self.patching.changed(call, output_1QHV, [Move(0, 0, heads, tuple(at), tuple(at))])
+
+        return change
+
+
+def of_layer(patch: Patch, layer: int) -> tuple[int, ...]:
+    """The heads of a patch in a layer."""
+    return tuple(head for patched_layer, head in patch.heads if patched_layer == layer)
 
 
 def moves(patches: Sequence[Patch], texts: Sequence[int], layer: int) -> Iterator[Move]:
     """What patches move in a layer, in a pass of some texts and, after them, the same texts once per patch."""
     for number, patch in enumerate(patches, start=1):
-        heads = tuple(head for patched_layer, head in patch.heads if patched_layer == layer)
+        heads = of_layer(patch, layer)
         for place, text in enumerate(texts if heads else ()):
             if patch.at[text]:
                 row, other = number * len(texts) + place, text ^ 1

@@ -14,7 +14,7 @@ from attnscope.errors import InputError, ModelError
 from attnscope.hooks.engines import ENGINES
 from attnscope.hooks.listen import listen
 from attnscope.interventions.base import replacing
-from attnscope.interventions.passes import measured, prepared
+from attnscope.interventions.passes import CPU_TOKENS, measured, prepared
 from attnscope.interventions.spec import HeadSet, Task
 from attnscope.model.loading import wrap
 from attnscope.studies.ablation import copy
@@ -185,17 +185,31 @@ def test_a_long_list_of_sets_takes_several_passes_and_gives_the_same(demo, monke
     assert passes.measured(sets) == pytest.approx(whole, abs=1e-5)
 
 
-def test_without_room_for_two_rows_they_run_one_after_the_other(family, monkeypatch):
-    """Eight sets share an intact row. A mean needs what that row gives, and stays in one pass with it."""
-    task, sets = random_task(9, 8), [*SETS, *(HeadSet(f"{one}", ((one % 4, one % 3),)) for one in range(6))]
-    together = prepared(family, task, sets, "zero", shared=False).measured(sets)
+@pytest.mark.parametrize(("replacement", "lengths"), [("zero", (9, 8)), ("mean", (9, 8)), ("resample", (9, 9, 9))])
+def test_without_room_for_several_sets_each_row_has_a_pass(family, monkeypatch, replacement, lengths):
+    """Eight sets share an intact row, which keeps what they need of it: a mean leaves out what its own text gave."""
+    task, sets = random_task(*lengths), [*SETS, *(HeadSet(f"{one}", ((one % 4, one % 3),)) for one in range(6))]
+    together = prepared(family, task, sets, replacement, shared=False).measured(sets)
     monkeypatch.setattr("attnscope.interventions.passes.CPU_TOKENS", 9)
-    apart = prepared(family, task, sets, "zero")
-    assert (apart.apart is None, apart.why_not, prepared(family, task, sets, "mean").apart) == (False, "", None)
+    apart, rows = prepared(family, task, sets, replacement), []
+    assert (apart.apart, apart.why_not) == (True, "")
+    handle = layers_of(family)[0].register_forward_hook(lambda module, args, output: rows.append(len(args[0])))
     assert apart.measured(sets) == pytest.approx(together, abs=1e-5)
-    assert np.abs(together[:, 1:] - together[:, :1]).max() > 1e-3
+    handle.remove()
+    assert set(rows) == {1}
+    assert np.abs(together[:, 1:] - together[:, :1]).max(0)[[0, 1, 3]].min() > 1e-3
     tokens, stated = counted(family, apart, sets)
     assert tokens == stated == apart.token_layers(sets) == task.tokens * 4 * (2 + len(sets))
+
+
+@pytest.mark.parametrize("texts", [3, 5, 7])
+def test_a_text_that_is_left_over_joins_the_batch_before_it(demo, texts):
+    """Another's output takes two texts: each is measured once, whatever their number."""
+    task, sets = random_task(*[9] * texts), [HeadSet("", (head,)) for head in OTHERS]
+    passes = prepared(demo, task, sets, "resample", shared=False)
+    batches = passes.batches(CPU_TOKENS)
+    assert sorted(place for batch in batches for place in batch) == list(range(texts))
+    assert [len(batch) for batch in batches] == [*[2] * (texts // 2 - 1), 3]
 
 
 def test_a_family_that_hands_keys_between_layers_is_run_unshared_and_says_so(demo):

@@ -111,6 +111,20 @@ def test_rows_after_the_prompt_alone_are_cut(demo, keep):
     assert len(found.asked) == 1 + 4 * 3
 
 
+@pytest.mark.parametrize("keep", ["stream:1+3,h2o:4", "received:3,snap:4@2"])
+def test_where_each_row_has_a_pass_budgets_cost_the_same(demo, monkeypatch, keep):
+    asked = {"keep": keep, "at": 8, "over": "layers"}
+    together, rows = attnscope.knockout(demo, BANK, **asked).table(), []
+    monkeypatch.setattr("attnscope.interventions.passes.CPU_TOKENS", 1)
+    hook = demo.model.model.layers[0].register_forward_pre_hook(lambda module, args: rows.append(len(args[0])))
+    apart = attnscope.knockout(demo, BANK, **asked).table()
+    hook.remove()
+    assert set(rows) == {1}
+    for name in ("effect", "kept"):
+        assert apart[name].to_pylist() == pytest.approx(together[name].to_pylist(), abs=1e-5)
+    assert max(apart["effect"].to_pylist()) > 0.1
+
+
 def test_an_answer_is_measured_as_a_whole(demo):
     answer = " river, the bank"
     found = attnscope.knockout(demo, BANK, keep="snap:4@2,stream:1+4", answer=answer)

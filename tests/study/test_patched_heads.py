@@ -1,11 +1,13 @@
 """Patched heads against attention as a plain loop, family by family, and what has to hold of any pair."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 import attnscope
-from attnscope.errors import InputError
+from attnscope.errors import InputError, ModelError
 from attnscope.hooks.engines import UNCHECKED
 from attnscope.hooks.listen import listen
 from attnscope.interventions.base import AnswerLoss
@@ -99,6 +101,45 @@ def test_a_patch_equals_a_plain_loop(family, what):
     check_patch(family, what)
 
 
+@pytest.mark.parametrize("what", WHAT)
+def test_where_each_row_has_a_pass_a_patch_equals_a_plain_loop(monkeypatch, what):
+    monkeypatch.setattr("attnscope.interventions.passes.CPU_TOKENS", 1)
+    check_patch("llama", what)
+
+
+def test_where_each_row_has_a_pass_many_patches_measure_the_same(monkeypatch):
+    """Of several layers, heads and tokens, each in one pass with the others or alone."""
+    tiny = wrapped(roused_model("llama"))
+    task = task_of(((1, 12), (2, 12)), ((3, 7), (4, 7)))
+    sets = [Patch("two layers", ((1, 2), (2, 0)), at_of(task, 1, 5)), Patch("one", ((1, 0),), at_of(task, 4))]
+    sets += [Patch(str(head), (head,), at_of(task, head[1], 6)) for head in EVERY]
+    for what in WHAT:
+        how = {"measure": AnswerLoss(), "shared": False}
+        monkeypatch.setattr("attnscope.interventions.passes.CPU_TOKENS", 4096)
+        together, rows = prepared(tiny, task, sets, Patching(what), **how), []
+        monkeypatch.setattr("attnscope.interventions.passes.CPU_TOKENS", 12)
+        apart = prepared(tiny, task, sets, Patching(what), **how)
+        values = together.run([0, 1, 2, 3], sets)
+        hook = tiny.model.model.layers[0].register_forward_pre_hook(lambda module, args, rows=rows: rows.append(args))
+        assert apart.measured(sets) == pytest.approx(values, rel=1e-5, abs=1e-5)
+        hook.remove()
+        assert {len(args[0]) for args in rows} == {1}
+        assert np.abs(values[:, 1:3] - values[:, :1]).max(0).min() > 1e-3
+
+
+def test_where_each_row_has_a_pass_rows_computed_again_are_held_to_the_intact_text(tiny):
+    task = task_of(((1, 12), (2, 12)))
+    for what in (what for what in WHAT if what != "output"):
+        patches = [Patch("one", ((1, 2),), at_of(task, 3))]
+        engine = Patching(what).keeping(patches, {}).over(UNCHECKED, [], [12], [0])
+
+        def twice(call, output, engine=engine):
+            return engine.change(call, 2 * output)
+
+        with pytest.raises(ModelError, match=r"layer 1: rows computed again differ from the model's own by 0\.5"):
+            listen(tiny.model, ids_of(1, 12), lambda call: None, engine=replace(UNCHECKED, change=twice))
+
+
 @pytest.mark.parametrize(
     "what", [one if one == "output" else pytest.param(one, marks=pytest.mark.families) for one in WHAT]
 )
@@ -168,8 +209,10 @@ def test_a_text_patched_from_itself_stays(tiny):
         assert np.abs(passes.effects(passes.measured(sets))).max() < 1e-6
 
 
-def test_pairs_of_two_lengths_are_patched_as_a_loop_says(tiny):
-    """Pairs of other lengths in one pass: tokens of either text belong to tokens elsewhere in the other."""
+@pytest.mark.parametrize("room", [4096, 1])
+def test_pairs_of_two_lengths_are_patched_as_a_loop_says(tiny, monkeypatch, room):
+    """Pairs of other lengths, in one pass or each text in one: tokens belong to tokens elsewhere in the other text."""
+    monkeypatch.setattr("attnscope.interventions.passes.CPU_TOKENS", room)
     first, second, third = (ids_of(seed, 12)[0].tolist() for seed in (1, 4, 5))
     texts = [(first, first[3:]), (second[4:], second), (third[:8], [9, *third[1:8]])]
     places = [((3, 5), (0, 2)), ((2, 4), (6, 8)), ((1,), (1,))]
