@@ -224,7 +224,7 @@ def test_other_processors_registers_give_the_same(capability: str, lanes: int, t
         for name, there in have.items()
     )
     for code in (
-        f"from attnscope.attention.kernels_cpu import shapes; assert shapes.LANES == {lanes}",
+        f"from attnscope.attention.kernels_cpu import layout; assert layout.LANES == {lanes}",
         f"import pytest; exit(pytest.main(['-q', '-n', '0', '-k', 'any_ or same_bits or broken', {__file__!r}]))",
     ):
         done = subprocess.run([sys.executable, "-c", code], env={**os.environ, **told}, capture_output=True, text=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 from attnscope.api.capture import capture, load
 from attnscope.model.loaded import LoadedModel
 from attnscope.observe import collector
+from attnscope.observe.collect import observe
 from attnscope.observe.collectors.entries import TopKeys
 from attnscope.observe.observation import Observation
 from attnscope.observe.records import LayerMaps
@@ -144,3 +146,30 @@ def test_a_list_of_texts_is_read_by_the_kernel_for_what_the_whole_list_takes(
         np.testing.assert_allclose(*columns, atol=1e-5)
     monkeypatch.setattr("attnscope.api.capture.FASTER_SCORES", scores + 1)
     assert {seen.facts["engine"] for seen in capture(model, texts)} == {"eager"}
+
+
+def test_passes_of_a_list_run_side_by_side_unless_somebody_hooked_the_model(
+    model: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts, request, models, asked = [TEXT, TEXT, "the bank", "the bank"], Request(relations=True), [], observe
+    monkeypatch.setattr("attnscope.api.capture.FASTER_SCORES", 0)
+    monkeypatch.setattr("attnscope.api.capture.batch_limit", lambda loaded: 8)
+    monkeypatch.setattr("attnscope.corpus.worker.cores", lambda: 2)
+    monkeypatch.setattr(
+        "attnscope.api.capture.observe",
+        lambda loaded, *args, **more: models.append(loaded.model) or asked(loaded, *args, **more),
+    )
+    beside = capture(model, texts, request=request)
+    assert len(set(map(id, models))) == 2
+    assert id(model.model) in map(id, models)
+    # A hook may keep what it sees in an object of its own: of a copy of the model it would be another.
+    threads, before = [], len(models)
+    hook = model.model.register_forward_pre_hook(lambda module, args: threads.append(threading.current_thread()))
+    try:
+        hooked = capture(model, texts, request=request)
+    finally:
+        hook.remove()
+    assert {id(used) for used in models[before:]} == {id(model.model)}
+    assert set(threads) == {threading.current_thread()}
+    for ours, theirs in zip(beside, hooked, strict=True):
+        same(ours, theirs)

@@ -62,9 +62,22 @@ def read_texts(loaded: LoadedModel, asks: Sequence[CaptureSpec]) -> list[Observa
     scores = sum(len(run.prompt) ** 2 for run in runs) * sum(layer.heads for layer in loaded.geometry.attention_layers)
     quick = first.engine == "auto" and scores >= FASTER_SCORES and kernel_reads(loaded, runs[0].request)
     limit = batch_limit(loaded) * (KERNEL_TOKENS if quick else 1)
-    for group in batches([len(run.prompt) for run in runs], limit, apart):
+    groups = batches([len(run.prompt) for run in runs], limit, apart)
+
+    def together(replica: LoadedModel, group: Sequence[int]) -> list[Observation]:
         engine = engine_named(KERNEL) if quick else runs[group[0]].engine
-        observations |= dict(zip(group, _together([runs[place] for place in group], engine), strict=True))
+        own = [replace(run.loaded, model=replica.model) for run in (runs[place] for place in group)]
+        return _together([replace(runs[place], loaded=of) for place, of in zip(group, own, strict=True)], engine)
+
+    # The kernel's passes run side by side, each on one core; somebody's hooks are called where they are.
+    if quick and not any(part._forward_hooks or part._forward_pre_hooks for part in loaded.model.modules()):
+        from attnscope.corpus.worker import Replicas  # with Arrow, which one text needs after its pass alone
+
+        parts = Replicas(loaded).each(together, groups, lambda: False) or []
+    else:
+        parts = [together(loaded, group) for group in groups]
+    for group, part in zip(groups, parts, strict=True):
+        observations |= dict(zip(group, part, strict=True))
     return [observations[place] for place in range(len(runs))]
 
 
