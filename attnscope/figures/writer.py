@@ -45,7 +45,6 @@ PNG_ZLIB_LEVEL = 3  # flat colours: level 6 takes twice the time for a few perce
 SHARED_ZLIB_LEVEL, LEAST_STRETCH = 4, 10  # of rows that are compressed once; fewer are not worth a block of their own
 ZLIB_HEAD, LAST_BLOCK, ADLER = b"\x78\x01", b"\x03\x00", 65521
 MOST_KEPT = 4096  # strings; scores have many more than weights
-LONGEST_NUMBER = 200  # pixels that a number may take beyond its cell
 NOTHING = np.array([255, 255, 255, 0], np.uint8).view(np.uint32)  # what a canvas holds on which nothing is drawn
 # Kept apart by colour-blind readers: seaborn's `colorblind`.
 COLOURS = (
@@ -86,12 +85,13 @@ class Stamps:
     def _drawn(self, string: str) -> tuple[int, int, np.ndarray]:
         """Where in a cell the string begins (pixels down, right), and its cover (height x width x 1, 0 to 1)."""
         now, (top, left) = self.model.get_text(), self.corners[0]
-        reach = np.maximum(self.side, LONGEST_NUMBER)  # on both sides, so that little of a large picture is looked at
+        self.model.set_text(string)
+        box = self.model.get_window_extent()
+        reach = np.ceil([box.height, box.width])  # beyond the cell, so that little of a large picture is looked at
         above, before = np.maximum(0, self.corners[0] - reach).astype(int)
         below, behind = (self.corners[0] + self.side + reach).astype(int)
         spot = np.asarray(self.canvas.buffer_rgba())[above:below, before:behind]
         spot.view(np.uint32)[:] = NOTHING  # a pixel at a time: four times as fast as its four bytes
-        self.model.set_text(string)
         self.model.draw(self.canvas.get_renderer())
         self.model.set_text(now)
         cover = spot[..., 3]
