@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from attnscope.attention import questions as ask
 from attnscope.attention import spec
 from attnscope.attention.operator import AttentionOperator, DenseAttention, UniformAttention
 from attnscope.attention.questions import EqualLabels, Holding, TopK, Window
@@ -179,3 +180,12 @@ def test_what_a_key_receives_of_a_padded_texts_own_rows(engine: str) -> None:
         assert_close(padded[1:, :, :9], alone, atol=1e-6, rtol=0)
         assert_close(padded.sum(-1), torch.ones_like(padded[..., 0]))
         assert padded[1, :, 9:].abs().max() == 0
+
+
+def test_questions_of_equal_values_are_one_question() -> None:
+    keys_BQ = torch.zeros(1, 3, dtype=torch.long)
+    alike = [ask.Key(1), ask.TopK(2, (0,)), ask.At(keys_BQ), ask.Entropy()]
+    again = [ask.Key(1), ask.TopK(2, (0,)), ask.At(keys_BQ), ask.Entropy(skip_key0=False)]
+    others = [ask.Key(0), ask.TopK(2), ask.At(keys_BQ.clone()), ask.Entropy(skip_key0=True), ask.Back(1)]
+    assert alike == again
+    assert len({*alike, *again, *others}) == 9

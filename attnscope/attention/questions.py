@@ -12,9 +12,9 @@ Shapes: B text, H head, Q query, K key, M feature, G group of tokens, k kept key
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,17 +23,23 @@ if TYPE_CHECKING:
 class Question:
     """Something asked of every row. Two with the same values (tensors: the same objects) are one question."""
 
+    __match_args__: ClassVar[tuple[str, ...]] = ()
+
     @cached_property
     def _key(self) -> tuple[Any, ...]:
-        values = (getattr(self, field.name) for field in fields(self))  # type: ignore[arg-type]
         plain = (int, bool, tuple, type(None))
+        values = (getattr(self, name) for name in self.__match_args__)  # the names of its fields, in order
         return type(self), *(value if isinstance(value, plain) else id(value) for value in values)
 
+    @cached_property
+    def _hash(self) -> int:
+        return hash(self._key)
+
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Question) and self._key == other._key
+        return self is other or (isinstance(other, Question) and self._key == other._key)
 
     def __hash__(self) -> int:
-        return hash(self._key)
+        return self._hash
 
 
 @dataclass(frozen=True, eq=False)
