@@ -581,7 +581,7 @@ def test_a_kernel_that_gives_a_key_twice_is_refused(
 ) -> None:
     """The walk of the statistics leaves the strongest to one of their own, and that leaves them to the tiles."""
     spec = spec_of(20, size=0.0)
-    for name, answered, said in (
+    for name, answered, reason in (
         ("statistics", "triton", "statistics with the strongest keys gives a key twice"),
         ("largest", "tiles: gives a key twice", "TopK gives a key twice"),
     ):
@@ -590,7 +590,7 @@ def test_a_kernel_that_gives_a_key_twice_is_refused(
         P, top = TritonAttention(spec), TopK(3)
         keys = P.together([top, Entropy()])[top][1]
         assert (P.answered_by["TopK"], P.answered_by["Entropy"]) == (answered, "triton")
-        assert said in caplog.text
+        assert reason in caplog.text
         assert bool((keys[:, :, 3:].sort(-1).values.diff(dim=-1) > 0).all()), "no key twice"
 
 

@@ -59,8 +59,8 @@ def of_statistics(spec: AttentionSpec, most: int = 0) -> Blocks:
     """The blocks of `statistics`, with the largest of each row where `most` is not 0: as many as spill nothing.
 
     On Hopper twice the keys, if nothing else is loaded. On Blackwell, and with a position bias, twice the threads; of
-    wide heads with a bias fewer keys. The largest take, on Ampere, twice the rows and threads, and on Hopper the fewer
-    keys with a window or a width that is no power of two.
+    wide heads with a bias fewer keys. The largest take, on Ampere, twice the threads, and twice the rows but of wide
+    heads; on Hopper the fewer keys with a window or a width that is no power of two.
     """
     form, card, width = blocks(spec), generation(spec.device), spec.q_BHQD.shape[-1]
     if form.M == FEW_ROWS:
@@ -69,7 +69,7 @@ def of_statistics(spec: AttentionSpec, most: int = 0) -> Blocks:
         narrow = most and (spec.visible.window is not None or width != power_of_two(width))
         return replace(form, N=128) if form.N == 64 and not narrow and not loads(spec) else form
     if card == AMPERE and most:
-        return replace(form, M=128, warps=8)
+        return replace(form, M=2 * form.N, warps=8)
     bias = spec.bias is not None
     N = 16 if bias and width > 128 else form.N
     return replace(form, N=N, warps=8) if bias or card > HOPPER else form
