@@ -80,7 +80,7 @@ def joins(spec: AttentionSpec, questions: Sequence[ask.Question | None]) -> bool
     tops = [question for question in questions if isinstance(question, ask.TopK)]
     if not joinable(spec, tops):
         return False
-    variant = (*_form(spec), JOINED, power_of_two(most_of(tops)))
+    variant = _joined(spec, tops)
     if variant not in _verdicts:
         small = _slice(spec)
         cut = [*OF_KEYS, *(_sliced(question, small, Sweep(spec)) for question in tops)]
@@ -91,9 +91,14 @@ def joins(spec: AttentionSpec, questions: Sequence[ask.Question | None]) -> bool
     return not _verdicts[variant]
 
 
+def _joined(spec: AttentionSpec, questions: Sequence[ask.Question | None]) -> tuple[Any, ...]:
+    """What the verdict on the joined walk is kept by."""
+    return (*_form(spec), JOINED, power_of_two(most_of(questions)))
+
+
 def refuse(spec: AttentionSpec, questions: Sequence[ask.Question | None], why: str) -> dict[str, str]:
     """Leave these kinds to the tiles from now on, for calls like this one; logged once."""
-    _verdicts.update(dict.fromkeys(_variants(spec, questions).values(), why))
+    _verdicts.update(dict.fromkeys([*_variants(spec, questions).values(), _joined(spec, questions)], why))
     return _logged(dict.fromkeys(map(kind, questions), why), why)
 
 

@@ -456,12 +456,12 @@ def runs_of(label_BT: Tensor) -> Runs:
     return Runs(run_BT.to(*of_kernel), start_BR.to(*of_kernel), label_BR.to(device), most, apart)
 
 
-def joinable(spec: AttentionSpec, questions: Sequence[ask.Question]) -> bool:
+def joinable(spec: AttentionSpec, questions: Sequence[ask.Question | None]) -> bool:
     """Whether the walk of the statistics has registers for the strongest keys that are asked for, if any are."""
     return 0 < most_of(questions) <= MOST_JOINED and not loads(spec)
 
 
-def most_of(questions: Sequence[ask.Question]) -> int:
+def most_of(questions: Sequence[ask.Question | None]) -> int:
     """How many keys of a row are kept for these at most: one more where key 0 may be among them."""
     tops = [question for question in questions if isinstance(question, ask.TopK)]
     return max((question.k + question.skip_key0 for question in tops), default=0)
