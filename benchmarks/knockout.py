@@ -29,7 +29,9 @@ WAYS = {
     "patch": "patch of one set, a pair",
     "ablation": "ablation of one set, two texts",
 }
-ROWS = {"two": 2, "knockout": 2, "patch": 4, "ablation": 6}  # texts that are read; of an ablation two make the means
+# Texts that are read: of a patch the pair as it is, patched, and for the spread of its logits; of an ablation both for
+# their means, both as they are, and both changed.
+ROWS = {"two": 2, "knockout": 2, "patch": 6, "ablation": 6}
 SHORT = 64  # tokens of the text whose heads are cut one by one
 DRAWS = (0, 10)  # of each null
 
