@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 
 from attnscope.api.capture import capture, load
 from attnscope.model.loaded import LoadedModel
@@ -148,28 +150,43 @@ def test_a_list_of_texts_is_read_by_the_kernel_for_what_the_whole_list_takes(
     assert {seen.facts["engine"] for seen in capture(model, texts)} == {"eager"}
 
 
-def test_passes_of_a_list_run_side_by_side_unless_somebody_hooked_the_model(
+class Listening(TorchFunctionMode):
+    """Hears what a thread calls, and changes nothing."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+def test_passes_of_a_list_run_side_by_side_unless_somebody_would_see_a_copy(
     model: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    texts, request, models, asked = [TEXT, TEXT, "the bank", "the bank"], Request(relations=True), [], observe
+    texts, request, used = [TEXT, TEXT, "the bank", "the bank"], Request(relations=True), set()
     monkeypatch.setattr("attnscope.api.capture.FASTER_SCORES", 0)
     monkeypatch.setattr("attnscope.api.capture.batch_limit", lambda loaded: 8)
     monkeypatch.setattr("attnscope.corpus.worker.cores", lambda: 2)
     monkeypatch.setattr(
         "attnscope.api.capture.observe",
-        lambda loaded, *args, **more: models.append(loaded.model) or asked(loaded, *args, **more),
+        lambda loaded, *args, **more: (
+            used.add((id(loaded.model), threading.get_ident())) or observe(loaded, *args, **more)
+        ),
     )
     beside = capture(model, texts, request=request)
-    assert len(set(map(id, models))) == 2
-    assert id(model.model) in map(id, models)
-    # A hook may keep what it sees in an object of its own: of a copy of the model it would be another.
-    threads, before = [], len(models)
-    hook = model.model.register_forward_pre_hook(lambda module, args: threads.append(threading.current_thread()))
-    try:
-        hooked = capture(model, texts, request=request)
-    finally:
+    assert len(used) == 2
+    assert id(model.model) in {copied for copied, _ in used}
+    # A hook may keep what it sees in an object of its own; casts and modes are those of the caller's thread.
+    here = {(id(model.model), threading.get_ident())}
+    hook = model.model.register_forward_pre_hook(lambda module, args: None)
+    for own, where in (
+        (model, nullcontext()),
+        (replace(model, options=None), nullcontext()),
+        (model, torch.autocast("cpu", torch.bfloat16)),
+        (model, Listening()),
+    ):
+        used.clear()
+        with where:
+            seen = capture(own, texts, request=request)
+        assert used == here
+        if not isinstance(where, torch.autocast):
+            for ours, theirs in zip(beside, seen, strict=True):
+                same(ours, theirs)
         hook.remove()
-    assert {id(used) for used in models[before:]} == {id(model.model)}
-    assert set(threads) == {threading.current_thread()}
-    for ours, theirs in zip(beside, hooked, strict=True):
-        same(ours, theirs)

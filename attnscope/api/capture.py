@@ -12,6 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
+import torch
+from torch.overrides import has_torch_function
+
 from attnscope.api.captured import Capture
 from attnscope.corpus.item_requests import KERNEL, KERNEL_TOKENS, batch_limit, batches
 from attnscope.errors import AttnscopeError, InputError, UnknownOptionError, UsageError, hints_of, nearest
@@ -69,8 +72,8 @@ def read_texts(loaded: LoadedModel, asks: Sequence[CaptureSpec]) -> list[Observa
         own = [replace(run.loaded, model=replica.model) for run in (runs[place] for place in group)]
         return _together([replace(runs[place], loaded=of) for place, of in zip(group, own, strict=True)], engine)
 
-    # The kernel's passes run side by side, each on one core; somebody's hooks are called where they are.
-    if quick and not any(part._forward_hooks or part._forward_pre_hooks for part in loaded.model.modules()):
+    # The kernel's passes run side by side, each on one core, where the model is as it was loaded.
+    if quick and not _observed_by_others(loaded):
         from attnscope.corpus.worker import Replicas  # with Arrow, which one text needs after its pass alone
 
         parts = Replicas(loaded).each(together, groups, lambda: False) or []
@@ -79,6 +82,14 @@ def read_texts(loaded: LoadedModel, asks: Sequence[CaptureSpec]) -> list[Observa
     for group, part in zip(groups, parts, strict=True):
         observations |= dict(zip(group, part, strict=True))
     return [observations[place] for place in range(len(runs))]
+
+
+def _observed_by_others(loaded: LoadedModel) -> bool:
+    """Whether a copy of the model in another thread would be something else: somebody made it or hooked it, or the
+    caller's thread casts or listens."""
+    hooked = any(part._forward_hooks or part._forward_pre_hooks for part in loaded.model.modules())
+    listens = has_torch_function((torch.empty(0),))
+    return loaded.options is None or hooked or listens or torch.is_autocast_enabled(loaded.device.partition(":")[0])
 
 
 def _each(asks: Sequence[CaptureSpec], work: Callable[[CaptureSpec], T]) -> list[T]:
