@@ -339,6 +339,7 @@ class Sweep:
         joins = self.joins and not self.begun and joinable(self.spec, questions)
         fit = [question for question in questions if most_of([question]) <= MOST_TOP]
         shared = fit if joins or len(questions) > 1 else []
+        # Of each head the most keys that a question asks for.
         counts: dict[int, int] = {}
         for question in shared:
             for head in every if question.heads is None else question.heads:
@@ -348,6 +349,7 @@ class Sweep:
             self._statistics, shared_top = self._walk_over_keys(counts)
         elif counts:
             shared_top = self._largest(counts, skip_key0=False)
+        # Each question takes its heads of what was found.
         rank = {head: place for place, head in enumerate(counts)}
         answers = []
         for question in questions:
