@@ -164,7 +164,7 @@ def test_a_command_resumes_behind_the_pass_that_broke_off(tmp_path, monkeypatch,
     """In this process, with short studies. An exception replaces the signal and the kill."""
     monkeypatch.setattr(findings, "BATCH_TOKENS", 65)
     monkeypatch.setattr("attnscope.studies.ablation.PERIOD", 10)
-    monkeypatch.setattr("attnscope.interventions.passes.CPU_TOKENS", 2 * 21)
+    monkeypatch.setattr("attnscope.interventions.passes.CPU_TOKENS", 3 * 21)  # two sets a pass
     monkeypatch.setattr("attnscope.api.ablate.save_ablation", lambda *given, **how: None)
     command, passes = (*line, "--out", str(tmp_path / "out")), Stopping(monkeypatch, study, way)
     whole = call(*line, "--out", str(tmp_path / "whole")).ok()
