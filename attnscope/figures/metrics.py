@@ -10,9 +10,7 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.cm import ScalarMappable
 from matplotlib.colorbar import Colorbar
-from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.patches import Rectangle
@@ -30,8 +28,8 @@ from attnscope.figures.colours import (
     label_colourbar,
 )
 from attnscope.figures.fonts import fonts_for
-from attnscope.figures.style import DPI, UNSURE, Panel, Quantity, Style, count
-from attnscope.figures.writer import Changed, Reused, drawing, drawn_pixels, px, runs, save_figure, save_pixels
+from attnscope.figures.style import DPI, UNSURE, Panel, Style, count
+from attnscope.figures.writer import Reused, drawing, drawn_pixels, px, runs, save_figure, save_pixels
 from attnscope.utils import display as cells
 
 EDGE, BAR_GAP, BAR_PX = 18, 14, 10
@@ -44,7 +42,6 @@ COLUMN_PX = 260  # a panel with its names and its bar, at the least
 LEAST_PRINTED = 30  # pixels of a cell that has room for its value
 VALUE_SIZE = 6.0
 INSET = 0.46  # from the middle of a cell to a frame within it, in cells
-ScaleKey = tuple[float, float, Quantity]  # least, largest, and what the colours are of
 SAME = 1e-6  # float32 noise of a metric that is the same for every head
 
 
@@ -143,16 +140,18 @@ class Sheet:
         return not self.shared or index == self.columns - 1
 
     def _fill(self, ax: Axes, bar_ax: Axes, panel: Panel, bar: Colorbar | None = None) -> Colorbar:
-        """A panel in a pair of axes; bar: the one that is there already, which is left as it is."""
-        image = _draw(ax, panel, self.style)
+        """A panel in a pair of axes; bar: the one that is there already, on which only the change is drawn."""
+        image, scale = _draw(ax, panel, self.style), Limits(panel.low, panel.high)
         if bar is None:
             bar = self.figure.colorbar(image, cax=bar_ax)
             bar_ax.tick_params(labelsize=MARK_SIZE)
-            label_colourbar(bar, Limits(panel.low, panel.high), Style(), "")
+            label_colourbar(bar, scale, Style(), "")
+        elif (bar.mappable.get_clim(), bar.mappable.get_cmap()) != (image.get_clim(), image.get_cmap()):
+            bar.update_normal(image)
+            label_colourbar(bar, scale, Style(), "")
         for value in panel.uniform:
-            share = (value - panel.low) / (panel.high - panel.low)
-            pointer = bar_ax.text(-0.05, share, "▸", fontsize=TITLE_SIZE, ha="right", va="center_baseline")
-            pointer.set_transform(bar_ax.transAxes)
+            pointer = bar_ax.text(-0.05, value, "▸", fontsize=TITLE_SIZE, ha="right", va="center_baseline")
+            pointer.set_transform(bar_ax.get_yaxis_transform())
         # Name, unit, and in a third line what uniform attention scores and how many rows there are.
         largest = max([*panel.values_LH[np.isfinite(panel.values_LH)].tolist(), *panel.uniform], default=1.0)
         decimals = cells.decimals_of(largest) if panel.low >= 0 else 2  # a sign leaves a cell no room for a third
@@ -233,51 +232,22 @@ class Sheet:
         ((ax, bar_ax),) = self.pairs
         layout.place_panel(self.figure, (ax, bar_ax), self.plan, 0)
         reused = Reused(self.figure, [ax, bar_ax])
-        marks, bars = reused.changed(ax.xaxis, ax.yaxis), self._scales(reused)
+        marks = reused.changed(ax.xaxis, ax.yaxis)
         for axis in (ax.xaxis, ax.yaxis):
             axis.set_visible(False)
         scale, (left_0, top_0) = self.style.dpi / DPI, self.plan.corner(0)
         for index, panel in enumerate(self.shown):
             layout.place_panel(self.figure, (ax, bar_ax), self.plan, index)
+            bar_ax.set_visible(self._has_bar(index))
             left, top = self.plan.corner(index)
-            exact = (top - top_0) * scale, (left - left_0) * scale
-            moved = round(exact[0]), round(exact[1])
-            marks.press(reused.buffer, *moved)
+            marks.press(reused.buffer, round((top - top_0) * scale), round((left - left_0) * scale))
             # The pair of axes holds the first panel already; it is emptied for each of the others.
             if index:
                 for artist in [*ax.images, *ax.patches, *ax.texts, *bar_ax.texts]:
                     artist.remove()
                 self._fill(ax, bar_ax, panel, self.bars[0])
-            self.figure.draw_artist(ax)
-            if not self._has_bar(index):
-                continue
-            if not np.allclose(exact, moved):  # a copy would be up to half a pixel from its place
-                self._set_scale((panel.low, panel.high, panel.quantity))
-                self.figure.draw_artist(bar_ax)
-                continue
-            bars[panel.low, panel.high, panel.quantity].press(reused.buffer, *moved)
-            for pointer in bar_ax.texts:
-                self.figure.draw_artist(pointer)
+            reused.draw()
         return drawn_pixels(self.figure)
-
-    def _scales(self, reused: Reused) -> dict[ScaleKey, Changed]:
-        """The colour bar of each scale, without pointers, next to the first panel."""
-        pointers, bars = [*self.bars[0].ax.texts], dict[ScaleKey, Changed]()
-        for pointer in pointers:
-            pointer.set_visible(False)
-        for scale in dict.fromkeys((panel.low, panel.high, panel.quantity) for panel in self.shown):
-            self._set_scale(scale)
-            bars[scale] = reused.changed(self.bars[0].ax)
-        for pointer in pointers:
-            pointer.set_visible(True)
-        return bars
-
-    def _set_scale(self, scale: ScaleKey) -> None:
-        """Put a scale on the one colour bar."""
-        (bar,), (low, high, quantity) = self.bars, scale
-        bar.update_normal(ScalarMappable(Normalize(low, high), cmap_of(self.style, quantity)))
-        label_colourbar(bar, Limits(low, high), Style(), "")
-        layout.in_print(self.figure, self.style)
 
 
 def _varies(panel: Panel) -> bool:

@@ -437,8 +437,8 @@ class Passes:
 
     @property
     def apart(self) -> bool:
-        """Whether each row has a pass of its own: where a pass has room for the rows of one set at most, and neither the
-        intervention nor the measure needs the intact row in it. Many sets share an intact row then."""
+        """Whether each row has a pass of its own: where a pass has room for the rows of one set at most, and neither
+        the intervention nor the measure needs the intact row in it. Many sets share an intact row then."""
         few = self.layers is None and self._room < 3 * self._fewest and not self.measure.compares
         return few and self.intervention.alone({}) is not None
 
