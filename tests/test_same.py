@@ -61,6 +61,7 @@ def test_what_differs_is_found(
     assert out.splitlines()[1].endswith(part)
 
 
+@pytest.mark.e2e
 def test_tables_are_compared_by_types_and_values(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Parquet of two encodings is the same; of other values or types it is not."""
     table = "import pyarrow as pa, pyarrow.parquet as pq; pq.write_table(pa.table({{'head': {}}}), 'out.parquet', {})"

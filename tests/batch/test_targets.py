@@ -130,6 +130,7 @@ def test_the_relations_are_the_models_own_weights(models: dict[str, str], corpus
             )
 
 
+@pytest.mark.e2e
 def test_a_target_that_no_record_gives_is_generated_as_heads_does_and_said_so(
     models: dict[str, str], tmp_path: Path
 ) -> None:

@@ -185,6 +185,7 @@ def test_what_is_kept_of_the_first_side_is_counted(loaded):
 # the command
 
 
+@pytest.mark.e2e
 def test_the_stacks_of_one_encoder_decoder_are_shown_apart(folders, tmp_path):
     flags = ("-m", folders["t5"], "--text", FIRST, "--compare-text", OTHER, "--target", TARGETS[0])
     result = call("compare", *flags, "--select", "cross.1", "--out", str(tmp_path)).ok()

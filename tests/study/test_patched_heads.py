@@ -107,6 +107,7 @@ def test_where_each_row_has_a_pass_a_patch_equals_a_plain_loop(monkeypatch, what
     check_patch("llama", what)
 
 
+@pytest.mark.e2e
 def test_where_each_row_has_a_pass_many_patches_measure_the_same(monkeypatch):
     """Of several layers, heads and tokens, each in one pass with the others or alone."""
     tiny = wrapped(roused_model("llama"))

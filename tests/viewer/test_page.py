@@ -196,6 +196,7 @@ def windowed(request, demo, tmp_path_factory):
     return window, seen, seen.page().save(tmp_path_factory.mktemp("windowed") / "page.html")
 
 
+@pytest.mark.e2e
 def test_the_map_draws_the_edge_of_a_window_and_none_where_a_layer_sees_all(browser, windowed):
     window, seen, page = windowed
     with visiting(browser, page, "view=matrix&at=0&head=0") as visit:
