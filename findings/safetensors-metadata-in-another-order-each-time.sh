@@ -32,7 +32,7 @@ words = {"model": "a", "dtype": "b", "text": "c", "schema": "d"}
 
 
 def parts(data):
-    """The entries of the tensors as they stand in the header, the metadata in any order, and the bytes of the tensors."""
+    """The entries of the tensors in the order of the header, the metadata in any order, and the bytes of the tensors."""
     (length,) = struct.unpack("<Q", data[:8])
     header = json.loads(data[8 : 8 + length])
     metadata = header.pop("__metadata__")

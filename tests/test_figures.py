@@ -303,7 +303,7 @@ def test_rows_that_pictures_share_are_compressed_as_part_of_a_whole_stream(tmp_p
         assert zlib.decompress(stream) == lines.tobytes()
         with pytest.raises(zlib.error, match="incorrect data check"):
             zlib.decompress(stream[:-1] + bytes([stream[-1] ^ 1]))
-        assert stream == SharedRows(background).compressed(lines), "whatever came before"
+        assert stream == SharedRows(background).compressed(lines), "earlier pictures change no byte"
         (tmp_path / "a.png").write_bytes(encode_png(picture, 120, shared=shared))
         assert (pixels(tmp_path / "a.png") == picture).all()
 

@@ -5,7 +5,7 @@ test_triton.py runs them interpreted, benchmarks/gpu.sh on a card:
 
     TRITON_INTERPRET=1 pytest -n 0 tests/triton_kernels.py            # a few cases; -m slow for the others
 
-The interpreter multiplies the bits of bfloat16 as integers: here it multiplies what they stand for, as a card does.
+The interpreter multiplies the bits of bfloat16 as integers: here it multiplies their values, as a card does.
 On a card nothing is answered in float32.
 Shapes: B text, H head, G kv head, Q query, K key, D width of q and k, V width of v.
 """
