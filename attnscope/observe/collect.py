@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 
@@ -28,9 +28,9 @@ from attnscope.hooks.forward import batch_inputs, text_inputs
 from attnscope.hooks.generation import watched_states
 from attnscope.hooks.listen import listen
 from attnscope.hooks.projections import ProjectionInputs, differences, norms_behind, plain_and_gated, strength
-from attnscope.hooks.report import CallCheck, CaptureReport, tolerance
+from attnscope.hooks.report import GIVEN, CallCheck, CaptureReport, tolerance
 from attnscope.inputs.answers import of_patches, with_summaries
-from attnscope.inputs.tokens import TokenSelection
+from attnscope.inputs.tokens import TokenSelection, chosen_lines
 from attnscope.metrics.texts import Texts
 from attnscope.model import loaded as padding
 from attnscope.model.selection import (
@@ -521,6 +521,73 @@ def _observed(forward: Pass) -> list[Observation]:
         replace(observation(plain, row), other_stacks={stack: observation(stack, row) for stack in others})
         for row in range(len(prompts))
     ]
+
+
+class ReadyLayer(NamedTuple):
+    """A layer whose attention was computed outside a pass: an operator to ask, what is known of it, and its check."""
+
+    P: AttentionOperator
+    geometry: LayerGeometry
+    check: CallCheck
+
+
+@dataclass(frozen=True)
+class ReadyLayers:
+    """Such layers as the `Reading` that a `StackCollector` takes."""
+
+    request: Request
+    plain: str
+    shown: Mapping[str, Mapping[int, LayerGeometry]]
+    advance: Callable[[int], object]
+
+    device = "cpu"
+    directions = out = None
+    checks_padding = False
+
+    @property
+    def every(self) -> Mapping[str, Sequence[LayerGeometry]]:
+        """All layers, by stack."""
+        return {stack: tuple(layers.values()) for stack, layers in self.shown.items()}
+
+
+def observe_layers(
+    layers: Mapping[LayerKey, ReadyLayer],
+    texts: TextInputs,
+    request: Request,
+    facts: Mapping[str, Any],
+    *,
+    plain: str,
+    attention: str = GIVEN,
+    advance: Callable[[int], object] = lambda layers: None,
+    say: Callable[[str], object] = lambda line: None,
+) -> Observation:
+    """The observation of layers that were computed outside a pass of attnscope's, as of a pass.
+
+    texts: of both axes; of an encoder-decoder the prompt is its target, and `source` what its encoder reads. plain: the
+    stack that is observed; the others follow as `other_stacks`. attention: who computed them, as the report says it.
+    say: called with a line for tokens that were chosen by name.
+
+        >>> observe_layers({LayerKey(0, "decoder"): layer}, TextInputs(prompt, chosen), Request(), {}, plain="decoder")
+    """
+    shown: dict[str, dict[int, LayerGeometry]] = {}
+    for key, layer in layers.items():
+        shown.setdefault(key.stack, {})[key.layer] = layer.geometry
+    report = CaptureReport([layer.check for layer in layers.values()], attention=attention)
+    reading = ReadyLayers(request, plain, shown, advance)
+    of_stacks: dict[str, Observation] = {}
+    with torch.no_grad():
+        # A stack has texts of its own: the same names may choose other tokens in each.
+        for stack in shown:
+            [text] = texts.of(stack, plain)
+            for line in chosen_lines(text.prompt, text.key_prompt, text.chosen, f"{stack}: " * (len(shown) > 1)):
+                say(line)
+            collector = StackCollector(reading, stack, [text])
+            for key, layer in layers.items():
+                if key.stack == stack:
+                    collector.ask(collector.layer(key.layer, layer.P))
+            own = replace(report.of(stack), tokens=len(text.key_prompt))
+            of_stacks[stack] = collector.observation(0, own, facts)
+    return replace(of_stacks[plain], other_stacks={stack: of for stack, of in of_stacks.items() if stack != plain})
 
 
 def model_facts(loaded: LoadedModel, engine: Engine, report: CaptureReport) -> dict[str, Any]:

@@ -12,7 +12,7 @@ Shapes: H head, Q query, K key, T token.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -24,13 +24,12 @@ from torch import Tensor
 from attnscope.attention.operator import DenseAttention
 from attnscope.attention.spec import Visibility
 from attnscope.errors import InputError, UsageError, visible
-from attnscope.hooks.report import GIVEN, CallCheck, CaptureReport, tolerance
+from attnscope.hooks.report import GIVEN, CallCheck, tolerance
 from attnscope.inputs.prompt import Prompt
-from attnscope.inputs.tokens import chosen_lines
 from attnscope.inputs.weights import FLAGS, MASK, MEMORY, GivenWeights, axes_of, check_room
 from attnscope.model.geometry import KEYS_NOT_KNOWN, LayerGeometry
 from attnscope.model.selection import CROSS, DECODER, ENCODER, as_ranges, prefix, select_stacks
-from attnscope.observe.collect import StackCollector
+from attnscope.observe.collect import ReadyLayer, observe_layers
 from attnscope.observe.request import LayerKey, TextInputs
 from attnscope.utils.stages import NO_PROGRESS, Progress
 
@@ -394,25 +393,6 @@ def _part(prompt: Prompt, places: slice) -> Prompt:
     return Prompt(text="".join(columns["plain"]), turns=(), removed=prompt.removed + lost, **columns)
 
 
-@dataclass(frozen=True)
-class GivenLayers:
-    """Layers with their weights, as the `Reading` that a `StackCollector` takes."""
-
-    request: Request
-    plain: str
-    shown: Mapping[str, Mapping[int, LayerGeometry]]
-    advance: Callable[[int], object]
-
-    device = "cpu"
-    directions = out = None
-    checks_padding = False
-
-    @property
-    def every(self) -> Mapping[str, Sequence[LayerGeometry]]:
-        """All layers, by stack."""
-        return {stack: tuple(layers.values()) for stack, layers in self.shown.items()}
-
-
 def observe_weights(matrices: GivenWeights, ask: CaptureSpec, tell: Progress = NO_PROGRESS) -> Observation:
     """The observation of weights that were given, as of a pass; the ask's `keep` and `select` say what is kept.
 
@@ -433,25 +413,9 @@ def observe_weights(matrices: GivenWeights, ask: CaptureSpec, tell: Progress = N
     texts = TextInputs(prompt, request.chosen(prompt, source), source)
     for line in weights_lines(whole):
         tell.say(line)
-    report, facts = CaptureReport(tokens=len(matrices.text), attention=GIVEN), facts_of(whole)
-    seen: dict[str, Observation] = {}
-    with tell.stage("reading weights", len(whole.layers), "layers") as advance, torch.no_grad():
-        layers = GivenLayers(request, plain, shown, advance)
-        # A stack has texts of its own: the same names may choose other tokens in each.
-        for stack, keys in stacks.items():
-            [text] = texts.of(stack, plain)
-            for line in chosen_lines(text.prompt, text.key_prompt, text.chosen, f"{stack}: " * (len(shown) > 1)):
-                tell.say(line)
-            collector = StackCollector(layers, stack, [text])
-            for key in keys:
-                P = DenseAttention(whole.layers[key].weights_HQK[None], whole.layers[key].mask.visible)
-                P.sums_to_one = not matrices.sink_logits
-                collector.ask(collector.layer(key.layer, P))
-            calls = [_check(whole, key) for key in keys]
-            report.calls += calls
-            own = replace(report, calls=calls, tokens=len(text.key_prompt))
-            seen[stack] = collector.observation(0, own, facts)
-    return replace(seen[plain], other_stacks={stack: of for stack, of in seen.items() if stack != plain})
+    ready = {key: _ready(whole, key, shown[key.stack][key.layer]) for key in whole.layers}
+    with tell.stage("reading weights", len(ready), "layers") as advance:
+        return observe_layers(ready, texts, request, facts_of(whole), plain=plain, advance=advance, say=tell.say)
 
 
 def check_request(matrices: GivenWeights, request: Request) -> None:
@@ -509,14 +473,16 @@ def _geometry(layer: CheckedLayer, index: int, kv_heads: int | None) -> LayerGeo
     return LayerGeometry(index, kind, heads, kv_heads or 0, 0, 0, window, both_ways=both_ways, keys=words)
 
 
-def _check(whole: CheckedWeights, key: LayerKey) -> CallCheck:
-    """What was measured of a layer: how far its rows are from a sum of 1. Masked keys are those without weight."""
+def _ready(whole: CheckedWeights, key: LayerKey, geometry: LayerGeometry) -> ReadyLayer:
+    """A layer as it is read. What was measured is how far its rows are from 1; masked keys are those without weight."""
     matrices, layer = whole.matrices, whole.layers[key]
     heads, queries, keys = layer.weights_HQK.shape
-    error = None if matrices.sink_logits else layer.error
+    P = DenseAttention(layer.weights_HQK[None], layer.mask.visible)
+    P.sums_to_one = not matrices.sink_logits
+    error = layer.error if P.sums_to_one else None
     check = CallCheck(key.layer, 0, matrices.source, heads, GIVEN, error, stack=key.stack, keys=keys, queries=queries)
     check.sink_logits, check.kernel, check.dtype = matrices.sink_logits, "none", whole.dtype
-    return check
+    return ReadyLayer(P, geometry, check)
 
 
 def weights_lines(whole: CheckedWeights) -> Iterator[str]:
