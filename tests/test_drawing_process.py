@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from attnscope.export import drawing
-from attnscope.figures import drawing_process
-from attnscope.figures.drawing_pool import cores
+from attnscope.figures import drawing_process, load_drawing
+from attnscope.figures.drawing_process import cores
 from attnscope.model import loading
 from helpers.command_line import HANGS, call
 from helpers.drawing_process import a_drawing, files
@@ -31,7 +31,7 @@ def test_it_draws_the_same_and_ends_as_it_should(tmp_path: Path, part: str) -> N
 
 def test_none_is_begun_where_pytorch_is_loaded() -> None:
     assert torch.__name__ in sys.modules
-    drawing_process.begin("attnscope.export.drawing")
+    drawing_process.begin(load_drawing, "attnscope.export.drawing")
     assert drawing_process.take_process() is None
 
 
@@ -45,7 +45,7 @@ def test_heads_begins_a_process_and_has_it_draw(demo, tmp_path: Path, monkeypatc
                 yield from work()
 
     monkeypatch.setattr(loading, "load", lambda options: events.append("loaded") or demo)
-    monkeypatch.setattr(drawing_process, "begin", lambda *modules: events.extend(modules))
+    monkeypatch.setattr(drawing_process, "begin", lambda load, *modules: events.extend(modules))
     monkeypatch.setattr(drawing, "take_process", Here)
     run = ("heads", "the bank", "--out", str(tmp_path / "run"), "--figures")
     call(*run, "overview,metrics").ok()
@@ -54,7 +54,7 @@ def test_heads_begins_a_process_and_has_it_draw(demo, tmp_path: Path, monkeypatc
 
 
 def test_a_run_without_pictures_begins_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drawing_process, "begin", lambda *modules: pytest.fail("begun"))
+    monkeypatch.setattr(drawing_process, "begin", lambda load, *modules: pytest.fail("begun"))
     call("relations", "the bank", "--out", str(tmp_path / "run")).ok()
 
 

@@ -24,7 +24,7 @@ from PIL import Image
 from attnscope.errors import UsageError
 from attnscope.figures import Maps, Panel, Style, fonts, save_head_maps, save_layer, save_metrics, save_overview
 from attnscope.figures.colours import LIGHT_CELL, find_limits, luminance
-from attnscope.figures.drawing_pool import draw_in_workers, worker_count
+from attnscope.figures.drawing_process import draw_in_workers, worker_count
 from attnscope.figures.fonts import Fonts, fonts_for, shown_label
 from attnscope.figures.metrics import metrics_figure
 from attnscope.figures.overview import figures_of, overview_figure, pooled
@@ -503,7 +503,7 @@ def test_vector_files_hold_title_labels_and_numbers(tmp_path: Path) -> None:
 
 
 def test_workers_pay_only_for_many_heads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("attnscope.figures.drawing_pool.cores", lambda: 2)
+    monkeypatch.setattr("attnscope.figures.drawing_process.cores", lambda: 2)
     assert worker_count([81] * 24, Style()) == 1
     assert worker_count([81] * 672, Style()) == 2
 

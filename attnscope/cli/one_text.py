@@ -46,9 +46,10 @@ def observe_text(
 
     ask = asked.ask(read_run(asked, writing), selected, keep)
     if writing.draws and keep.maps:
+        from attnscope.figures import load_drawing
         from attnscope.figures.drawing_process import begin
 
-        begin("attnscope.export.drawing")
+        begin(load_drawing, "attnscope.export.drawing")
     tell, check = output.TerminalProgress(writing.quiet), partial(check_out, writing=writing, options=options)
     if not isinstance(ask.text, str | list):  # for a plain text nothing of weights is imported
         from attnscope.inputs.weights import GivenWeights

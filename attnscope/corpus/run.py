@@ -48,7 +48,7 @@ from attnscope.corpus.records import STDIN, Corpus, CorpusFile, find_files
 from attnscope.corpus.rows import ShardWriter
 from attnscope.corpus.worker import Window, Worker
 from attnscope.errors import AttnscopeError, UsageError
-from attnscope.figures.drawing_pool import drawing_pool
+from attnscope.figures.drawing_process import drawing_pool
 from attnscope.model.geometry import geometry_of
 from attnscope.model.loading import load_config
 from attnscope.utils.isolation import without_stderr

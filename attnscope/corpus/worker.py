@@ -34,7 +34,7 @@ from attnscope.corpus.item_requests import (
 from attnscope.corpus.items import Item, given_spans, given_tokens
 from attnscope.corpus.rows import Measured
 from attnscope.errors import AttnscopeError, ForwardError, InputError, ModelError, UsageError
-from attnscope.figures.drawing_pool import cores
+from attnscope.figures.drawing_process import cores
 from attnscope.hooks.engines import ENGINES, Engine
 from attnscope.hooks.generation import check_generates, say_ignored, translation
 from attnscope.inputs.prompt import Prompt, from_ids

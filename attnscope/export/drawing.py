@@ -21,8 +21,7 @@ import numpy as np
 from attnscope import figures
 from attnscope.errors import UsageError, visible
 from attnscope.figures import About, Depth, Maps, Panel, Part, Patches, PatchSheet, Style
-from attnscope.figures.drawing_pool import worker_count
-from attnscope.figures.drawing_process import DrawingProcess, take_process
+from attnscope.figures.drawing_process import DrawingProcess, take_process, worker_count
 from attnscope.figures.style import Quantity, StyleFields, count, layer_name
 from attnscope.metrics.metrics import KNOWN, MASS, ends, order_of
 from attnscope.metrics.roles import NEEDED_ROWS, NONE, OTHER, ROLE_METRICS, ROLES

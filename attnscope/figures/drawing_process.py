@@ -1,12 +1,16 @@
 """A process that draws while this one runs: started before a model is loaded, it has what draws loaded by then.
 
-    begin("attnscope.export.drawing")         # on two cores both libraries load at once, the model's and this one's
-    process = take_process()                  # None where none pays
+    begin(load_drawing, "attnscope.export.drawing")    # on two cores the model's library loads at the same time
+    process = take_process()                           # None where none pays
     for path in process.drawn(partial(draw, folder), partial(draw_others, folder)): ...
 
 It is forked, which costs a hundredth of a start and needs no script that can be imported again; that is safe while this
 process has one thread and no PyTorch. Once it has loaded what draws it forks a second one, which has that too: two
 cores are free after the pass.
+
+The processes of a pool are started afresh (spawn), not forked: the caller may hold torch's threads and locks. They load
+this package and nothing of a model. A script that asks for them must begin its work under `if __name__ == "__main__"`,
+since each of them imports the script again.
 """
 
 from __future__ import annotations
@@ -14,18 +18,24 @@ from __future__ import annotations
 import atexit
 import logging
 import multiprocessing
+import os
 import sys
 from collections.abc import Callable, Generator, Sequence
-from contextlib import closing, suppress
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import AbstractContextManager, closing, nullcontext, suppress
+from functools import partial
 from importlib import import_module
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from attnscope import figures
 from attnscope.errors import AttnscopeError
-from attnscope.figures.drawing_pool import cores
 from attnscope.utils import stages
 from attnscope.utils.signals import begin_worker, busy, held, leaving
+
+if TYPE_CHECKING:
+    from attnscope.figures.style import Style
 
 log = logging.getLogger("attnscope")
 
@@ -36,14 +46,14 @@ Work = Callable[[], Generator[Path, None, None]]
 _started: DrawingProcess | None = None
 
 
-def begin(*modules: str) -> None:
-    """Start a process that loads what draws, and these modules, where it pays and is safe.
+def begin(load: Callable[[], object], *modules: str) -> None:
+    """Start a process that loads what draws, by `load`, and these modules, where it pays and is safe.
 
     That is on Linux, where a core is free and PyTorch is still to be loaded.
     """
     global _started
     if sys.platform == "linux" and cores() > 1 and "torch" not in sys.modules and stages.threads() == 1:
-        _started = DrawingProcess(*modules)
+        _started = DrawingProcess(load, *modules)
 
 
 def take_process() -> DrawingProcess | None:
@@ -56,10 +66,10 @@ def take_process() -> DrawingProcess | None:
 class DrawingProcess:
     """A process for one drawing, which it can be given while it still loads; it ends with this one."""
 
-    def __init__(self, *modules: str) -> None:
+    def __init__(self, load: Callable[[], object], *modules: str) -> None:
         context = multiprocessing.get_context("fork")
         self.connections, there = zip(*(context.Pipe() for _ in range(PROCESSES)), strict=True)
-        self.process = context.Process(target=_serve, args=(there, self.connections, modules))
+        self.process = context.Process(target=_serve, args=(there, self.connections, load, modules))
         with held():
             self.process.start()
         for connection in there:
@@ -111,11 +121,16 @@ class DrawingProcess:
         self.process.join()
 
 
-def _serve(connections: Sequence[Connection], other_ends: Sequence[Connection], modules: tuple[str, ...]) -> None:
+def _serve(
+    connections: Sequence[Connection],
+    other_ends: Sequence[Connection],
+    load: Callable[[], object],
+    modules: tuple[str, ...],
+) -> None:
     """What the first process does: load, fork the second one, and answer."""
     for connection in other_ends:
         connection.close()
-    figures.load_drawing()
+    load()
     for module in modules:
         import_module(module)
     first, second = connections
@@ -154,3 +169,74 @@ class _Sent(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self.connection.send(record.getMessage())
+
+
+HEAD_SECONDS, CELL_SECONDS, VECTOR_FACTOR = 0.012, 1e-6, 6  # measured on one core of 2025, to a factor of two
+START_SECONDS = 1.5
+MOST_WORKERS = 16
+
+PoolJob = TypeVar("PoolJob")
+
+
+def worker_count(cells: Sequence[int], style: Style) -> int:
+    """As many workers as pay off for heads of so many cells: each should draw for longer than it takes to start."""
+    seconds = sum(HEAD_SECONDS + CELL_SECONDS * count for count in cells)
+    seconds *= 1 if style.image == "png" else VECTOR_FACTOR
+    return max(1, min(cores(), MOST_WORKERS, int(seconds / (2 * START_SECONDS))))
+
+
+def cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def drawing_pool(workers: int) -> AbstractContextManager[Executor | None]:
+    """So many processes that draw, or None for 0; when the block ends they finish what they were given, and end.
+
+    They also end when this process dies.
+
+        with drawing_pool(2) as pool:
+            pool.submit(save_overview, path, layers, style).result()
+    """
+    return _Pool(workers) if workers else nullcontext()
+
+
+def draw_in_workers(
+    draw: Callable[[PoolJob], Path], jobs: Sequence[PoolJob], workers: int
+) -> Generator[Path, None, None]:
+    """Yield each path in the order of the jobs; after an error, or once closed, no further file is started.
+
+    draw: a picklable function that writes one job's file. An AttnscopeError of a worker is raised here as it is, any
+    other error as a RuntimeError with its words.
+    """
+    with _Pool(workers) as pool:
+        try:
+            yield from pool.map(partial(_draw, draw), jobs)
+        except BrokenProcessPool as error:
+            raise RuntimeError(
+                "a process that draws ended early: it was killed, or the script that asked for it has no "
+                '`if __name__ == "__main__"`; workers=1 draws without processes'
+            ) from error
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _draw(draw: Callable[[PoolJob], Path], job: PoolJob) -> Path:
+    with busy:
+        try:
+            return draw(job)
+        except AttnscopeError:
+            raise
+        except Exception as error:  # not every error survives the way to the other process
+            raise RuntimeError(f"{type(error).__name__}: {error}") from None
+
+
+class _Pool(ProcessPoolExecutor):
+    """A pool whose workers leave the signals of the terminal to the process that started them."""
+
+    def __init__(self, workers: int) -> None:
+        super().__init__(workers, multiprocessing.get_context("spawn"), begin_worker)
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        with held():  # a worker starts here, and Ctrl-C before begin_worker would make it print a traceback
+            return super().submit(fn, *args, **kwargs)

@@ -40,7 +40,7 @@ from attnscope.figures.colours import (
     seen,
     sink_limits,
 )
-from attnscope.figures.drawing_pool import draw_in_workers, worker_count
+from attnscope.figures.drawing_process import draw_in_workers, worker_count
 from attnscope.figures.fonts import Fonts, fonts_for
 from attnscope.figures.mosaic import EDGE_COLOUR, EDGE_PX, LINE_LEAST, LINE_PX, PAPER, HeadMap, prepare_heads, texts_of
 from attnscope.figures.style import TAKEN, Maps, Quantity, Style, edge_boxes, head_title

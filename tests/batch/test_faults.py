@@ -27,7 +27,7 @@ from attnscope.corpus.tables import TableFile
 from attnscope.corpus.worker import Worker
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.export.drawing import Pictures
-from attnscope.figures.drawing_pool import drawing_pool
+from attnscope.figures.drawing_process import drawing_pool
 from attnscope.model.options import LoadOptions
 from attnscope.utils.folders import locked
 from helpers.command_line import HANGS, call
@@ -207,7 +207,7 @@ def test_a_signal_amid_a_line_to_stderr_is_heard(monkeypatch: pytest.MonkeyPatch
 
 PAINTING = """
 import os, signal, sys, time
-from attnscope.figures.drawing_pool import drawing_pool
+from attnscope.figures.drawing_process import drawing_pool
 
 if __name__ == "__main__":
     with drawing_pool(1) as pool:

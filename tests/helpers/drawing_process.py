@@ -33,7 +33,7 @@ def a_drawing() -> Drawing:
 
 
 def begun() -> drawing_process.DrawingProcess:
-    drawing_process.begin("attnscope.export.drawing")
+    drawing_process.begin(figures.load_drawing, "attnscope.export.drawing")
     process = drawing_process.take_process()
     assert process is not None
     assert drawing_process.take_process() is None, "one piece of work each"
@@ -87,7 +87,7 @@ def raised(call: Callable[[], object]) -> Exception:
 
 def draws(folder: Path) -> None:
     drawing, told = a_drawing(), list[int]()
-    drawing_process.begin("attnscope.export.drawing")  # which loads what draws
+    drawing_process.begin(figures.load_drawing, "attnscope.export.drawing")  # which loads what draws
     written = drawing.draw(folder, workers=None, advance=told.append)
     assert "matplotlib.figure" not in sys.modules, "drawn here"
     assert len(told) == len(written) == drawing.pictures() == 4
