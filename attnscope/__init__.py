@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from attnscope.model.loading import wrap
     from attnscope.observe.observation import Observation
     from attnscope.observe.request import Request, View
-    from attnscope.serve.session import connect
+    from attnscope.serve.client import connect
 
 __all__ = [
     "AttnscopeError",
@@ -74,7 +74,7 @@ _HOMES = {
     "batch": "attnscope.api.batch",
     "capture": "attnscope.api.capture",
     "compare": "attnscope.api.compare",
-    "connect": "attnscope.serve.session",
+    "connect": "attnscope.serve.client",
     "explain": "attnscope.api.explain",
     "from_weights": "attnscope.api.capture",
     "knockout": "attnscope.api.knockout",

@@ -23,7 +23,7 @@ from attnscope.api.scan import Scan
 from attnscope.errors import UsageError
 from attnscope.model.options import LoadOptions
 from attnscope.observe.request import CaptureOptions, Request, View
-from attnscope.serve.session import Session
+from attnscope.serve.client import Session
 from helpers.command_line import HANGS, SENTENCE, call
 from helpers.hints import OPTION, hints_of_source, hints_of_the_library
 
@@ -351,7 +351,7 @@ def test_a_hint_in_python_names_options_that_the_call_has(monkeypatch, name) -> 
     options, others = options_of(name), 0
     for hint in hints_of_source():
         refusing = Refusing(hint)
-        monkeypatch.setattr("attnscope.serve.session.request_status", partial(getattr, refusing))
+        monkeypatch.setattr("attnscope.serve.client.request_status", partial(getattr, refusing))
         with pytest.raises(UsageError) as caught:
             public(name)(*[refusing] * GIVEN.get(name, 2))
         said = str(caught.value).removeprefix("no; ")

@@ -7,8 +7,8 @@ from typing import get_args
 import pytest
 
 import attnscope
-from attnscope.api import why_record
 from attnscope.api.ablate import QUESTIONS
+from attnscope.api.why import NAME as WHY_NAME
 from attnscope.cli.option_groups import DRAWN, parameters
 from attnscope.cli.output import Writing, check_writable, settle_figures
 from attnscope.errors import UsageError
@@ -74,7 +74,7 @@ def test_no_kind_of_result_is_written_into_the_folder_of_another(own, tmp_path):
 
 def test_every_study_says_in_its_folder_what_kind_it_is():
     known = {name for names in KINDS.values() for name in names}
-    finished = {one.NAME for one in (atlas, differences, why_record)}
+    finished = {atlas.NAME, differences.NAME, WHY_NAME}
     finished |= {f"{one.stem}.json" for one in (KnockoutResult, PatchedPairs, BudgetCosts, Ablation)}
     assert {"manifest.json", "run.json", "checkpoints.parquet", *KEEPERS, *finished} <= known
 

@@ -27,7 +27,7 @@ from attnscope.utils.display import Column, Row, Sheet, number_of
 if TYPE_CHECKING:
     from rich.console import Group, RenderableType
 
-    from attnscope.api.why_record import Why
+    from attnscope.api.why import Why
     from attnscope.cli.output import Top
     from attnscope.figures.terminal import Prose
     from attnscope.model.geometry import Geometry

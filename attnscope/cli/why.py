@@ -21,7 +21,7 @@ from attnscope.utils.folders import PICTURES, TABLES
 from attnscope.utils.signals import unwinding
 
 if TYPE_CHECKING:
-    from attnscope.api.why_record import Why, WhyOptions
+    from attnscope.api.why import Why, WhyOptions
 
 
 @option_group
@@ -53,7 +53,7 @@ class Logit(OneHead, Question):
         """What the library is asked. Raises UsageError for what no text makes right."""
         groups = self.asks()["define"]
 
-        from attnscope.api.why_record import WhyOptions
+        from attnscope.api.why import WhyOptions
 
         options = fill(WhyOptions, asked, self, define=groups)
         options.check()
@@ -90,7 +90,7 @@ def why(asked: LogitText, logit: Logit, top: Top, table: StudyTable, look: Look)
 
     text = read_given(asked, table)
 
-    from attnscope.api.why_record import ask_of
+    from attnscope.api.why import ask_of
     from attnscope.cli.one_text import answer
     from attnscope.serve.questions import AttributeLogit
 

@@ -1,5 +1,7 @@
 """Both ends of a question, without torch: who asks a server, and how that server hands it to its worker.
 
+`connect` is the first for Python: captures of a model that a server holds.
+
 A command sends an ask and its purpose, hears lines and stages, and at last a record:
 
 try:
@@ -25,26 +27,26 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import attnscope.errors
-from attnscope.errors import AttnscopeError, UsageError
+from attnscope.errors import AttnscopeError, ModelError, UsageError, hints_of
 from attnscope.inputs.prompt import Prompt
-from attnscope.model.options import DEMO
+from attnscope.model.options import DEMO, LoadOptions
+from attnscope.observe.request import CaptureOptions, CaptureSpec, Request, View
 from attnscope.serve import wire
 from attnscope.serve.questions import Check, Observe, Purpose
 from attnscope.serve.records import packed, type_of, unpacked
 from attnscope.serve.wire import Frame, Status, UnansweredError, WireError, framed, is_readable, receive, send
-from attnscope.utils.schema import from_json, to_json
-from attnscope.utils.stages import Progress
+from attnscope.utils.schema import from_json, takes_fields, to_json
+from attnscope.utils.stages import NO_PROGRESS, Progress
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from attnscope.model.options import LoadOptions
-    from attnscope.observe.request import CaptureSpec
+    from attnscope.api.captured import Capture
 
 logger = logging.getLogger("attnscope")
 VARIABLE = "ATTNSCOPE_NO_SERVER"
@@ -53,6 +55,7 @@ SILENT_SECONDS = 5.0  # a server that is there says something every second
 WORD_SECONDS = 2.0  # of waiting, until a stage is shown
 WAITING = "waiting for attnscope serve"
 OBSERVE = Observe()
+START = "start one: attnscope serve --model "
 
 
 def ask_server(
@@ -457,3 +460,67 @@ def _watch(selector: selectors.BaseSelector, link: socket.socket, events: int) -
         selector.unregister(link)
     elif key is not None and key.events != events:
         selector.modify(link, events)
+
+
+@hints_of(LoadOptions)
+@takes_fields(LoadOptions)
+def connect(options: LoadOptions) -> Session:
+    """A session with the model that a server of this user's holds; options: how it was loaded, as for `load`.
+
+    Raises ModelError without a server, UsageError for an option that does not exist.
+
+        >>> session = attnscope.connect()
+        >>> session.capture("the financial bank").weights[0].shape
+    """
+    try:
+        request_status("status")
+    except UnansweredError as why:
+        raise ModelError(str(why), START + options.model) from None
+    return Session(options)
+
+
+@dataclass(frozen=True)
+class Session:
+    """A model that a server holds."""
+
+    options: LoadOptions
+
+    @hints_of(CaptureOptions, Request, View, LoadOptions)
+    def capture(
+        self,
+        text: Any,
+        layers: Sequence[int] | None = None,
+        *,
+        request: Request | None = None,
+        query: str | int | None = None,
+        key: str | int | None = None,
+        define: Mapping[str, str] | None = None,
+        **how: Unpack[CaptureOptions],
+    ) -> Any:
+        """As `attnscope.capture` of that model: a Capture, or of a list of texts a list of them.
+
+        Raises what that raises, and ModelError where the server does not answer: it does not hold the model with these
+        options and files, it runs other code, or it has ended.
+        """
+        from attnscope.api.capture import is_several, kept
+
+        if how.get("verify"):
+            raise UsageError("a server does not verify", "load the model with attnscope.load")
+        if layers is not None and request is None and how.get("select") is None:
+            how["select"] = ",".join(f"{layer}.*" for layer in layers)
+        elif layers is not None:
+            raise UsageError("layers and request or select were both given", "choose heads with {select=1.*} alone")
+        keep = kept(None, request, query, key, define, how)
+        if is_several(text):
+            return [self._captured(CaptureSpec(item, keep, **how)) for item in text]
+        return self._captured(CaptureSpec(text, keep, **how))
+
+    def _captured(self, ask: CaptureSpec) -> Capture:
+        import torch
+
+        from attnscope.api.captured import Capture
+
+        try:
+            return Capture.made_of(ask_server(self.options, ask, NO_PROGRESS, tensor=torch.from_numpy))
+        except UnansweredError as why:
+            raise ModelError(f"the server does not answer: {why}", "see attnscope serve status") from why

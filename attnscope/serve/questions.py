@@ -27,7 +27,7 @@ from attnscope.observe.request import RunInfo
 from attnscope.utils.stages import Progress
 
 if TYPE_CHECKING:
-    from attnscope.api.why_record import Why, WhyOptions
+    from attnscope.api.why import Why, WhyOptions
     from attnscope.inputs.weights import GivenWeights
     from attnscope.model.geometry import Geometry
     from attnscope.model.loaded import LoadedModel, LoadedTokenizer
@@ -157,8 +157,7 @@ class AttributeLogit(Purpose):
 
     def answer(self, loaded: LoadedModel, ask: CaptureSpec, tell: Progress, check: Check) -> Why:
         """The logit with its parts; raises as `attnscope.why`."""
-        from attnscope.api.why import STACKS, taken_apart
-        from attnscope.api.why_record import WhyOptions
+        from attnscope.api.why import STACKS, WhyOptions, taken_apart
         from attnscope.observe.run import asked_lines, prepare, target_lines
 
         loaded.check_task(*STACKS)

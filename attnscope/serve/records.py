@@ -22,7 +22,7 @@ from attnscope.serve.wire import WireError
 TAG = "~"
 RECORDS = {  # by name, where the type is; each is imported without torch
     "attnscope.observe.request": ("LayerKey", "View", "CaptureSpec", "TextInputs", "Request", "RunInfo"),
-    "attnscope.api.why_record": ("Why",),
+    "attnscope.api.why": ("Why",),
     "attnscope.steps.records": ("Check", "Explanation", "Numbers", "Step"),
     "attnscope.interventions.spec": ("Cut",),
     "attnscope.observe.atlas": ("HeadNames",),

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 import attnscope
-from attnscope.api.why_record import MEAN
+from attnscope.api.why import MEAN
 from attnscope.model.loaded import LoadedModel
 from attnscope.studies.attribution_records import LogitParts, LogitQuery
 
