@@ -142,7 +142,7 @@ def test_a_language_that_fontconfig_quotes_steers_no_terminal():
 def test_the_cache_is_where_the_hub_has_it(monkeypatch):
     from huggingface_hub import constants
 
-    from attnscope.cli.completion import cache_folder
+    from attnscope.cli.option_groups import cache_folder
 
     if not {"HF_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME"} & set(os.environ):
         assert cache_folder() == Path(constants.HF_HUB_CACHE)

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnscope.cli import output
-from attnscope.cli.completion import cache_folder, cached_models
 from attnscope.cli.config import with_options
+from attnscope.cli.option_groups import cache_folder, cached_models
 from attnscope.cli.output import Facts, Quiet
 
 if TYPE_CHECKING:

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Context, Option
 
 from attnscope.cli import output
-from attnscope.cli.completion import metrics as metric_names
 from attnscope.cli.config import with_options
 from attnscope.cli.figure_options import Drawing, kinds_of_file
 from attnscope.cli.one_text import FEW, Show, draw_in_terminal, export_text, observe_text, report_checks, stream
 from attnscope.cli.option_groups import FIRST, HIDDEN, SETTING, build, command_line, of_run, option_group
+from attnscope.cli.option_groups import metrics as metric_names
 from attnscope.cli.options import Entries, Question, Relations, TextRun
 from attnscope.cli.output import Results, Top
 from attnscope.errors import UsageError

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument
 
 from attnscope.cli import output
-from attnscope.cli.completion import models
 from attnscope.cli.config import with_options
-from attnscope.cli.option_groups import FIRST, check_one_given, option_group
+from attnscope.cli.option_groups import FIRST, check_one_given, models, option_group
 from attnscope.cli.options import Checkpoint
 from attnscope.cli.output import Facts, Noise
 from attnscope.errors import UsageError, brief

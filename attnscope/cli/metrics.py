@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument
 
 from attnscope.cli import output
-from attnscope.cli.completion import metrics as metric_names
 from attnscope.cli.config import with_options
+from attnscope.cli.option_groups import metrics as metric_names
 from attnscope.cli.option_groups import option_group
 from attnscope.cli.output import Format, Quiet
 from attnscope.utils.display import Column, Sheet

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, BadParameter, Option
 
-from attnscope.cli.completion import models, offer
 from attnscope.cli.option_groups import (
     FIRST,
     HELD,
@@ -27,6 +26,8 @@ from attnscope.cli.option_groups import (
     check_words,
     default_of,
     fill,
+    models,
+    offer,
     option_group,
     parameters,
 )
