@@ -21,7 +21,7 @@ from attnscope.api.capture import capture
 from attnscope.attention.questions import Distance, Entropy, Features, Received
 from attnscope.errors import ForwardError, ModelError, UsageError
 from attnscope.hooks.engines import ENGINES, Engine, engine_named
-from attnscope.hooks.listen import _uncompiled, listen, listening
+from attnscope.hooks.listen import listen, listening, uncompiled
 from helpers.compiling import compiling  # noqa: F401
 from helpers.dispatched import thread_count
 from helpers.families import tiny_model
@@ -225,7 +225,7 @@ def test_two_captures_that_overlap_leave_compiling_on() -> None:
         compiled.append(1)
         return graph.forward
 
-    first, second = _uncompiled(), _uncompiled()
+    first, second = uncompiled(), uncompiled()
     first.__enter__()
     second.__enter__()
     first.__exit__(None, None, None)

@@ -142,7 +142,7 @@ def running(model: nn.Module, implementation: str | None) -> Iterator[str]:
     if model.training:
         raise UsageError("the model is in training mode, where dropout changes the weights", "call model.eval() first")
     bare: Any = forward.bare_model(model)
-    with _model_lock(model), torch.no_grad(), _uncompiled():
+    with _model_lock(model), torch.no_grad(), uncompiled():
         # A family that has no sdpa stays as it is.
         before = getattr(getattr(bare, "config", None), "_attn_implementation", None) or "eager"
         other = implementation if implementation != before and calls_interface(model) else None
@@ -486,14 +486,14 @@ def _route(model: nn.Module) -> Route:
     def routes(extras: Mapping[str, Any]) -> set[str]:
         """The routes by which the attention calls of a pass over two tokens are heard."""
         ids_BT = torch.zeros(1, 2, dtype=torch.long, device=device_of(bare))
-        with _model_lock(model), torch.no_grad(), _uncompiled(), listening(model, lambda call: None) as report:
+        with _model_lock(model), torch.no_grad(), uncompiled(), listening(model, lambda call: None) as report:
             forward.run_backbone(model, ids_BT, **forward.without_cache(bare), **extras)
         return {check.route for check in report.calls}
 
     return families.route_of(bare, routes)
 
 
-def _uncompiled() -> AbstractContextManager[None]:
+def uncompiled() -> AbstractContextManager[None]:
     """A compiled model calls no interface; run it uncompiled for the time of the capture."""
     if "torch._dynamo" not in sys.modules:  # nothing can be compiled then, and importing it takes seconds
         return nullcontext()

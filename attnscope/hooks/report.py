@@ -24,6 +24,7 @@ TOLERANCE = {  # row sums, and P V against the output: what rounding alone does
 }
 
 GIVEN = "given"  # the route of weights that no pass of attnscope computed
+KERNEL, LAYER, SOFTMAX = "kernel", "layer", "softmax"  # routes of operations, see `hooks/functions.py`
 
 
 def tolerance(dtype: torch.dtype | str, otherwise: str = "float32") -> tuple[float, float]:
@@ -41,12 +42,12 @@ class CallCheck:
 
     row_sum_error: largest |row sum - 1| (None with sink logits). masked_weight: largest weight on a key that the mask
     hides. value_error: largest |P V - output| over some rows, relative to the largest |output|. route: "interface",
-    "answered" (attnscope computed the output), "hook" or GIVEN. altered: an engine changed the call's output. dtype: of
-    the model's own output or weights, where there are any: not always that of the model. answered_by: which of
-    attnscope's own ways read each kind of question, {"Entropy": "tiles"}. stack: the layer's stack. repeats: whether
-    its weights are those of the call before it: of the same q and k, over other values. ahead: the share of its queries
-    that see the key after their own. back_alone: whether none may, by the model's config and class; None where they do
-    not say it. owed: numbers still on a device, by field; `settle` reads them.
+    "answered" (attnscope computed the output), "hook", GIVEN, or that of an operation. altered: an engine changed the
+    call's output. dtype: of the model's own output or weights, where there are any: not always that of the model.
+    answered_by: which of attnscope's own ways read each kind of question, {"Entropy": "tiles"}. stack: the layer's
+    stack. repeats: whether its weights are those of the call before it: of the same q and k, over other values. ahead:
+    the share of its queries that see the key after their own. back_alone: whether none may, by the model's config and
+    class; None where they do not say it. owed: numbers still on a device, by field; `settle` reads them.
     """
 
     layer: int
@@ -172,7 +173,8 @@ class CaptureReport:
 
     tokens: of the longest text. attention: transformers' implementation that the model ran under. output: what the
     model's backbone returned, None where the caller ran the model himself. logits: (B, positions, vocabulary), where
-    they were asked for.
+    they were asked for. unheard: of a module of any code, the paths of the parts that attend in another way than was
+    heard, with that way in words.
     """
 
     calls: list[CallCheck] = field(default_factory=list)
@@ -180,6 +182,7 @@ class CaptureReport:
     attention: str = ""
     output: Any = field(default=None, repr=False)
     logits: Tensor | None = field(default=None, repr=False)
+    unheard: dict[str, str] = field(default_factory=dict)
 
     @property
     def layers(self) -> list[int]:

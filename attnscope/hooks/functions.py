@@ -1,0 +1,515 @@
+"""Hear the attention of any PyTorch module, by what its functions ask of PyTorch, and change nothing of it.
+
+    with hearing(module, lambda call: print(call.path, call.P.entropy().mean())) as report:
+        module(inputs)
+
+A mode of PyTorch's dispatcher sees every operation of this thread, whatever name the module's code calls it by. Nothing
+is attached to modules, and no function is exchanged. So the fast path of `nn.TransformerEncoder` and
+`nn.MultiheadAttention` stays on, which hooks and function modes switch off. The stack of calls says which module calls.
+
+An operation is heard in one of three ways. A kernel of scaled dot-product attention has q, k, v and the mask as its
+arguments. An operation for a whole layer has the layer's states and weights: q, k and v are made of them again, and the
+layer's output shows whether they are right. A softmax over keys has finished weights, and the product that follows has
+the values. Scripted and traced modules are heard too; compiled ones run uncompiled. Calls in other threads are not.
+
+Shapes: B text, H head, G kv head, Q query, K key, T token, D width of q and k, V width of v, E width of the layer.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from attnscope.attention.operator import AttentionOperator, DenseAttention
+from attnscope.attention.spec import AttentionSpec, Visibility, by_place
+from attnscope.errors import ModelError
+from attnscope.hooks.calls import REPEATED_ROWS, AttentionCall, CallSite, check_call, relative_error, sampled
+from attnscope.hooks.engines import OnCall, full_precision, select_operator
+from attnscope.hooks.forward import bare_model
+from attnscope.hooks.listen import uncompiled
+from attnscope.hooks.report import KERNEL, LAYER, SOFTMAX, CallCheck, CaptureReport, settle
+from attnscope.model.libraries import ProcessWide
+from attnscope.model.selection import CROSS, DECODER, ENCODER
+
+Change = Callable[[AttentionCall], Tensor | None]
+LOOKED_FOR = "scaled_dot_product_attention, PyTorch's own attention layers, and a softmax that values are multiplied by"
+
+
+@contextmanager
+def hearing(
+    module: nn.Module,
+    on_call: OnCall,
+    *,
+    operator: Callable[[AttentionSpec], AttentionOperator] = select_operator,
+    change: Change | None = None,
+) -> Iterator[CaptureReport]:
+    """While open, every attention call that this thread makes in `module` is handed to `on_call`, whoever runs it.
+
+    Layers are numbered in the order of their first call, and named by the path of the module that calls. The output is
+    the module's own, bit for bit. operator: answers the questions about a call whose q and k are known. change: called
+    with every call, its output in `call.output_BQHV`; the module gets what it returns instead, None for the output
+    itself. With it the fast path is off, whose operations give no output of a head.
+
+        >>> with hearing(net, lambda call: print(call.path)) as report:
+        ...     net(ids)
+        >>> report.unheard  # what attends in a way that was not heard, by the path of its module
+    """
+    ear = _Ear(bare_model(module), on_call, operator, change)
+    with ExitStack() as around:
+        around.enter_context(uncompiled())
+        if change is not None:
+            around.enter_context(_slow_path())
+        around.enter_context(ear)
+        yield ear.report
+        ear.finish()
+        settle(ear.report.calls)
+
+
+def check_heard(report: CaptureReport, name: str) -> None:
+    """Raise ModelError where a pass made no attention call that was heard.
+
+    >>> check_heard(report, "net")
+    """
+    if not report.calls:
+        others = "; ".join(f"{path or 'the module itself'} {what}" for path, what in report.unheard.items())
+        raise ModelError(
+            f"no attention was heard in {name}" + (f": {others}" if others else ""),
+            f"looked for {LOOKED_FOR}, in the thread that ran the module",
+        )
+
+
+@ProcessWide
+@contextmanager
+def _slow_path() -> Iterator[None]:
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
+
+
+class Caller(NamedTuple):
+    """The innermost module that runs, its path, and the tensors that its forward was given, by name."""
+
+    module: nn.Module
+    path: str
+    inputs: Mapping[str, Tensor]
+
+    @property
+    def texts(self) -> int:
+        """How many texts its inputs are of, side by side; 1 where that is not known."""
+        first = next(iter(self.inputs.values()), None)
+        if first is None or first.ndim < 3:
+            return 1
+        return first.shape[1 if self._sequence_first else 0]
+
+    @property
+    def tokens(self) -> set[int]:
+        """How many tokens its inputs have, where that can be told: of (B, T, E), and of pictures either way round."""
+        counts = set[int]()
+        for value in self.inputs.values():
+            sizes = () if value.is_nested else tuple(value.shape)
+            if len(sizes) == 2:
+                counts.add(sizes[0])
+            elif len(sizes) == 3:
+                counts.add(sizes[0 if self._sequence_first else 1])
+            elif len(sizes) == 4:
+                counts |= {sizes[1] * sizes[2], sizes[2] * sizes[3]}
+        return counts
+
+    @property
+    def crosses(self) -> bool:
+        """Whether its queries and keys are known to be of two texts."""
+        query, key = (self.inputs.get(name) for name in ("query", "key"))
+        return isinstance(self.module, nn.MultiheadAttention) and query is not None and query is not key
+
+    def heads(self, rows: int) -> int:
+        """How many heads are folded into a batch of so many rows."""
+        count = getattr(self.module, "num_heads", None)
+        if isinstance(count, int) and count > 0 and rows % count == 0:
+            return count
+        return rows // self.texts if rows % self.texts == 0 else 1
+
+    @property
+    def _sequence_first(self) -> bool:
+        return getattr(self.module, "batch_first", True) is False
+
+
+@dataclass(eq=False)
+class _Softmax:
+    """Weights that a softmax gave, until their product with values; own: of a kernel that is spelled out."""
+
+    weights: Tensor
+    caller: Caller
+    own: bool
+    address: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.address = self.weights.data_ptr()
+
+    def is_in(self, operand: Tensor) -> bool:
+        """Whether an operand of a product holds these weights."""
+        same = operand.numel() == self.weights.numel() and operand.shape[-1] == self.weights.shape[-1]
+        return same and operand.data_ptr() == self.address
+
+
+class _Ear(TorchDispatchMode):
+    """The mode: it hands attention calls on, and keeps the report."""
+
+    supports_higher_order_operators = True
+
+    def __init__(
+        self,
+        module: nn.Module,
+        on_call: OnCall,
+        operator: Callable[[AttentionSpec], AttentionOperator],
+        change: Change | None,
+    ) -> None:
+        super().__init__()
+        self.paths = {id(part): (part, path) for path, part in module.named_modules()}
+        self.on_call, self.operator, self.change = on_call, operator, change
+        self.report = CaptureReport()
+        self._layers: dict[str, int] = {}
+        self._calls: dict[str, int] = {}
+        self._handlers: dict[Any, Callable[..., Any] | None] = {}
+        self._pending: _Softmax | None = None
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+        if func not in self._handlers:
+            self._handlers[func] = self._handler(func)
+        handler, kwargs = self._handlers[func], kwargs or {}
+        if handler is None:
+            return func(*args, **kwargs)
+        return handler(func, args, kwargs)
+
+    def _handler(self, func: Any) -> Callable[..., Any] | None:
+        """What hears an operation, by its name and its schema; None for what is no attention."""
+        name = str(getattr(func, "__name__", func)).partition(".")[0]
+        if name in ("_softmax", "softmax", "_safe_softmax"):
+            return self._on_softmax
+        if name in ("bmm", "matmul", "mm"):
+            return self._on_product
+        if name == "_native_multi_head_attention":
+            return self._on_attention_layer
+        if name == "_transformer_encoder_layer_fwd":
+            return self._on_encoder_layer
+        if "backward" in name or not ("attention" in name or "attn" in name):
+            return None
+        schema = getattr(func, "_schema", None)
+        names = {argument.name for argument in schema.arguments} if schema else set()
+        known = "scaled_dot_product" in name and {"query", "key", "value"} <= names and "q_descale" not in names
+        return self._on_kernel if known else self._on_unknown
+
+    def finish(self) -> None:
+        """Hand on what waits for its values, now that the pass has ended."""
+        self._flush()
+
+    # The three ways, and what is none of them.
+
+    def _on_kernel(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        result = func(*args, **kwargs)
+        caller = self._caller()
+        if caller is None:
+            return result
+        given = _arguments(func, args, kwargs)
+        q, k, v = given["query"], given["key"], given["value"]
+        if q.is_nested or k.is_nested:
+            self._note_unheard(caller, "attends over nested tensors in a kernel that shows no single text")
+            return result
+        self._flush()
+        mask = given.get("attn_mask", given.get("attn_bias"))
+        heads = 1 if q.ndim != 3 else caller.heads(len(q))
+        q, k, v = (_by_head(part, heads) for part in (q, k, v))
+        visible = visibility_of(q, k, mask, bool(given.get("is_causal")))
+        scale = q.shape[-1] ** -0.5 if given.get("scale") is None else given["scale"]
+        output = result[0] if isinstance(result, tuple) else result
+        output_BQHV = _by_head(output, heads).transpose(1, 2)
+        spec = AttentionSpec(q, k, v, scale, visible)
+        changed = self._hand_on(caller, spec, KERNEL, output_BQHV)
+        if changed is output_BQHV:
+            return result
+        changed = changed.transpose(1, 2).reshape(output.shape).to(output.dtype)
+        return (changed, *result[1:]) if isinstance(result, tuple) else changed
+
+    def _on_attention_layer(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        result = func(*args, **kwargs)
+        caller = self._caller()
+        if caller is not None:
+            given = _arguments(func, args, kwargs)
+            self._on_layer(caller, given, given["query"], given["num_head"], result[0], _project)
+        return result
+
+    def _on_encoder_layer(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        result = func(*args, **kwargs)
+        caller = self._caller()
+        if caller is not None:
+            given = _arguments(func, args, kwargs)
+            self._on_layer(caller, given, given["src"], given["num_heads"], result, _encode)
+        return result
+
+    def _on_layer(
+        self,
+        caller: Caller,
+        given: Mapping[str, Any],
+        states: Tensor,
+        heads: int,
+        output: Tensor,
+        finished: Callable[[Mapping[str, Any], Tensor, Tensor], Tensor],
+    ) -> None:
+        """One operation that computes a whole layer; finished: what it makes of states and of the heads' output."""
+        self._flush()
+        lengths: list[int] | None = None
+        if states.is_nested:
+            lengths = [len(part) for part in states.unbind()]
+            states, output = (torch.nested.to_padded_tensor(part, 0.0) for part in (states, output))
+        normed = _norm(given, states, 1) if given.get("norm_first") else states
+        qkv = functional.linear(normed, given["qkv_weight"], given["qkv_bias"])
+        q, k, v = (part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in qkv.chunk(3, -1))
+        visible = _layer_visibility(q, given.get("mask"), given.get("mask_type"), lengths)
+        spec = AttentionSpec(q, k, v, q.shape[-1] ** -0.5, visible)
+
+        def error(P: AttentionOperator) -> Tensor:
+            sample = sampled(visible, REPEATED_ROWS, P.device)
+            weights_BHRK = torch.cat([P.rows(start, stop) for start, stop in sample.runs], 2)
+            heads_BRE = (weights_BHRK @ v.float()).transpose(1, 2).flatten(2).to(states.dtype)
+            expected = finished(given, sample.of(states), heads_BRE)
+            # Rows of padding hold whatever the operation left there.
+            real = visible.counts_BHQ[:, :1, sample.row_R].transpose(1, 2) > 0
+            if lengths is not None:
+                real = real & (sample.row_R < torch.tensor(lengths, device=P.device)[:, None])[..., None]
+            return relative_error(expected * real, sample.of(output) * real)
+
+        owner = _owner_of(given["qkv_weight"], caller)
+        path = ".".join(part for part in (caller.path, owner) if part)
+        self._hand_on(caller._replace(path=path), spec, LAYER, error=error)
+
+    def _on_softmax(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        result = func(*args, **kwargs)
+        axis = args[1] if len(args) > 1 else kwargs.get("dim", -1)
+        if (
+            isinstance(result, Tensor)
+            and not result.is_nested
+            and result.ndim >= 2
+            and axis % result.ndim == result.ndim - 1
+        ):
+            caller = self._caller()
+            if caller is not None and result.numel():
+                self._flush()
+                self._pending = _Softmax(result, caller, "safe" in str(func))
+        return result
+
+    def _on_product(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        result = func(*args, **kwargs)
+        pending = self._pending
+        if pending is None or not pending.is_in(args[0]):
+            return result
+        self._pending = None
+        return self._finished_weights(pending, args[1], result)
+
+    def _on_unknown(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        caller = self._caller()
+        if caller is not None:
+            name = str(getattr(func, "__name__", func)).partition(".")[0].strip("_")
+            self._note_unheard(caller, f"calls {name}, which shows no weights")
+        return func(*args, **kwargs)
+
+    # Finished weights: their values may follow.
+
+    def _flush(self) -> None:
+        """Weights whose product with values was not seen, where their shape says that they are over tokens."""
+        pending, self._pending = self._pending, None
+        if pending is None or pending.weights.ndim < 4:
+            return  # the softmax of a classifier or a router, as far as anybody can tell
+        keys, tokens = pending.weights.shape[-1], pending.caller.tokens
+        if tokens and keys not in tokens:
+            width = next(iter(pending.caller.inputs.values())).shape[-1]
+            if keys * pending.weights.shape[-3] == width:
+                self._note_unheard(pending.caller, CHANNELS)
+            return
+        self._finished_weights(pending)
+
+    def _finished_weights(self, pending: _Softmax, values: Tensor | None = None, result: Any = None) -> Any:
+        """Hand on weights that a softmax gave; the product of them with values, changed where that is asked."""
+        weights, caller = pending.weights, pending.caller
+        tokens = caller.tokens
+        if values is not None and tokens and weights.shape[-1] not in tokens and values.shape[-1] in tokens:
+            self._note_unheard(caller, CHANNELS)
+            return result
+        heads = caller.heads(len(weights)) if weights.ndim == 3 else 1
+        weights_BHQK = _by_head(weights, heads)
+        B, H, Q, K = weights_BHQK.shape
+        causal = Q == K >= 2 and not bool((weights_BHQK.amax((0, 1)).triu(1) > 0).any())
+        visible = Visibility(Q, K, None, causal, None, weights.device)
+        v_BHKV = output_BQHV = None
+        if values is not None and values.numel() % (B * H * K) == 0:
+            v_BHKV = values.reshape(B, H, K, -1)
+            output_BQHV = result.reshape(B, H, Q, -1).transpose(1, 2)
+        call = AttentionCall(
+            self._site(caller, Q, K, visible),
+            DenseAttention(weights_BHQK, visible),
+            None,
+            weights_BHQK,
+            output_BQHV,
+            v_BHKV,
+        )
+        self._report(call, KERNEL if pending.own else SOFTMAX)
+        changed = None if self.change is None or output_BQHV is None else self.change(call)
+        if changed is None:
+            return result
+        self.report.calls[-1].altered = True
+        return changed.transpose(1, 2).reshape(result.shape).to(result.dtype)
+
+    # What is handed on.
+
+    def _hand_on(
+        self,
+        caller: Caller,
+        spec: AttentionSpec,
+        route: str,
+        output_BQHV: Tensor | None = None,
+        error: Callable[[AttentionOperator], Tensor] | None = None,
+    ) -> Any:
+        """Hand on a call whose q and k are known; returns its output, or what it is changed to."""
+        place = self._site(caller, spec.visible.queries, spec.visible.keys, spec.visible)
+        call = AttentionCall(place, self.operator(spec), spec, None, output_BQHV)
+        check = self._report(call, route)
+        if error is not None:
+            with full_precision(spec.device):
+                check.note(value_error=error(call.P))
+        changed = None if self.change is None or output_BQHV is None else self.change(call)
+        check.altered = changed is not None
+        return output_BQHV if changed is None else changed
+
+    def _report(self, call: AttentionCall, route: str) -> CallCheck:
+        with full_precision(call.P.device):
+            check = check_call(call, route)
+            check.kernel = {KERNEL: "sdpa", LAYER: "fast path"}.get(route, "eager")
+            self.on_call(call)
+        self.report.calls.append(check)
+        return check
+
+    def _site(self, caller: Caller, queries: int, keys: int, visible: Visibility) -> CallSite:
+        """The layer of a call, and which call of it this is; its stack as far as its own shape shows it."""
+        layer = self._layers.setdefault(caller.path, len(self._layers))
+        self._calls[caller.path] = self._calls.get(caller.path, -1) + 1
+        looks_back = visible.once("looks back", lambda: float(visible.ahead) == 0)
+        stack = CROSS if queries != keys or caller.crosses else DECODER if looks_back else ENCODER
+        return CallSite(layer, self._calls[caller.path], caller.path, caller.module, stack)
+
+    def _note_unheard(self, caller: Caller, what: str) -> None:
+        self.report.unheard[caller.path] = what
+
+    def _caller(self) -> Caller | None:
+        """The innermost part of the module that runs now, by the frames of this thread; None outside of it."""
+        frame: Any = sys._getframe(2)
+        inner, inputs = None, dict[str, Tensor]()
+        while frame is not None:
+            code = frame.f_code
+            names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+            owner = frame.f_locals.get(names[0]) if names else None
+            if isinstance(owner, nn.Module) and id(owner) in self.paths:
+                if inner is not None and owner is not inner:
+                    break
+                values = {name: frame.f_locals.get(name) for name in names[1:]}
+                tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
+                inner, inputs = owner, tensors or inputs
+                if code.co_name == "forward":
+                    break
+            frame = frame.f_back
+        return None if inner is None else Caller(*self.paths[id(inner)], inputs)
+
+
+CHANNELS = "attends over channels, not over tokens"
+
+
+def _arguments(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of an operation by the names of its schema."""
+    names = [argument.name for argument in func._schema.arguments]
+    return {**dict(zip(names, args, strict=False)), **kwargs}
+
+
+def _by_head(tensor: Tensor, heads: int) -> Tensor:
+    """(B, H, ...) of what has texts and heads in one dimension, in several, or not at all."""
+    if tensor.ndim == 2:
+        return tensor[None, None]
+    return tensor.unflatten(0, (-1, heads)) if tensor.ndim == 3 else tensor.flatten(0, -4)
+
+
+def visibility_of(q_BHQD: Tensor, k_BGKD: Tensor, mask: Tensor | None, causal: bool) -> Visibility:
+    """Which keys the queries of a call of `scaled_dot_product_attention` see; by place where its mask says no more.
+
+    >>> visibility_of(torch.ones(1, 1, 4, 8), torch.ones(1, 1, 4, 8), None, causal=True).causal
+    True
+    """
+    Q, K, device = q_BHQD.shape[-2], k_BGKD.shape[-2], q_BHQD.device
+    if mask is None and causal and Q != K:  # the first query sees the first key, and none the keys behind them
+        mask = torch.ones(Q, K, dtype=torch.bool, device=device).tril()
+    if mask is None:
+        return Visibility(Q, K, None, causal, None, device)
+    mask = mask[(None,) * (4 - mask.ndim)] if mask.ndim <= 4 else mask.flatten(0, -4)
+    return _by_rule(Visibility(Q, K, mask, device=device))
+
+
+def _by_rule(visible: Visibility) -> Visibility:
+    """The same without a mask that hides nothing, or later keys alone."""
+    mask = visible.mask
+    assert mask is not None
+    if bool((mask if mask.dtype == torch.bool else mask == 0).all()):
+        return Visibility(visible.queries, visible.keys, None, False, None, visible.device)
+    return by_place(visible, [None]) if visible.queries == visible.keys else visible
+
+
+def _layer_visibility(
+    q_BHTD: Tensor, mask: Tensor | None, kind: int | None, lengths: Sequence[int] | None
+) -> Visibility:
+    """What the operations for whole layers hide: where a mask is not 0, of tokens (0), padding (1) or both (2)."""
+    T, device = q_BHTD.shape[-2], q_BHTD.device
+    if lengths is not None:
+        hidden = torch.arange(T, device=device) >= torch.tensor(lengths, device=device)[:, None]
+        mask, kind = hidden, 1
+    if mask is None:
+        return Visibility(T, T, None, False, None, device)
+    seen = mask.bool().logical_not()
+    return _by_rule(
+        Visibility(T, T, seen[:, None, None] if kind == 1 else seen[(None,) * (4 - seen.ndim)], device=device)
+    )
+
+
+def _owner_of(weight: Tensor, caller: Caller) -> str:
+    """The path, inside the module that calls, of the part whose parameter a tensor is; empty for its own."""
+    for name, parameter in caller.module.named_parameters():
+        if parameter.data_ptr() == weight.data_ptr():
+            return name.rpartition(".")[0]
+    return ""
+
+
+def _norm(given: Mapping[str, Any], states: Tensor, number: int) -> Tensor:
+    weight, bias = given[f"norm_weight_{number}"], given[f"norm_bias_{number}"]
+    return functional.layer_norm(states, weight.shape, weight, bias, given["eps"])
+
+
+def _project(given: Mapping[str, Any], states: Tensor, heads_BRE: Tensor) -> Tensor:
+    """What `nn.MultiheadAttention` gives."""
+    return functional.linear(heads_BRE, given["proj_weight"], given["proj_bias"])
+
+
+def _encode(given: Mapping[str, Any], states: Tensor, heads_BRE: Tensor) -> Tensor:
+    """What `nn.TransformerEncoderLayer` gives, its norms first or last."""
+    first = given["norm_first"]
+    attended = states + _project(given, states, heads_BRE)
+    attended = attended if first else _norm(given, attended, 1)
+    inner = functional.linear(
+        _norm(given, attended, 2) if first else attended, given["ffn_weight_1"], given["ffn_bias_1"]
+    )
+    inner = functional.gelu(inner) if given["use_gelu"] else functional.relu(inner)
+    output = attended + functional.linear(inner, given["ffn_weight_2"], given["ffn_bias_2"])
+    return output if first else _norm(given, output, 2)

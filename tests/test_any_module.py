@@ -1,0 +1,337 @@
+"""Modules of any code, heard by what they ask of PyTorch: the weights, and outputs that stay as they were."""
+
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from attnscope.attention.operator import DenseAttention
+from attnscope.attention.spec import AttentionSpec
+from attnscope.attention.tiling import TiledAttention
+from attnscope.errors import ModelError
+from attnscope.hooks.calls import AttentionCall
+from attnscope.hooks.engines import select_operator
+from attnscope.hooks.functions import check_heard, hearing
+from attnscope.hooks.report import CaptureReport
+from attnscope.reference import naive
+from helpers import any_modules
+
+T, E, HEADS = 10, 32, 4
+PADDED = torch.tensor([[False] * T, [False] * 6 + [True] * 4])
+CAUSAL = torch.ones(T, T).triu(1).bool()
+MODULES: dict[str, tuple[Callable[[], nn.Module], tuple[Any, ...]]] = {
+    "nanogpt": (any_modules.NanoGPT, (torch.arange(T)[None],)),
+    "nanogpt without flash": (partial(any_modules.NanoGPT, flash=False, probabilities=True), (torch.arange(T)[None],)),
+    "esm": (any_modules.Esm, (torch.tensor([[0, 4, 5, 6, 2], [0, 4, 2, 1, 1]]),)),
+    "diffusion": (any_modules.CrossBlock, (torch.ones(2, 16, E).cumsum(1), torch.ones(2, 7, 24).cumsum(2))),
+    "vit": (any_modules.Vit, (torch.arange(3 * 32 * 32).view(1, 3, 32, 32) / 1000,)),
+    "windows": (any_modules.Windows, (torch.arange(64 * E).view(1, 8, 8, E) / 1000,)),
+    "talking heads": (any_modules.TalkingHeads, (torch.arange(T * E).view(1, T, E) / 100,)),
+}
+
+
+def eager(spec: AttentionSpec) -> DenseAttention:
+    return DenseAttention(spec.weights(0, spec.visible.queries), spec.visible, spec)
+
+
+OPERATORS = {"fused": select_operator, "tiles": TiledAttention, "eager": eager}
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    torch.manual_seed(0)
+
+
+class Spy(TorchFunctionMode):
+    """What Python calls, another way of hearing: weights of each softmax, and of each kernel by a loop over rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights: list[Tensor] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs, result = kwargs or {}, func(*args, **(kwargs or {}))
+        if func is nn.functional.scaled_dot_product_attention:
+            (q, k, _), mask = args[:3], kwargs.get("attn_mask")
+            if kwargs.get("is_causal"):
+                mask = torch.ones(q.shape[-2], k.shape[-2]).tril().bool()
+            self.weights.append(naive.attention_weights(q, k, mask=mask))
+        elif func in (nn.functional.softmax, Tensor.softmax):
+            self.weights.append(result)
+        return result
+
+
+def heard(
+    module: nn.Module, *inputs: Any, how: Callable[..., Any] = select_operator, **named: Any
+) -> tuple[list[AttentionCall], CaptureReport]:
+    """The calls of a pass, whose output is the one without anybody listening, bit for bit."""
+    calls: list[AttentionCall] = []
+    with torch.no_grad():
+        alone = module(*inputs, **named)
+        with hearing(module, calls.append, operator=how) as report:
+            output = module(*inputs, **named)
+    for before, after in zip(
+        *(value if isinstance(value, tuple) else (value,) for value in (alone, output)), strict=True
+    ):
+        assert before is after is None or torch.equal(before, after)
+    assert report.failures("float32") == []
+    return calls, report
+
+
+@pytest.mark.parametrize("engine", OPERATORS)
+@pytest.mark.parametrize("name", MODULES)
+def test_weights_are_those_of_a_loop_and_the_output_stays(name: str, engine: str) -> None:
+    make, inputs = MODULES[name]
+    module = make().eval()
+    calls, _ = heard(module, *inputs, how=OPERATORS[engine])
+    with torch.no_grad(), Spy() as spy:
+        module(*inputs)
+    expected = spy.weights[: len(calls)]  # of a language model a softmax over the vocabulary follows
+    for call, weights in zip(calls, expected, strict=True):
+        torch.testing.assert_close(call.P.dense().flatten(), weights.flatten().float(), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("nanogpt", [("h.0.attn", "decoder", 4), ("h.1.attn", "decoder", 4)]),
+        ("nanogpt without flash", [("h.0.attn", "decoder", 4), ("h.1.attn", "decoder", 4)]),
+        ("esm", [("", "encoder", 4)]),
+        ("diffusion", [("attn1", "encoder", 4), ("attn2", "cross", 4)]),
+        ("vit", [("blocks.0.attn", "encoder", 4), ("blocks.1.attn", "encoder", 4)]),
+        ("windows", [("attn", "encoder", 4)]),
+        ("talking heads", [("", "encoder", 4), ("class_attn", "cross", 4)]),
+    ],
+)
+def test_layers_have_the_paths_of_their_modules(name: str, expected: list[tuple[str, str, int]]) -> None:
+    make, inputs = MODULES[name]
+    calls, report = heard(make().eval(), *inputs)
+    assert [(check.path, check.stack, check.heads) for check in report.calls] == expected
+    assert [call.layer for call in calls] == list(range(len(expected)))
+    assert report.unheard == {}
+
+
+def slow_weights(layer: nn.TransformerEncoderLayer, x: Tensor, mask: Tensor | None, padding: Tensor | None) -> Tensor:
+    """The weights that PyTorch's own slow path returns."""
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        x = layer.norm1(x) if layer.norm_first else x
+        how = {"attn_mask": mask, "key_padding_mask": padding, "average_attn_weights": False}
+        weights: Tensor = layer.self_attn(x, x, x, **how)[1]
+        return weights
+    finally:
+        torch.backends.mha.set_fastpath_enabled(True)
+
+
+@pytest.mark.parametrize("padding", [None, PADDED], ids=["whole", "padded"])
+@pytest.mark.parametrize("mask", [None, CAUSAL], ids=["both ways", "causal"])
+@pytest.mark.parametrize("nested", [False, True], ids=["plain", "nested"])
+@pytest.mark.parametrize("norm_first", [False, True], ids=["norm last", "norm first"])
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_an_encoder_of_pytorch_keeps_its_fast_path(
+    norm_first: bool, nested: bool, mask: Tensor | None, padding: Tensor | None
+) -> None:
+    layer = nn.TransformerEncoderLayer(E, HEADS, 64, batch_first=True, dropout=0.0, norm_first=norm_first)
+    encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=nested).eval()
+    x = torch.randn(2, T, E)
+    calls, report = heard(encoder, x, mask=mask, src_key_padding_mask=padding)
+    assert [(check.path, check.route) for check in report.calls] == [
+        ("layers.0.self_attn", "layer"),
+        ("layers.1.self_attn", "layer"),
+    ]
+    assert all(check.value_error is not None and check.value_error < 1e-5 for check in report.calls)
+    with torch.no_grad():
+        expected = slow_weights(encoder.layers[0], x, mask, padding)
+    for text, length in enumerate([T, 6] if padding is not None else [T, T]):
+        weights = calls[0].P.dense()[text, :, :length]
+        torch.testing.assert_close(weights, expected[text, :, :length], rtol=0, atol=1e-6)
+
+
+def test_what_a_layer_is_said_to_compute_is_held_against_its_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = nn.TransformerEncoderLayer(E, HEADS, 64, batch_first=True, dropout=0.0).eval()
+    _, right = heard(module, torch.randn(2, T, E))
+    monkeypatch.setattr("attnscope.hooks.functions._encode", lambda given, states, heads: states + heads)
+    with torch.no_grad(), hearing(module, lambda call: None) as wrong:
+        module(torch.randn(2, T, E))
+    assert right.failures("float32") == []
+    assert "P V differs" in wrong.failures("float32")[0]
+
+
+@pytest.mark.parametrize("need_weights", [True, False])
+@pytest.mark.parametrize(
+    "masks", [{}, {"key_padding_mask": PADDED}, {"attn_mask": CAUSAL}], ids=["none", "pad", "causal"]
+)
+@pytest.mark.parametrize("crossing", [False, True], ids=["self", "cross"])
+def test_multihead_attention_of_pytorch(masks: dict[str, Tensor], need_weights: bool, crossing: bool) -> None:
+    module = nn.MultiheadAttention(E, HEADS, batch_first=True).eval()
+    x = torch.randn(2, T, E)
+    key = torch.randn(2, T, E) if crossing else x
+    calls, report = heard(module, x, key, key, need_weights=need_weights, **masks)
+    with torch.no_grad():
+        _, expected = module(x, key, key, average_attn_weights=False, **masks)
+    torch.testing.assert_close(calls[0].P.dense(), expected, rtol=0, atol=1e-6)
+    assert report.calls[0].stack == ("cross" if crossing else "decoder" if "attn_mask" in masks else "encoder")
+    assert report.calls[0].route == ("layer" if not crossing else "softmax" if need_weights else "kernel")
+
+
+def test_texts_second_and_heads_folded_into_the_batch() -> None:
+    module = nn.MultiheadAttention(E, HEADS).eval()
+    x = torch.randn(T, 3, E)
+    calls, _ = heard(module, x, x, x)
+    with torch.no_grad():
+        expected = module(x, x, x, average_attn_weights=False)[1]
+    torch.testing.assert_close(calls[0].P.dense(), expected, rtol=0, atol=1e-6)
+
+
+def test_attention_over_channels_is_named_and_not_shown() -> None:
+    calls, report = heard(any_modules.CrossCovariance().eval(), torch.randn(2, T, E))
+    assert calls == []
+    assert report.unheard == {"": "attends over channels, not over tokens"}
+    with pytest.raises(ModelError, match="no attention was heard in xcit: the module itself attends over channels"):
+        check_heard(report, "xcit")
+
+
+def test_a_module_without_attention_says_what_was_looked_for() -> None:
+    calls, report = heard(nn.Sequential(nn.Linear(E, E), nn.Softmax(-1)).eval(), torch.randn(2, T, E))
+    assert calls == []
+    with pytest.raises(ModelError) as caught:
+        check_heard(report, "mlp")
+    assert "scaled_dot_product_attention" in str(caught.value.hint)
+
+
+class Kernel(nn.Module):
+    def __init__(self, **how: Any) -> None:
+        super().__init__()
+        self.how = how
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return nn.functional.scaled_dot_product_attention(q, k, v, **self.how)
+
+
+KernelCase = tuple[str, dict[str, Any], tuple[int, ...], tuple[int, ...], int]
+
+
+def kernel_cases() -> Iterator[KernelCase]:
+    yield "plain", {}, (2, 4, 6, 8), (2, 4, 6, 8), 8
+    yield "scale", {"scale": 0.3}, (2, 4, 6, 8), (2, 4, 6, 8), 8
+    yield "causal", {"is_causal": True}, (2, 4, 6, 8), (2, 4, 6, 8), 8
+    yield "causal with fewer queries", {"is_causal": True}, (2, 4, 3, 8), (2, 4, 6, 8), 8
+    yield "groups", {"enable_gqa": True}, (2, 4, 6, 8), (2, 2, 6, 8), 8
+    yield "other values", {}, (2, 4, 6, 8), (2, 4, 6, 8), 5  # which no fused kernel takes
+    yield "boolean", {"attn_mask": torch.tensor([[1, 0, 1, 1, 0, 1]]).bool()}, (2, 4, 6, 8), (2, 4, 6, 8), 8
+    yield "bias", {"attn_mask": torch.linspace(-2, 2, 144).view(4, 6, 6)}, (2, 4, 6, 8), (2, 4, 6, 8), 8
+    yield "one head", {}, (2, 6, 8), (2, 6, 8), 8
+    yield "five axes", {}, (2, 3, 4, 6, 8), (2, 3, 4, 6, 8), 8
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+@pytest.mark.parametrize("case", [*kernel_cases()], ids=lambda case: case[0])
+def test_every_argument_of_the_kernel(case: tuple[Any, ...], mode: Callable[[], Any]) -> None:
+    _, how, queries, keys, width = case
+    q, k, v = torch.randn(queries), torch.randn(keys), torch.randn(*keys[:-1], width)
+    module, calls = Kernel(**how).eval(), list[AttentionCall]()
+    with mode():
+        alone = module(q, k, v)
+        with hearing(module, calls.append) as report:
+            assert torch.equal(module(q, k, v), alone)
+    mask = how.get("attn_mask")
+    if how.get("is_causal"):
+        mask = torch.ones(queries[-2], keys[-2]).tril().bool()
+    expected = naive.attention_weights(
+        *(x if x.ndim > 3 else x[:, None] for x in (q, k)), scale=how.get("scale"), mask=mask
+    )
+    actual = calls[0].P.dense().reshape(expected.shape)
+    torch.testing.assert_close(actual, expected.float(), rtol=0, atol=1e-6)
+    assert report.failures("float32") == []
+
+
+class Both(nn.Module):
+    """A part that is called twice, behind a part that is scripted or traced."""
+
+    def __init__(self, first: nn.Module) -> None:
+        super().__init__()
+        self.first, self.shared = first, any_modules.CausalSelfAttention()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.shared(self.shared(self.first(x)))
+
+
+class Scripted(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.softmax(x @ x.transpose(1, 2), -1) @ x
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_traced_and_scripted_parts_and_a_part_that_is_called_twice() -> None:
+    x = torch.randn(2, T, E)
+    for first in (torch.jit.script(Scripted()), torch.jit.trace(any_modules.CausalSelfAttention().eval(), x)):
+        _, report = heard(Both(first).eval(), x)
+        assert [(check.path, check.layer, check.call) for check in report.calls] == [
+            ("first", 0, 0),
+            ("shared", 1, 0),
+            ("shared", 1, 1),
+        ]
+
+
+@pytest.mark.e2e  # imports the compiler
+def test_what_is_compiled_runs_as_its_own_code() -> None:
+    module = any_modules.CausalSelfAttention().eval()
+    x, compiled = torch.randn(2, T, E), torch.compile(module, backend="eager")
+    with torch.no_grad(), hearing(compiled, lambda call: None) as report:
+        compiled(x)
+    assert [check.path for check in report.calls] == [""]
+
+
+def test_other_threads_and_what_is_outside_are_not_heard() -> None:
+    module, x = any_modules.CausalSelfAttention().eval(), torch.randn(2, T, E)
+    with torch.no_grad(), hearing(module, lambda call: None) as report:
+        other = threading.Thread(target=module, args=(x,))
+        other.start()
+        other.join()
+        nn.functional.scaled_dot_product_attention(x, x, x)
+        any_modules.CausalSelfAttention()(x)
+    assert report.calls == []
+
+
+def test_an_error_of_the_module_leaves_nothing_behind() -> None:
+    module, x = any_modules.CausalSelfAttention().eval(), torch.randn(2, T, E)
+    calls: list[AttentionCall] = []
+    module.c_proj.register_forward_hook(lambda *args: 1 / 0)
+    with pytest.raises(ZeroDivisionError), hearing(module, calls.append):
+        module(x)
+    module.c_proj._forward_hooks.clear()
+    module(x)
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        any_modules.CausalSelfAttention,
+        partial(any_modules.CausalSelfAttention, flash=False),
+        partial(nn.TransformerEncoderLayer, E, HEADS, 64, batch_first=True, dropout=0.0),
+    ],
+    ids=["kernel", "softmax", "encoder layer"],
+)
+def test_a_change_of_the_outputs_is_what_the_module_goes_on_with(make: Callable[[], nn.Module]) -> None:
+    module, x = make().eval(), torch.randn(2, T, E)
+
+    def without_head_1(call: AttentionCall) -> Tensor:
+        assert call.output_BQHV is not None
+        return call.output_BQHV.index_fill(2, torch.tensor([1]), 0.0)
+
+    with torch.no_grad():
+        with hearing(module, lambda call: None, change=without_head_1) as report:
+            changed = module(x)
+        # The same head left out by weights of 0: its columns of the output projection.
+        last: Any = module.c_proj if hasattr(module, "c_proj") else module.self_attn.out_proj
+        last.weight[:, 8:16] = 0
+        expected = module(x)
+    torch.testing.assert_close(changed, expected, rtol=0, atol=1e-5)
+    assert [check.altered for check in report.calls] == [True]
+    assert torch.backends.mha.get_fastpath_enabled()
