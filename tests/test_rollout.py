@@ -19,8 +19,8 @@ from attnscope.model.loading import load
 from attnscope.model.options import LoadOptions
 from attnscope.observe.collect import observe
 from attnscope.observe.collector import bins
-from attnscope.observe.collectors import rollout
-from attnscope.observe.collectors.rollout import Rollout, RolloutCollector
+from attnscope.observe.collectors import tokens
+from attnscope.observe.collectors.tokens import Rollout, RolloutCollector
 from attnscope.observe.observation import Observation
 from attnscope.observe.request import Request
 from attnscope.utils.tables import rows as rows_of
@@ -176,7 +176,7 @@ def test_nothing_to_roll_out_is_said(demo) -> None:
 
 def test_a_matrix_that_does_not_fit_is_refused(loaded_as, demo, monkeypatch) -> None:
     prompt = from_text(demo.tokenizer, TEXT)
-    monkeypatch.setattr(rollout, "free_memory", lambda device: 10_000)
+    monkeypatch.setattr(tokens, "free_memory", lambda device: 10_000)
     with pytest.raises(MemoryLimitError, match=r"towards \d+ groups takes .*; take fewer, larger groups"):
         see(loaded_as, "demo", "fused", [prompt])
     assert see(loaded_as, "demo", "fused", [from_text(demo.tokenizer, "by the")])

@@ -39,7 +39,7 @@ from attnscope.metrics.metrics import METRICS, Texts, measure, questions, stacke
 from attnscope.observe.collector import collect_layer
 from attnscope.observe.collectors.entries import TopKeys
 from attnscope.observe.collectors.heads import HeadScores, TopRelation
-from attnscope.observe.collectors.rollout import RolloutCollector
+from attnscope.observe.collectors.tokens import RolloutCollector
 from attnscope.observe.request import Layer, LayerKey
 from helpers.dispatched import largest_tensor, thread_count
 from helpers.families import FEW, MODEL_TYPES, tiny_model
