@@ -18,12 +18,12 @@ from attnscope.attention.spec import Visibility
 from attnscope.errors import InputError, MemoryLimitError, UsageError
 from attnscope.export.drawing import about
 from attnscope.export.export import manifest
-from attnscope.inputs import weights as files
-from attnscope.inputs.weights import prompt_of_tokens, read_weights
+from attnscope.inputs import tensor_files as files
+from attnscope.inputs.tensors import prompt_of_tokens, read_tensors
 from attnscope.metrics.metrics import METRICS
 from attnscope.model.loading import wrap
 from attnscope.observe.request import Request, View
-from attnscope.observe.weights import Sight
+from attnscope.observe.tensors import Sight
 from attnscope.viewer.page_data import sight_of
 from helpers.command_line import call
 from helpers.families import tiny_config
@@ -698,11 +698,11 @@ def test_what_a_file_unpacks_to_is_known_before_it_is(tmp_path, monkeypatch):
     monkeypatch.setattr(zipfile.ZipFile, "open", None)  # nothing is unpacked
     monkeypatch.setattr(files, "MOST_BYTES", 10**6)
     with pytest.raises(InputError, match=r"unpacks to 9\.5 MiB, expected at most 976.6 KiB"):
-        read_weights(path)
+        read_tensors(path)
     monkeypatch.setattr(files, "MOST_BYTES", 10**9)
     monkeypatch.setattr(files, "free_memory", lambda device: 10**6)
     with pytest.raises(MemoryLimitError, match=r"this machine has 976\.6 KiB free"):
-        read_weights(path)
+        read_tensors(path)
 
 
 # The command line

@@ -251,8 +251,8 @@ def from_weights(
         >>> seen = attnscope.from_weights(model(ids, output_attentions=True).attentions, ["the", "bank"])
         >>> seen.page().save("bank.html")
     """
-    from attnscope.inputs.weights import read_weights, weights_of
-    from attnscope.observe.weights import observe_weights
+    from attnscope.inputs.tensors import read_tensors, tensors_of
+    from attnscope.observe.tensors import observe_tensors
 
     masks = {"attention_mask": attention_mask, "query_attention_mask": query_attention_mask, "mask": mask}
     if isinstance(weights, str | os.PathLike):
@@ -261,16 +261,16 @@ def from_weights(
         other = next((name for name, value in own.items() if value is not None), None)
         if other is not None:
             raise UsageError(f"a file of weights has its own {other}", f"leave out {{{other}}}")
-        matrices = read_weights(Path(weights))
+        matrices = read_tensors(Path(weights))
     elif tokens is None:
         raise UsageError("expected the tokens of the weights", "give {tokens} as a list of strings")
     else:
-        matrices = weights_of(weights, tokens, query_tokens, tokenizer, masks, kv_heads=kv_heads)
+        matrices = tensors_of(weights, tokens, query_tokens, tokenizer, masks, kv_heads=kv_heads)
     sinks = matrices.sink_logits if sink_logits is None else sink_logits
     matrices = replace(matrices, name=model or matrices.name, sink_logits=sinks)
     # A request as of a text: the same collectors read these matrices.
     keep = kept(None, request, query, key, define, {})
-    return Capture.made_of(observe_weights(matrices, CaptureSpec("", keep, select=select)))
+    return Capture.made_of(observe_tensors(matrices, CaptureSpec("", keep, select=select)))
 
 
 @hints_of()
@@ -295,10 +295,10 @@ def save_weights(
 
         >>> attnscope.save_weights("bank.npz", attentions, tokenizer.convert_ids_to_tokens(ids[0]), model="my-model")
     """
-    from attnscope.inputs.weights import save_weights, weights_of
+    from attnscope.inputs.tensors import save_weights, tensors_of
 
     masks = {"attention_mask": attention_mask, "query_attention_mask": query_attention_mask, "mask": mask}
-    matrices = weights_of(weights, tokens, query_tokens, tokenizer, masks, kv_heads=kv_heads)
+    matrices = tensors_of(weights, tokens, query_tokens, tokenizer, masks, kv_heads=kv_heads)
     return save_weights(path, replace(matrices, name=model, sink_logits=sink_logits))
 
 

@@ -44,7 +44,7 @@ from attnscope.errors import UsageError, brief, nearest
 if TYPE_CHECKING:
     from attnscope.inputs.prompt import Prompt
     from attnscope.inputs.sound import Sound
-    from attnscope.inputs.weights import GivenWeights
+    from attnscope.inputs.tensors import GivenTensors
 
 TEXTS = ("text", "file", "ids", "given", "audio")  # a flag of one leaves out the others of the file
 OWN = ("config", "from_")  # which name files themselves
@@ -335,7 +335,7 @@ def repeated(context: typer.Context, groups: tuple[type, ...], settings: Mapping
     return {name: value for name, value in values.items() if name not in named}
 
 
-def tokens_of(path: Path) -> Prompt | Sound | GivenWeights:
+def tokens_of(path: Path) -> Prompt | Sound | GivenTensors:
     """The tokens that the run of a manifest read, or its sound, or the weights that it was given.
 
     Raises UsageError where that file holds another now, and where there were pictures with the tokens.
@@ -344,7 +344,7 @@ def tokens_of(path: Path) -> Prompt | Sound | GivenWeights:
 
     manifest = read_manifest(path)
     if SOURCE in manifest:
-        return _weights_of(path, manifest)
+        return _tensors_of(path, manifest)
     prompt, file = prompt_of(manifest, path), manifest.get("options", {}).get("audio")
     if file is None and prompt.medium.sha256 is not None:
         raise UsageError(
@@ -361,17 +361,17 @@ def tokens_of(path: Path) -> Prompt | Sound | GivenWeights:
     return sound
 
 
-def _weights_of(path: Path, manifest: Mapping[str, Any]) -> GivenWeights:
+def _tensors_of(path: Path, manifest: Mapping[str, Any]) -> GivenTensors:
     """The weights that a run was given. Raises UsageError where the file holds others now, or was none."""
     from attnscope.export.manifest import SOURCE
-    from attnscope.inputs.weights import read_weights
+    from attnscope.inputs.tensors import read_tensors
 
     options, source = manifest.get("options"), manifest[SOURCE]
     file = options.get("weights_file") if isinstance(options, Mapping) else None
     if file is None:
         how = "save them with attnscope.save_weights, and name that file with {weights_file}"
         raise UsageError(f"the run of {path} was given weights in memory", how)
-    matrices = read_weights(str(file))
+    matrices = read_tensors(str(file))
     if not isinstance(source, Mapping) or matrices.sha256 != source.get("sha256"):
         raise UsageError(
             f"{file} does not hold the weights of the run of {path}", "name their file with {weights_file}"

@@ -52,14 +52,14 @@ def observe_text(
         begin(load_drawing, "attnscope.export.drawing")
     tell, check = output.TerminalProgress(writing.quiet), partial(check_out, writing=writing, options=options)
     if not isinstance(ask.text, str | list):  # for a plain text nothing of weights is imported
-        from attnscope.inputs.weights import GivenWeights
+        from attnscope.inputs.tensors import GivenTensors
 
-        if isinstance(ask.text, GivenWeights):
-            from attnscope.observe.weights import observe_weights
+        if isinstance(ask.text, GivenTensors):
+            from attnscope.observe.tensors import observe_tensors
 
             if selected.atlas is not None:
                 raise UsageError("an atlas is of a model, and weights are read without one", "leave out {atlas}")
-            return observe_weights(ask.text, ask, tell)
+            return observe_tensors(ask.text, ask, tell)
     seen: Observation | None = served(asked, ask, Observe(), tell, writing.verbose, check)
     if seen is not None:
         return seen
@@ -122,9 +122,9 @@ def check_out(run: RunInfo, writing: Exporting, options: Mapping[str, Any]) -> N
 def read_run(asked: TextRun, writing: Writing) -> Text:
     """The text that was given, or weights of one; without them, what the run that --from names has read."""
     if asked.weights_file is not None:
-        from attnscope.inputs.weights import read_weights
+        from attnscope.inputs.tensors import read_tensors
 
-        return read_weights(asked.weights_file)
+        return read_tensors(asked.weights_file)
     if asked.from_ is None or asked.has_text:
         return read_given(asked, writing)
     if asked.picture:
@@ -132,11 +132,11 @@ def read_run(asked: TextRun, writing: Writing) -> Text:
     if asked.pair is not None:
         raise UsageError("a pair needs two texts, and the run has token ids", "add --text TEXT")
     from attnscope.cli.config import tokens_of
-    from attnscope.inputs.weights import GivenWeights
+    from attnscope.inputs.tensors import GivenTensors
 
     output.complain_through_talk(writing.quiet)
     text = tokens_of(asked.from_)
-    if isinstance(text, GivenWeights):
+    if isinstance(text, GivenTensors):
         asked.refuse_model()
     return text
 

@@ -97,9 +97,9 @@ def _load(asked: ModelText) -> str:
 
 def python(asked: TextRun, ask: CaptureSpec) -> list[str]:
     """The lines of a program that ends with the observation of the page, as `seen`."""
-    from attnscope.inputs.weights import GivenWeights
+    from attnscope.inputs.tensors import GivenTensors
 
-    if isinstance(ask.text, GivenWeights):
+    if isinstance(ask.text, GivenTensors):
         return ["import attnscope", "", f"seen = attnscope.from_weights({str(ask.text.file)!r})"]
     text = ask.text if isinstance(ask.text, str) else getattr(ask.text, "ids", ask.text)
     lines, first = ["import attnscope", ""], repr(list(text) if isinstance(text, tuple) else text)

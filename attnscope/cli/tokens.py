@@ -95,10 +95,10 @@ def read_tokens(asked: Listed, text: str | list[int], noise: Noise) -> Tokenised
 
 def given_tokens(file: str) -> Tokenised:
     """The tokens of a file of weights: those that are attended to."""
-    from attnscope.inputs.weights import read_weights
+    from attnscope.inputs.tensors import read_tensors
     from attnscope.serve.questions import Tokenised
 
-    matrices = read_weights(file)
+    matrices = read_tensors(file)
     return Tokenised(matrices.text, f"weights from {matrices.source}", None)
 
 

@@ -106,16 +106,16 @@ def shown_sides(
     asked: TextRun, selected: Selected, question: Question, pages: Pages, purpose: ShowPage
 ) -> tuple[CaptureSpec, list[PageSide]]:
     """What is asked of the text; what the page shows of it, and of what it is compared with."""
-    from attnscope.inputs.weights import GivenWeights
+    from attnscope.inputs.tensors import GivenTensors
     from attnscope.observe.request import Request
 
     if asked.picture and pages.of_two:
         raise UsageError("a page with a picture cannot show another text or model", "make a page of each")
     ask = asked.ask(read_run(asked, pages), selected, Request(**question.asks()))
-    if isinstance(ask.text, GivenWeights):
+    if isinstance(ask.text, GivenTensors):
         if pages.compare_model is not None:
             raise UsageError("another model needs a text, and these are weights alone", "leave out {compare_model}")
-        return ask, [purpose.of_weights(ask.text, ask, output.TerminalProgress(pages.quiet))]
+        return ask, [purpose.of_tensors(ask.text, ask, output.TerminalProgress(pages.quiet))]
     side = model_beside(asked, ask, pages, purpose) if pages.compare_model else answer(asked, ask, purpose, pages)
     return ask, [side, *([side.other] if side.other else [])]
 

@@ -40,8 +40,8 @@ from attnscope.inputs.answers import from_target_ids, reading_target, with_answe
 from attnscope.inputs.pictures import open_pictures, reading_pixels, reading_with_pictures
 from attnscope.inputs.prompt import Prompt, from_ids, isolation_for
 from attnscope.inputs.sound import Sound, sound_prompt
+from attnscope.inputs.tensors import GivenTensors
 from attnscope.inputs.tokens import find
-from attnscope.inputs.weights import GivenWeights
 from attnscope.model.families import family_of
 from attnscope.model.fitting import patch_side
 from attnscope.model.libraries import choosing_settings
@@ -248,7 +248,7 @@ def reading_tokens(loaded: LoadedModel, where: Where, most: int | None) -> Itera
 
     def read(ask: CaptureSpec) -> Prompt:
         text, answer = ask.text, ask.answer
-        assert not isinstance(text, str | Sound | GivenWeights)
+        assert not isinstance(text, str | Sound | GivenTensors)
         if answer is not None:
             loaded.check_bare("an answer")
         check_ids(loaded, text.ids if isinstance(text, Prompt) else text)

@@ -45,11 +45,11 @@ if TYPE_CHECKING:
     from attnscope.inputs.pictures import PictureSource
     from attnscope.inputs.prompt import Prompt, Side
     from attnscope.inputs.sound import Sound
-    from attnscope.inputs.weights import GivenWeights
+    from attnscope.inputs.tensors import GivenTensors
     from attnscope.metrics.texts import Texts
     from attnscope.observe.atlas import HeadNames
 
-    Text: TypeAlias = str | Prompt | Sequence[int] | Sound | GivenWeights
+    Text: TypeAlias = str | Prompt | Sequence[int] | Sound | GivenTensors
 
 
 T = TypeVar("T", covariant=True)

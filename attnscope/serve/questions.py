@@ -28,7 +28,7 @@ from attnscope.utils.stages import Progress
 
 if TYPE_CHECKING:
     from attnscope.api.why import Why, WhyOptions
-    from attnscope.inputs.weights import GivenWeights
+    from attnscope.inputs.tensors import GivenTensors
     from attnscope.model.geometry import Geometry
     from attnscope.model.loaded import LoadedModel, LoadedTokenizer
     from attnscope.observe.observation import Observation
@@ -303,12 +303,12 @@ class ShowPage(Purpose):
         loaded.check_queries("a page")
         return prepare_told(loaded, ask, tell)
 
-    def of_weights(self, given: GivenWeights, ask: CaptureSpec, tell: Progress) -> PageSide:
+    def of_tensors(self, given: GivenTensors, ask: CaptureSpec, tell: Progress) -> PageSide:
         """What the page holds of weights that were given. Raises UsageError for what needs their model."""
         from attnscope.inputs.tokens import chosen_lines
         from attnscope.model.geometry import LayerGeometry
         from attnscope.observe.request import Request
-        from attnscope.observe.weights import observe_weights
+        from attnscope.observe.tensors import observe_tensors
         from attnscope.viewer.page import Plan
         from attnscope.viewer.page_data import first_asked, stacked
 
@@ -324,7 +324,7 @@ class ShowPage(Purpose):
         keep = plan.request([LayerGeometry(index, "full", heads, 0, 0, 0, None) for index, heads in shapes], tokens)
         keep |= {"operands": False, **({"maps": None, "weights": keep["weights"] is True} if of_two else {})}
         asked = replace(ask, keep=Request(**keep), select=ask.select if of_two else None)
-        seen = observe_weights(given, asked, tell)
+        seen = observe_tensors(given, asked, tell)
         # The page holds all tokens: those that were named say where it opens.
         texts = (seen.queries, seen.keys) if stacked(seen) else (seen.queries, None)
         chosen = ask.keep.chosen(*texts)

@@ -536,7 +536,7 @@ def test_ten_clients_at_once_are_all_answered(server):
 
 
 HEAVY = "torch", "transformers", "matplotlib", "pandas", "pydantic"
-UNUSED = "pyarrow.compute", "rich", "attnscope.figures.style", "attnscope.inputs.weights"
+UNUSED = "pyarrow.compute", "rich", "attnscope.figures.style", "attnscope.inputs.tensors"
 LIGHT = f"""
 import sys
 import attnscope.cli as cli

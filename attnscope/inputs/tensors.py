@@ -1,8 +1,8 @@
 """Attention matrices that somebody else computed -> their layers and the Prompts of both axes, as data; and their file.
 
-    matrices = weights_of([A0, A1], ["the", "cat", "sat"])   # arrays of numpy or torch, (H, Q, K) for each layer
+    matrices = tensors_of([A0, A1], ["the", "cat", "sat"])   # arrays of numpy or torch, (H, Q, K) for each layer
     save_weights("bank.npz", matrices)
-    matrices = read_weights("bank.npz")
+    matrices = read_tensors("bank.npz")
 
 A file is somebody's: npz or safetensors, nothing in it is run, and what it declares is checked before it is unpacked.
 It holds `layer.0`, `layer.1`, ... with 3 axes, or one `weights` with 4, and `tokens`; of an encoder-decoder
@@ -14,26 +14,33 @@ Shapes: L layer, H head, Q query, K key.
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import math
 import re
-import zipfile
-import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from attnscope.errors import AttnscopeError, InputError, MemoryLimitError, UsageError, brief, listed
+from attnscope.errors import InputError, UsageError, brief, listed
 from attnscope.inputs.labels import BYTE_TOKEN, Piece, marks_of, piece_bytes, piece_gap, read_pieces
 from attnscope.inputs.prompt import Prompt, from_ids
+from attnscope.inputs.tensor_files import (
+    FLOATS,
+    MOST_TOKEN_BYTES,
+    TEXT,
+    UTF8,
+    Entry,
+    as_words,
+    read_file,
+    twice,
+    write_file,
+)
 from attnscope.model.selection import CROSS, DECODER, ENCODER, OF_TWO_TEXTS
-from attnscope.utils.files import FOREIGN, LONGEST_TEXT, open_regular, sha256_of, write_whole
-from attnscope.utils.memory import free_memory, human_bytes
+from attnscope.utils.files import LONGEST_TEXT, sha256_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,27 +49,19 @@ T = TypeVar("T")
 
 WHOLE = "weights"  # the one array of a stack
 MEMORY = "memory"  # what the source of weights is called that are in no file
-TOKENS, QUERY_TOKENS, UTF8 = "tokens", "query_tokens", "_utf8"
+TOKENS, QUERY_TOKENS = "tokens", "query_tokens"
 MODEL, KV_HEADS, SINK_LOGITS = "model", "kv_heads", "sink_logits"
 FLAGS = ATTENTION_MASK, QUERY_ATTENTION_MASK, MASK = "attention_mask", "query_attention_mask", "mask"
 IN_METADATA = TOKENS, QUERY_TOKENS, MODEL, KV_HEADS, SINK_LOGITS
 BESIDE = *IN_METADATA, TOKENS + UTF8, QUERY_TOKENS + UTF8, *FLAGS  # arrays of a file that are no weights
-NPZ, SAFETENSORS = ".npz", ".safetensors"
-FLOATS = "f2", "f4", "f8", "F16", "F32", "F64", "BF16"  # as npz and safetensors call them
-TEXT = "text"  # the dtype of what metadata says
-MOST_BYTES = 2**33  # that a file may unpack to
-SURELY_FREE = 2**20  # bytes of memory that are not asked after
-MOST_ARRAYS, MOST_LAYERS, MOST_TOKENS, MOST_TOKEN_BYTES = 4096, 1000, 2**20, 2**26
-HEADER_BYTES = 10_000  # of an array in npz
+MOST_LAYERS, MOST_TOKENS = 1000, 2**20
 LAYER = re.compile(r"(?:(encoder|decoder|cross)\.)?(?:layer\.(\d{1,3})|weights)")
 SPECIAL = re.compile(r"<\|?[^<>|\s]+\|?>|\[[A-Z]+\]")  # <s>, <|endoftext|>, [CLS]
 NAMES = "layer.0, layer.1, ... (heads, queries, keys), or one `weights` (layers, heads, queries, keys), and tokens"
-# What readers of archives raise.
-DAMAGED = (*FOREIGN, EOFError, RuntimeError, SystemError, zlib.error, zipfile.BadZipFile)
 
 
 @dataclass(frozen=True, eq=False)
-class GivenWeights:
+class GivenTensors:
     """Attention weights that somebody else computed, with the tokens of both axes; nothing of them is checked yet.
 
     stacks: {stack: {layer: (H, Q, K), on the CPU}}, of `decoder`, `encoder` and `cross`; a single stack over one text
@@ -103,7 +102,7 @@ class GivenWeights:
         return total.hexdigest()
 
 
-def weights_of(
+def tensors_of(
     weights: Any,
     tokens: Any,
     query_tokens: Any = None,
@@ -111,12 +110,12 @@ def weights_of(
     masks: Mapping[str, Any] | None = None,
     *,
     kv_heads: int | None = None,
-) -> GivenWeights:
+) -> GivenTensors:
     """Matrices and tokens from Python, their shapes checked, see `attnscope.from_weights`; masks: by a name of FLAGS.
 
     Raises UsageError for what are no matrices or no tokens, InputError for shapes that do not fit each other.
 
-    >>> weights_of(torch.ones(1, 1, 1, 1), ["a"]).stacks["decoder"][0].shape
+    >>> tensors_of(torch.ones(1, 1, 1, 1), ["a"]).stacks["decoder"][0].shape
     torch.Size([1, 1, 1])
     """
     text = prompt_of_tokens(tokens, tokenizer)
@@ -136,7 +135,7 @@ def weights_of(
     }
     _check_shapes(shapes, len(text), None if target is None else len(target), kv_heads)
     flags = {name: _flags(values, name, len(text)) for name, values in (masks or {}).items() if values is not None}
-    matrices = GivenWeights(stacks, text, target, kv_heads=kv_heads, written=written, flags=flags)
+    matrices = GivenTensors(stacks, text, target, kv_heads=kv_heads, written=written, flags=flags)
     _check_flags(matrices)
     return matrices
 
@@ -152,7 +151,7 @@ def _layers(weights: Any) -> dict[int, Tensor]:
         stacked = stacked.view(_of_one_text(stacked.shape, whole=True))
         if stacked.ndim != 4:
             raise InputError(
-                f"expected weights of 4 axes (layers, heads, queries, keys), got {_shape(stacked.shape)}",
+                f"expected weights of 4 axes (layers, heads, queries, keys), got {as_words(stacked.shape)}",
                 "give a list with an array (heads, queries, keys) for each layer",
             )
         weights = list(stacked)
@@ -171,7 +170,7 @@ def _layer(weights: Any, index: int) -> Tensor:
     tensor = _tensor(weights, f"layer {index}")
     tensor = tensor.view(_of_one_text(tensor.shape))
     if tensor.ndim == 4:
-        message = f"layer {index} has {tensor.shape[0]} texts, expected one: {_shape(tensor.shape)}"
+        message = f"layer {index} has {tensor.shape[0]} texts, expected one: {as_words(tensor.shape)}"
         raise InputError(message, "give the weights of one text, as weights[:, [0]]")
     return tensor
 
@@ -226,10 +225,6 @@ def _flags(values: Any, name: str, tokens: int) -> np.ndarray:
     return array.astype(bool)
 
 
-def _shape(shape: Sequence[int]) -> str:
-    return f"({', '.join(map(str, shape))})"
-
-
 def _check_shapes(
     shapes: Mapping[str, Mapping[str, Sequence[int]]], text: int, target: int | None, kv_heads: int | None
 ) -> None:
@@ -241,10 +236,10 @@ def _check_shapes(
         for array, shape in of_stack.items():
             name = f"{stack} " * (len(shapes) > 1) + array
             if len(shape) != 3:
-                message = f"{name}: expected 3 axes (heads, queries, keys), got {_shape(shape)}"
+                message = f"{name}: expected 3 axes (heads, queries, keys), got {as_words(shape)}"
                 raise InputError(message, "give one array for each layer")
             if not shape[0]:
-                raise InputError(f"{name} has no heads: {_shape(shape)}", "leave it out")
+                raise InputError(f"{name} has no heads: {as_words(shape)}", "leave it out")
             # Where the keys are right, the queries are likely those of another text.
             if shape[1:] != (queries, keys):
                 got = f"one for each token, got {shape[1]} and {shape[2]}"
@@ -258,14 +253,16 @@ def _check_shapes(
                 )
 
 
-def _check_flags(matrices: GivenWeights) -> None:
+def _check_flags(matrices: GivenTensors) -> None:
     """Raise InputError for masks that do not fit the tokens, UsageError for a mask of several stacks."""
     text, target = len(matrices.text), len(matrices.target or ())
     shapes: dict[str, tuple[int, ...]] = {ATTENTION_MASK: (text,), QUERY_ATTENTION_MASK: (target,)}
     shapes[MASK] = axes_of(next(iter(matrices.stacks)), text, target or None)
     for name, flags in matrices.flags.items():
         if flags.shape != shapes[name]:
-            raise InputError(f"{name}: expected shape {_shape(shapes[name])}, got {_shape(flags.shape)}", "correct it")
+            raise InputError(
+                f"{name}: expected shape {as_words(shapes[name])}, got {as_words(flags.shape)}", "correct it"
+            )
     if MASK in matrices.flags and len(matrices.stacks) > 1:
         raise UsageError("a mask is of one stack", "give each stack alone, or leave out {mask}")
 
@@ -358,46 +355,18 @@ def _of_strings(names: Sequence[str]) -> Prompt:
 # Files
 
 
-class Entry(NamedTuple):
-    """An array of a file, as its header declares it; read() gives it."""
-
-    shape: tuple[int, ...]
-    dtype: str
-    read: Callable[[], Any]
-
-    @property
-    def declared(self) -> str:
-        """Dtype and shape, `f4 (2, 3, 3)`."""
-        return f"{self.dtype} {_shape(self.shape)}"
-
-
-def read_weights(file: Path | str) -> GivenWeights:
+def read_tensors(file: Path | str) -> GivenTensors:
     """The matrices and tokens of an npz or safetensors file, read as data.
 
     Raises InputError for a file that cannot be read, is another, is damaged or is too large; MemoryLimitError where
     this machine has no room for it.
 
-    >>> read_weights("bank.npz").text.labels
+    >>> read_tensors("bank.npz").text.labels
     """
-    path = Path(file)
-    reading = {NPZ: _npz, SAFETENSORS: _safetensors}.get(path.suffix.lower())
-    if reading is None:
-        raise InputError(f"expected weights in a file of .npz or .safetensors, got {path.name}", "name such a file")
-    try:
-        with open_regular(path) as stream:
-            return replace(_of_entries(reading(path, stream)), file=path)
-    except FileNotFoundError:
-        raise InputError(f"there is no file {path}", "check the path") from None
-    except IsADirectoryError:
-        raise InputError(f"{path} is a folder", "name a file in it") from None
-    except AttnscopeError as error:
-        raise type(error)(f"{path}: {error.message}", error.hint) from None
-    except DAMAGED as error:
-        why = getattr(error, "strerror", None) or str(error).partition("\n")[0] or type(error).__name__
-        raise InputError(f"{path} cannot be read as {path.suffix[1:].lower()}: {why}", "save it again") from None
+    return replace(read_file(Path(file), IN_METADATA, _of_entries), file=Path(file))
 
 
-def _of_entries(entries: Mapping[str, Entry]) -> GivenWeights:
+def _of_entries(entries: Mapping[str, Entry]) -> GivenTensors:
     """What the arrays of a file say."""
     tokens, query_tokens = (_strings(name, entries) for name in (TOKENS, QUERY_TOKENS))
     if tokens is None:
@@ -416,7 +385,7 @@ def _of_entries(entries: Mapping[str, Entry]) -> GivenWeights:
     for name, entry in masks.items():
         if entry.dtype == "U" or entry.dtype[0] not in "biufBIUF" or math.prod(entry.shape) > most:
             raise InputError(f"expected {name} as 0 and 1 for each token, got {entry.declared}", "save it so")
-    matrices = weights_of(
+    matrices = tensors_of(
         {stack: arrays[None].read() if None in arrays else _read(arrays) for stack, arrays in stacks.items()},
         tokens,
         query_tokens,
@@ -459,7 +428,7 @@ def _declared(arrays: Arrays) -> dict[str, tuple[int, ...]]:
         if entry.dtype not in FLOATS:
             raise InputError(f"{name}: expected floating-point numbers, got {entry.dtype}", "save it as floats")
         if index is None and (len(shape) != 4 or not 0 < shape[0] <= MOST_LAYERS):
-            message = f"{name}: expected 4 axes (layers, heads, queries, keys), got {_shape(entry.shape)}"
+            message = f"{name}: expected 4 axes (layers, heads, queries, keys), got {as_words(entry.shape)}"
             raise InputError(message, "save one array for each layer, as layer.0")
         shapes[name] = shape[1:] if index is None else shape
     return shapes
@@ -474,7 +443,7 @@ def _strings(name: str, entries: Mapping[str, Entry]) -> list[str] | None:
     entry, encoded = entries.get(name), entries.get(name + UTF8)
     if encoded is not None:
         if entry is not None:
-            raise _twice(name)
+            raise twice(name)
         if encoded.dtype not in ("u1", "U8") or len(encoded.shape) != 1 or encoded.shape[0] > MOST_TOKEN_BYTES:
             raise InputError(f"expected {name}{UTF8} as bytes, got {encoded.declared}", "save it as uint8")
         return _of_json(name, np.asarray(encoded.read()).tobytes().decode())
@@ -514,104 +483,11 @@ def _scalar(name: str, pattern: str, expected: str, entries: Mapping[str, Entry]
     return value
 
 
-def _twice(name: str) -> InputError:
-    return InputError(f"it has {name} twice, in two forms", "keep one of them")
-
-
-def _check_count(arrays: int) -> None:
-    if arrays > MOST_ARRAYS:
-        raise InputError(f"it has {arrays} arrays, expected at most {MOST_ARRAYS}", "save fewer")
-
-
-def _check_size(needed: int) -> None:
-    """Refuse a file that unpacks to more than is read, or than this machine has."""
-    takes, hint = "it unpacks to", "save fewer layers, or float16"
-    if needed > MOST_BYTES:
-        raise InputError(f"{takes} {human_bytes(needed)}, expected at most {human_bytes(MOST_BYTES)}", hint)
-    check_room(takes, needed, hint)
-
-
-def check_room(takes: str, needed: int, hint: str) -> None:
-    """Raise MemoryLimitError where the machine has fewer bytes; takes: the words before their number."""
-    if needed > SURELY_FREE and needed > (room := free_memory("cpu")):
-        raise MemoryLimitError(f"{takes} {human_bytes(needed)}, and this machine has {human_bytes(room)} free", hint)
-
-
-def _npz(path: Path, stream: IO[bytes]) -> dict[str, Entry]:
-    """The arrays of an npz file by name, with headers that agree with the archive's sizes."""
-    archive = zipfile.ZipFile(stream)
-    members = archive.infolist()
-    _check_count(len(members))
-    _check_size(sum(member.file_size for member in members))
-    entries = dict[str, Entry]()
-    for member in members:
-        name = member.filename.removesuffix(".npy")
-        if name == member.filename or name in entries:
-            raise InputError(f"it holds {brief(member.filename)}, expected arrays of numpy, each once", "save it again")
-        with archive.open(member) as part:
-            shape, dtype, start = _npy_header(part)
-        if dtype.hasobject:
-            raise InputError(f"{name} holds Python objects, which are not read", "save numbers and strings")
-        if math.prod(shape) * dtype.itemsize + start != member.file_size:
-            raise InputError(f"{name} has not as many bytes as its shape {_shape(shape)} says", "save it again")
-        kind = "U" if dtype.kind == "U" else dtype.kind + str(dtype.itemsize)
-        if kind == "U" and member.file_size > MOST_TOKEN_BYTES:
-            raise InputError(f"{name} takes {human_bytes(member.file_size)}", "save tokens_utf8 instead")
-        entries[name] = Entry(shape, kind, partial(_read_npy, archive, member))
-    return entries
-
-
-def _npy_header(part: IO[bytes]) -> tuple[tuple[int, ...], np.dtype, int]:
-    """Shape, dtype and length of the header of an array in numpy's own format."""
-    version = np.lib.format.read_magic(part)
-    read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}.get(version)
-    if read is None:
-        raise ValueError(f"an array of format {version}")
-    try:
-        shape, _, dtype = read(part, max_header_size=HEADER_BYTES)
-    except Exception as error:  # numpy reads it with Python's parser, which raises errors of its own, MemoryError too
-        raise ValueError(f"a header that is none: {brief(str(error))}") from None
-    if any(size < 0 for size in shape):
-        raise ValueError(f"an array of shape {_shape(shape)}")
-    return shape, dtype, part.tell()
-
-
-def _read_npy(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Any:
-    with archive.open(member) as part:
-        return np.lib.format.read_array(part, allow_pickle=False, max_header_size=HEADER_BYTES)
-
-
-def _safetensors(path: Path, stream: IO[bytes]) -> dict[str, Entry]:
-    """The arrays of a safetensors file by name, and what its metadata says."""
-    from safetensors import SafetensorError, safe_open
-
-    _check_size(stream.seek(0, io.SEEK_END))
-    try:
-        archive = safe_open(path, framework="pt")
-        _check_count(len(archive.keys()))
-        entries = dict[str, Entry]()
-        for name in archive.keys():  # noqa: SIM118
-            part = archive.get_slice(name)
-            entries[name] = Entry(tuple(part.get_shape()), part.get_dtype(), partial(archive.get_tensor, name))
-        metadata = archive.metadata() or {}
-    except SafetensorError as error:
-        raise ValueError(str(error)) from None
-    for name in IN_METADATA:
-        if name in metadata:
-            if name in entries:
-                raise _twice(name)
-            entries[name] = Entry((), TEXT, partial(str, metadata[name]))
-    return entries
-
-
-def save_weights(file: Path | str, matrices: GivenWeights) -> Path:
+def save_weights(file: Path | str, matrices: GivenTensors) -> Path:
     """Write weights and tokens to an npz or safetensors file, whole or not at all; bfloat16 in npz as float32.
 
     Raises UsageError for another suffix, and where the folder cannot be written.
     """
-    path, suffix = Path(file), Path(file).suffix.lower()
-    if suffix not in (NPZ, SAFETENSORS):
-        raise UsageError(f"expected a file of .npz or .safetensors, got {path.name}", "name it weights.npz")
     import torch
 
     tokens = {what: json.dumps(names, ensure_ascii=False) for what, names in matrices.written.items()}
@@ -623,20 +499,5 @@ def save_weights(file: Path | str, matrices: GivenWeights) -> Path:
         for stack, of_stack in matrices.stacks.items()
         for index, weights in of_stack.items()
     }
-    if suffix == SAFETENSORS:
-        from safetensors.torch import save
-
-        tensors = {name: layer.contiguous() for name, layer in layers.items()}
-        tensors |= {name: torch.from_numpy(flags) for name, flags in matrices.flags.items()}
-        metadata = tokens | {name: str(value) for name, value in scalars.items()}
-        return write_whole(path, lambda temp: temp.write_bytes(save(tensors, metadata)))
-    narrow = torch.bfloat16  # which numpy does not have
-    arrays = {name: (layer.float() if layer.dtype == narrow else layer).numpy() for name, layer in layers.items()}
-    arrays |= {name + UTF8: np.frombuffer(text.encode(), np.uint8) for name, text in tokens.items()}
-    arrays |= {name: np.array(value) for name, value in scalars.items()} | dict(matrices.flags)
-
-    def write(temp: Path) -> None:
-        with open(temp, "xb") as stream:
-            np.savez_compressed(stream, **arrays)  # type: ignore[arg-type]
-
-    return write_whole(path, write)
+    flags = {name: torch.from_numpy(flags) for name, flags in matrices.flags.items()}
+    return write_file(Path(file), layers | flags, scalars, tokens)

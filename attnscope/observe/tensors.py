@@ -1,6 +1,6 @@
 """Attention weights that somebody else computed -> an Observation, made without a pass.
 
-    seen = observe_weights(weights_of([A0, A1], ["the", "cat", "sat"]), CaptureSpec("", Request(relations=True)))
+    seen = observe_tensors(tensors_of([A0, A1], ["the", "cat", "sat"]), CaptureSpec("", Request(relations=True)))
 
 The weights are checked as data: they are finite, and every row sums to 1 within what their dtype allows. Which keys a
 query sees is read off them where the keys with weight in some head are those of a mask: causal, a window, runs of
@@ -26,7 +26,8 @@ from attnscope.attention.spec import Visibility
 from attnscope.errors import InputError, UsageError, visible
 from attnscope.hooks.report import GIVEN, CallCheck, tolerance
 from attnscope.inputs.prompt import Prompt
-from attnscope.inputs.weights import FLAGS, MASK, MEMORY, GivenWeights, axes_of, check_room
+from attnscope.inputs.tensor_files import check_room
+from attnscope.inputs.tensors import FLAGS, MASK, MEMORY, GivenTensors, axes_of
 from attnscope.model.geometry import KEYS_NOT_KNOWN, LayerGeometry
 from attnscope.model.selection import CROSS, DECODER, ENCODER, as_ranges, prefix, select_stacks
 from attnscope.observe.collect import ReadyLayer, observe_layers
@@ -180,10 +181,10 @@ Layers = Mapping[LayerKey, LayerWeights]
 
 
 @dataclass(frozen=True)
-class CheckedWeights:
+class CheckedTensors:
     """Weights whose every number was looked at. dtype: that their rows allow. notes: what was left out, in words."""
 
-    matrices: GivenWeights
+    matrices: GivenTensors
     layers: Mapping[LayerKey, CheckedLayer]
     dtype: str
     notes: Sequence[str] = ()
@@ -194,7 +195,7 @@ class CheckedWeights:
         return {stack: [*keys] for stack, keys in groupby(self.layers, key=lambda key: key.stack)}
 
 
-def checked(matrices: GivenWeights) -> CheckedWeights:
+def checked(matrices: GivenTensors) -> CheckedTensors:
     """The same with its numbers checked, without padding, and each stack called by which way it looks.
 
     Raises InputError for weights that are none: not finite, negative, or with a row that does not sum to 1.
@@ -213,12 +214,12 @@ def checked(matrices: GivenWeights) -> CheckedWeights:
         dtype, error = _check_numbers(name, weights_HQK, matrices.sink_logits)
         narrowest = max(narrowest, dtype, key=lambda name: tolerance(name)[0])
         read[key._replace(stack=ENCODER) if both_ways else key] = CheckedLayer(weights_HQK, masks[key], error)
-    whole = CheckedWeights(matrices, read, narrowest, notes)
+    whole = CheckedTensors(matrices, read, narrowest, notes)
     stacks = {stack: {key.layer: read[key].weights_HQK for key in keys} for stack, keys in whole.stacks.items()}
     return replace(whole, matrices=replace(matrices, stacks=stacks))
 
 
-def _masks(matrices: GivenWeights, layers: Layers) -> dict[LayerKey, LayerMask]:
+def _masks(matrices: GivenTensors, layers: Layers) -> dict[LayerKey, LayerMask]:
     """The masks of all layers; those that are alike share what is made of them. InputError where one is contradicted.
 
     A mask that somebody gives says what the weights leave open.
@@ -290,8 +291,8 @@ def _precision(weights: Tensor) -> str:
 
 
 def without_padding(
-    matrices: GivenWeights, layers: Layers
-) -> tuple[GivenWeights, dict[LayerKey, LayerWeights], list[str]]:
+    matrices: GivenTensors, layers: Layers
+) -> tuple[GivenTensors, dict[LayerKey, LayerWeights], list[str]]:
     """The same without the tokens of padding at the ends of its texts, and what was left out, in words.
 
     Raises InputError where a token of padding is between others, and where it receives weight.
@@ -328,12 +329,12 @@ def without_padding(
     return replace(matrices, text=_part(matrices.text, kept[0]), target=target, flags=flags), cut, notes
 
 
-def _axes(matrices: GivenWeights, stack: str) -> tuple[int, int]:
+def _axes(matrices: GivenTensors, stack: str) -> tuple[int, int]:
     """Of which text a stack's queries are and its keys: 0 the text, 1 the target."""
     return axes_of(stack, 0, None if matrices.target is None else 1)
 
 
-def _padding(matrices: GivenWeights, layers: Layers, which: int) -> tuple[Tensor, str]:
+def _padding(matrices: GivenTensors, layers: Layers, which: int) -> tuple[Tensor, str]:
     """Which tokens of a text are padding, (T,), and a note of those that may be; which: as of `_axes`.
 
     Padding is what an attention mask says, else tokens without a row in any layer, and special tokens whose rows cannot
@@ -356,7 +357,7 @@ def _padding(matrices: GivenWeights, layers: Layers, which: int) -> tuple[Tensor
     return padding_T, ""
 
 
-def _cannot_be(matrices: GivenWeights, layers: Layers, which: int, padding_T: Tensor) -> list[int]:
+def _cannot_be(matrices: GivenTensors, layers: Layers, which: int, padding_T: Tensor) -> list[int]:
     """The tokens at one end of a text with rows that no token has, although they hold weights.
 
     No token gives them weight in any layer, nor do they themselves; or each of their rows is uniform in all heads,
@@ -393,7 +394,7 @@ def _part(prompt: Prompt, places: slice) -> Prompt:
     return Prompt(text="".join(columns["plain"]), turns=(), removed=prompt.removed + lost, **columns)
 
 
-def observe_weights(matrices: GivenWeights, ask: CaptureSpec, tell: Progress = NO_PROGRESS) -> Observation:
+def observe_tensors(matrices: GivenTensors, ask: CaptureSpec, tell: Progress = NO_PROGRESS) -> Observation:
     """The observation of weights that were given, as of a pass; the ask's `keep` and `select` say what is kept.
 
     Raises InputError for weights that are none, UsageError for what only a model can tell.
@@ -411,14 +412,14 @@ def observe_weights(matrices: GivenWeights, ask: CaptureSpec, tell: Progress = N
     _check_room(whole, request, plain)
     prompt, source = (matrices.text, None) if matrices.target is None else (matrices.target, matrices.text)
     texts = TextInputs(prompt, request.chosen(prompt, source), source)
-    for line in weights_lines(whole):
+    for line in tensors_lines(whole):
         tell.say(line)
     ready = {key: _ready(whole, key, shown[key.stack][key.layer]) for key in whole.layers}
     with tell.stage("reading weights", len(ready), "layers") as advance:
         return observe_layers(ready, texts, request, facts_of(whole), plain=plain, advance=advance, say=tell.say)
 
 
-def check_request(matrices: GivenWeights, request: Request) -> None:
+def check_request(matrices: GivenTensors, request: Request) -> None:
     """Raise UsageError for what weights alone do not tell."""
     what = WITHOUT_MODEL.get(request.view.weights)
     if what is not None:
@@ -444,7 +445,7 @@ def _selected(ask: CaptureSpec, shown: Mapping[str, Mapping[int, LayerGeometry]]
     return ask.keep.selecting(select_stacks(select, heads, plain, of=THESE), plain, len(shown) > 1)
 
 
-def _check_room(whole: CheckedWeights, request: Request, plain: str) -> None:
+def _check_room(whole: CheckedTensors, request: Request, plain: str) -> None:
     """Refuse to keep float32 copies of matrices that the machine has no room for."""
     if not request.weights:
         return
@@ -473,7 +474,7 @@ def _geometry(layer: CheckedLayer, index: int, kv_heads: int | None) -> LayerGeo
     return LayerGeometry(index, kind, heads, kv_heads or 0, 0, 0, window, both_ways=both_ways, keys=words)
 
 
-def _ready(whole: CheckedWeights, key: LayerKey, geometry: LayerGeometry) -> ReadyLayer:
+def _ready(whole: CheckedTensors, key: LayerKey, geometry: LayerGeometry) -> ReadyLayer:
     """A layer as it is read. What was measured is how far its rows are from 1; masked keys are those without weight."""
     matrices, layer = whole.matrices, whole.layers[key]
     heads, queries, keys = layer.weights_HQK.shape
@@ -485,7 +486,7 @@ def _ready(whole: CheckedWeights, key: LayerKey, geometry: LayerGeometry) -> Rea
     return ReadyLayer(P, geometry, check)
 
 
-def weights_lines(whole: CheckedWeights) -> Iterator[str]:
+def tensors_lines(whole: CheckedTensors) -> Iterator[str]:
     """What is read, in a line as before a pass, and what was left out."""
     matrices = whole.matrices
     source = "weights" if matrices.source == MEMORY else f"weights from {visible(matrices.source)}"
@@ -499,7 +500,7 @@ def weights_lines(whole: CheckedWeights) -> Iterator[str]:
     yield from whole.notes
 
 
-def masks_in_words(whole: CheckedWeights) -> str:
+def masks_in_words(whole: CheckedTensors) -> str:
     """`causal`, or of each mask the layers that have it: `causal in layers 1,3; causal, window 16 in layers 0,2`."""
     layers: dict[str, list[int]] = {}
     for key, (_, mask, _) in whole.layers.items():
@@ -511,7 +512,7 @@ def masks_in_words(whole: CheckedWeights) -> str:
     return "; ".join(f"{words} in layers {as_ranges(indices)}" for words, indices in layers.items())
 
 
-def facts_of(whole: CheckedWeights) -> dict[str, Any]:
+def facts_of(whole: CheckedTensors) -> dict[str, Any]:
     """What a manifest says of the weights: in the place of the model, and that nothing of them was verified."""
     matrices = whole.matrices
     name = matrices.name or (None if matrices.source == MEMORY else matrices.source)
