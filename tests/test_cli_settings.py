@@ -6,10 +6,9 @@ from functools import partial
 import pytest
 
 from attnscope.cli import run
-from attnscope.cli.app import make_command
+from attnscope.cli.app import make_command, meant
 from attnscope.cli.heads import Ranking
 from attnscope.cli.option_groups import SYNONYMS, by_key, parameters
-from attnscope.cli.usage_errors import meant
 from attnscope.errors import UsageError
 from helpers.command_line import SENTENCE, call
 from helpers.commands import COMMANDS

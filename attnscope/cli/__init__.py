@@ -76,7 +76,7 @@ def _dispatch(arguments: list[str]) -> int:
     except SystemExit as left:  # completion
         return int(left.code or 0)
     except typer.TyperException as error:
-        from attnscope.cli.usage_errors import refusal
+        from attnscope.cli.app import refusal
 
         return _say(refusal(error, arguments), error.exit_code)
 
