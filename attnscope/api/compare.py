@@ -29,6 +29,7 @@ from attnscope.studies.comparison import (
     tokens_table,
 )
 from attnscope.studies.comparison import heads_of as counts_of
+from attnscope.studies.gate import judge, parse_gate
 from attnscope.utils.display import number_of
 from attnscope.utils.schema import takes_fields
 from attnscope.utils.stages import NO_PROGRESS, Progress
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from attnscope.observe.request import EngineWord, Text
     from attnscope.observe.run import Run
     from attnscope.studies.comparison import Comparison
+    from attnscope.studies.gate import Verdict
 
 HeadsOfStacks = Mapping[str, Mapping[int, Sequence[int]]]
 
@@ -54,7 +56,9 @@ class CompareOptions:
 
     compare_text: what the other side reads instead of the same text. align: how tokens are paired, by "position" or by
     "text"; by position without it where both sides have as many words. select, atlas: the heads that are listed, in
-    the grammar of --select. engine: who computes the attention. memory: what may be kept of the first side.
+    the grammar of --select. engine: who computes the attention. compare_engine: who does on the other side, the same
+    without it. memory: what may be kept of the first side. gate: what every listed head is held to, such as
+    "visible=same,js<0.01,role=same".
     """
 
     compare_text: str | None = None
@@ -62,7 +66,9 @@ class CompareOptions:
     select: str | None = None
     atlas: HeadNames | Path | str | None = None
     engine: EngineWord = "auto"
+    compare_engine: EngineWord | None = None
     memory: str | None = None
+    gate: str | None = None
     chat: bool = False
     truncate: Side | None = None
     target: str | list[int] | None = None
@@ -93,11 +99,13 @@ def compare(call: CompareCall) -> Compared:
     """Two models on the same texts, or one model on two texts, head by head.
 
     text: one text, or a list of them, over which differences get intervals from 32 on. options: the fields of
-    `CompareOptions`: compare_text, align, select, atlas, engine, memory, chat, truncate, target, pair, global_tokens.
-    Raises UsageError for models of other layers or heads, InputError for texts that share no word.
+    `CompareOptions`: compare_text, align, select, atlas, engine, compare_engine, memory, gate, chat, truncate, target,
+    pair, global_tokens. Raises UsageError for models of other layers or heads, and for a gate that is none, InputError
+    for texts that share no word.
 
         >>> attnscope.compare(model, model, "Mary gave John a book", compare_text="John gave Mary a book").table()
         >>> attnscope.compare(model, tuned, texts).table().to_pandas()
+        >>> attnscope.compare(model, tuned, texts, gate="visible=same,js<0.01").verdict.holds
     """
     check_loaded(call.model)
     check_loaded(call.other)
@@ -132,12 +140,15 @@ def compared(
     with either run of a single text.
     """
     # What can be refused is refused before the passes: other models, heads that are not there, a folder of another.
+    conditions = None if asked.gate is None else parse_gate(asked.gate)
+    if conditions and asked.compare_text is not None:
+        raise UsageError("a gate holds two models to each other, and two texts differ", "leave out {gate}")
     check_alike(*models)
     heads = heads_of(models[0], asked)
     if options is None:
         # Those that change the numbers.
         atlas = str(asked.atlas) if isinstance(asked.atlas, str | Path) else None
-        names = ("align", "select", "engine", "chat", "truncate", "target", "global_tokens")
+        names = ("align", "select", "engine", "compare_engine", "chat", "truncate", "target", "global_tokens")
         options = {"atlas": atlas, **{name: getattr(asked, name) for name in names}}
     read = [part for text in texts for part in text[1:]] + [asked.pair] * (asked.pair is not None)
     facts = comparison_facts(models, [getattr(part, "sha256", str(part)) for part in read], options)
@@ -150,12 +161,18 @@ def compared(
             maps=heads if maps and len(texts) == 1 else None,
             memory=asked.memory,
             align=asked.align,
+            changes=conditions is not None,
             advance=advance,
         )
     # All heads are compared, since they share their passes; those that were chosen are listed.
     chosen = {(stack, layer, head) for stack, of in heads.items() for layer, here in of.items() for head in here}
     at = [(stack, *head) for stack, head in zip(comparison.head_stacks, comparison.heads, strict=True)]
-    return Compared(comparison, [place for place in comparison.order if at[place] in chosen], facts)
+    places = [place for place in comparison.order if at[place] in chosen]
+    verdict = None
+    if conditions is not None:
+        named_by = atlas_of(models[0], asked.atlas)
+        verdict = judge(comparison, conditions, places, named_by.roles if named_by else None)
+    return Compared(comparison, places, facts, verdict)
 
 
 def heads_of(loaded: LoadedModel, options: CompareOptions) -> HeadsOfStacks:
@@ -171,16 +188,17 @@ def readings(
 ) -> Iterator[tuple[OneSide, OneSide]]:
     """Both sides of each text, ready to be read; of many, those that do not fit are named and left out."""
 
-    def prepared(model: LoadedModel, text: Text, chat: bool) -> Run:
-        how = {"engine": asked.engine, "memory": asked.memory, "truncate": asked.truncate, "target": asked.target}
+    def prepared(model: LoadedModel, text: Text, chat: bool, engine: EngineWord) -> Run:
+        how = {"engine": engine, "memory": asked.memory, "truncate": asked.truncate, "target": asked.target}
         how |= {"pair": asked.pair, "global_tokens": asked.global_tokens}
         return prepare(model, CaptureSpec(text, chat=chat, **how))  # type: ignore[arg-type]
 
     for name, first, other in texts:
         try:
-            runs = [prepared(loaded[0], first, asked.chat)]
+            runs = [prepared(loaded[0], first, asked.chat, asked.engine)]
             written = isinstance(other, str | Sound)  # tokens are of one model: the other reads what they say
-            runs.append(prepared(loaded[1], other if written else runs[0].text.text, asked.chat and written))
+            read, engine = other if written else runs[0].text.text, asked.compare_engine or asked.engine
+            runs.append(prepared(loaded[1], read, asked.chat and written, engine))
         except InputError as error:
             if len(texts) == 1:
                 raise
@@ -196,19 +214,21 @@ def readings(
 class Compared(DrawnRecord):
     """Two sides, head by head; places: of the heads that are listed, the largest divergence first.
 
-    asked: what tells this comparison from another.
+    asked: what tells this comparison from another. verdict: what a gate says of it, None without one.
     """
 
     found: Comparison
     places: Sequence[int]
     asked: Mapping[str, Any]
+    verdict: Verdict | None = None
 
     @property
     def line(self) -> str:
         comparison, apart = self.found, ""
         for most in self.places[:1]:
             apart = f"; most apart: {comparison.name(most)}, {float(comparison.js.effect[most]):.3g} bits"
-        return f"{len(self.places)} heads over {number_of(comparison.texts, 'text')}{apart}"
+        gate = f"; {self.verdict.line}" if self.verdict else ""
+        return f"{len(self.places)} heads over {number_of(comparison.texts, 'text')}{apart}{gate}"
 
     @property
     def failures(self) -> list[str]:
@@ -245,4 +265,9 @@ class Compared(DrawnRecord):
         Raises UsageError for a folder that holds another comparison, unless force says to write over it.
         """
         check_folder(Path(folder), self.asked, force)
-        return save_comparison(self.found, Path(folder), self.asked, style, places=self.places)
+        return save_comparison(self.found, Path(folder), self.asked, style, places=self.places, gate=self.gate_facts)
+
+    @property
+    def gate_facts(self) -> Mapping[str, Any] | None:
+        """The gate's verdict as compare.json has it; None without one."""
+        return self.verdict.facts if self.verdict else None

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from typer import Option
 
 from attnscope.cli import output
+from attnscope.cli.completion import offer
 from attnscope.cli.config import with_options
 from attnscope.cli.figure_options import Look, ManyTexts
 from attnscope.cli.heads import GROUPS
 from attnscope.cli.option_groups import FIRST, UNRECORDED, command_line, fill, option_group, recorded
-from attnscope.cli.options import Memory, ModelTexts, OtherSide, Selected
+from attnscope.cli.options import ENGINE_WORDS, Memory, ModelTexts, OtherSide, Selected, engine_word
 from attnscope.cli.output import Results, Top, writing_to
 from attnscope.cli.study_tables import open_line
 from attnscope.errors import UsageError
@@ -21,10 +24,12 @@ from attnscope.utils.signals import unwinding
 if TYPE_CHECKING:
     from attnscope.api.compare import SidesOfText
     from attnscope.studies.comparison import Comparison
+    from attnscope.studies.gate import Verdict
 
 EXAMPLES = (
     'attnscope compare --text "Mary gave John a book" --compare-text "John gave Mary a book" --out runs/swapped',
     "attnscope compare --texts corpus.txt.gz --compare-model demo --top 5",
+    'attnscope compare --texts corpus.txt.gz --compare-dtype bfloat16 --gate "visible=same,js<0.01,role=same"',
 )
 
 
@@ -34,13 +39,46 @@ class Sides(ModelTexts, OtherSide, ManyTexts):
 
     compare_text: Annotated[str | None, "Second text.", FIRST, UNRECORDED] = None
     compare_model: Annotated[str | None, "Second model, on the same texts.", FIRST] = None
+    compare_dtype: Annotated[
+        Literal["float32", "bfloat16", "float16"] | None, "Precision of the second side (default: that of the first)."
+    ] = None
+    compare_engine: Annotated[
+        str | None,
+        "Engine of the second side (default: that of the first).",
+        "|".join(ENGINE_WORDS),
+        Option(parser=engine_word, autocompletion=offer(*ENGINE_WORDS)),
+    ] = None
+    gate: Annotated[
+        str | None,
+        "Conditions on every head, by commas: visible=same, role=same, js<X, lost<X, weight<X, METRIC<X. "
+        "The exit code is 1 if a head breaks one.",
+        "CONDITIONS",
+        FIRST,
+        UNRECORDED,
+    ] = None
     texts: Annotated[str | None, "Texts for two models: a file, a folder or a glob; - reads stdin.", "FILE"] = None
+
+    @property
+    def of_models(self) -> bool:
+        """Whether the second side is another model, or the same in another way."""
+        return any(way is not None for way in (self.compare_model, self.compare_dtype, self.compare_engine))
+
+    def second_model(self) -> Sides:
+        """The same options, of the second side's model."""
+        other = self if self.compare_dtype is None else replace(self, dtype=self.compare_dtype)
+        if self.compare_model is not None:
+            other = replace(other, model=self.compare_model, revision=None, base=None)
+        return other
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.compare_text is None and self.compare_model is None:
+        if self.compare_text is None and not self.of_models:
             raise UsageError("nothing to compare with", "give --compare-text TEXT or --compare-model NAME")
         self.check_other_side()
+        if self.compare_text is not None and self.of_models:
+            raise UsageError("--compare-text is of one model, read in one way", "leave it out, or the other")
+        if self.gate is not None and self.compare_text is not None:
+            raise UsageError("--gate holds two models to each other, and two texts differ", "leave out --gate")
         if self.texts is not None and (self.has_text or self.compare_text is not None):
             raise UsageError("--texts is for two models, instead of a text", "give it with --compare-model alone")
         if self.texts is not None and self.target is not None:
@@ -68,17 +106,21 @@ def compare(asked: Sides, room: Room, selected: Selected, top: Top, printing: Re
     Tokens are aligned by position or by characters; see --align. A head's row has the Jensen-Shannon divergence in
     bits over the shared keys, averaged over the shared queries. It also has the weight on other keys, and the
     difference of every metric. From 32 texts on, numbers have intervals. Each stack of an encoder-decoder has its
-    own tokens.
+    own tokens. --gate sets conditions on every head and lists the heads that break one on stderr.
     """
     format = output.wanted_format(printing.format)
 
     from attnscope.cli.one_text import load_model
     from attnscope.export.manifest import AROUND
 
+    if asked.gate is not None:  # before a model is loaded
+        from attnscope.studies.gate import parse_gate
+
+        parse_gate(asked.gate)
     texts, loaded = texts_of(asked, printing), load_model(asked, printing)
     other = loaded
-    if asked.compare_model is not None:
-        other = load_model(replace(asked, model=asked.compare_model, revision=None, base=None), printing)
+    if asked.compare_model is not None or asked.compare_dtype is not None:
+        other = load_model(asked.second_model(), printing)
 
     from attnscope.api.compare import CompareOptions, compared
     from attnscope.cli.study_tables import differences_sheet
@@ -107,7 +149,7 @@ def compare(asked: Sides, room: Room, selected: Selected, top: Top, printing: Re
 
         drawn = comparison.pair.drawn.values() if comparison.pair else ()
         pictures = len(comparison.stacks) + sum(len(maps.values) for maps in drawn)
-        save = partial(save_comparison, places=result.places, spreadsheet=printing.spreadsheet)
+        save = partial(save_comparison, places=result.places, gate=result.gate_facts, spreadsheet=printing.spreadsheet)
         style = look.figure_style(command_line("compare", *groups))
         with unwinding(), output.progress("drawing", pictures, printing.quiet, "pictures") as advance:
             written = save(comparison, printing.out, result.asked, style, advance=advance)
@@ -117,7 +159,17 @@ def compare(asked: Sides, room: Room, selected: Selected, top: Top, printing: Re
             output.log(open_line(opened, f"{intervals} differences of metrics"), printing.quiet)
     sheet = partial(differences_sheet, comparison, result.places[: top.shown], output.width())
     output.emit_first(result.table(), top, format, sheet, printing.quiet, printing.spreadsheet)
-    return report(comparison, printing.quiet)
+    code = report(comparison, printing.quiet)
+    if result.verdict is not None:
+        code |= conclude(result.verdict, printing.quiet)
+    return code
+
+
+def conclude(verdict: Verdict, quiet: bool) -> int:
+    """Say which heads moved, and last the verdict; the exit code that follows."""
+    output.log_lines((f"moved: {line}" for line in verdict.lines), quiet=False)
+    output.log(verdict.line, quiet)
+    return 0 if verdict.holds else 1
 
 
 def texts_of(asked: Sides, printing: Results) -> list[SidesOfText]:

@@ -481,10 +481,13 @@ def save_comparison(
     style: Style = Style(),
     *,
     places: Places = None,
+    gate: Mapping[str, Any] | None = None,
     spreadsheet: bool = False,
     advance: Callable[[int], object] = lambda pictures: None,
 ) -> list[Path]:
     """Write tables, pictures and last compare.json; returns the paths. asked: what tells this comparison from another.
+
+    gate: what a gate says of it.
 
     >>> save(comparison, Path("runs/swapped"), {"text": "..."})
     """
@@ -499,6 +502,7 @@ def save_comparison(
     hashes = {path.relative_to(folder).as_posix(): sha256_of(path) for path in written}
     record = {"schema": SCHEMA, "asked": asked, "versions": versions(), "texts": comparison.texts, "files": hashes}
     record |= {"aligned": {text.stack: text.by for text in comparison.pair.texts}} if comparison.pair else {}
+    record |= {"gate": gate} if gate else {}
     return [*written, save_json({**record, "failures": list(comparison.failures)}, folder / NAME)]
 
 

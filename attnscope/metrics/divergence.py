@@ -3,6 +3,8 @@
 Rows and columns are units (`inputs/spans.py`): a token, or the tokens that are the same text where tokenizers cut
 differently. Mass is summed over a unit's keys and averaged over its queries.
 
+Last which keys have mass on one side alone, of two sides that read the same tokens.
+
 Shapes: H head, T token, U unit, r units of a block, q queries, Q, K cell of a map.
 """
 
@@ -66,9 +68,12 @@ class Divergence(NamedTuple):
     map: np.ndarray | None = None
 
 
-def readable(P: AttentionOperator) -> AttentionOperator:
-    """The weights as they follow from q and k, which can be kept of every layer; its matrix where none are shown."""
-    if P.spec is not None:
+def readable(P: AttentionOperator, whole: bool = False) -> AttentionOperator:
+    """The weights as they follow from q and k, which can be kept of every layer; its matrix where none are shown.
+
+    whole: its matrix in any case, such as that of a kernel whose work q and k do not tell.
+    """
+    if P.spec is not None and not (whole and isinstance(P, DenseAttention)):
         return TiledAttention(P.spec)
     return DenseAttention(P.weights_BHQK, P.visible) if isinstance(P, DenseAttention) else P
 
@@ -133,3 +138,64 @@ class _Map:
     def values(self) -> np.ndarray:
         mean_hQK = self.sum_hQK / self.size_Q[:, None]
         return mean_hQK.masked_fill(self.seen_hQK == 0, torch.nan).float().cpu().numpy()
+
+
+UNDERFLOW = 2**10  # a mass that is so many times the least number of its dtype is no 0 in another run of it
+
+
+class KeyChanges(NamedTuple):
+    """Which keys have mass on one side alone, head by head, as pairs of a query and a key: (H,) int64 each.
+
+    gained, gone: pairs with mass on the other side alone, and on the first alone. hidden: pairs that the mask of one
+    side alone hides; -1 where a mask is not known. query, key: the first such pair, -1 without one. weight: the largest
+    difference of one weight, float64.
+    """
+
+    gained: np.ndarray
+    gone: np.ndarray
+    hidden: np.ndarray
+    query: np.ndarray
+    key: np.ndarray
+    weight: np.ndarray
+
+
+def key_changes(first: AttentionOperator, other: AttentionOperator) -> KeyChanges:
+    """Compare the sets of keys that have mass, block by block of rows: of two sides with the same tokens.
+
+    A pair counts where its weight is exactly 0 on one side, and at least `least_mass` on the other: what is less there
+    may have been rounded to 0 here.
+
+    >>> key_changes(P, P).gained    # all 0
+    """
+    count, device = max(first.heads, other.heads), first.device
+    least, known = max(least_mass(first), least_mass(other)), first.visible.known and other.visible.known
+    gained_H, gone_H, hidden_H = (torch.zeros(count, dtype=torch.int64, device=device) for _ in range(3))
+    place_H, weight_H = torch.full_like(gained_H, -1), torch.zeros(count, dtype=torch.float64, device=device)
+    for start, stop in row_blocks(first.queries, COPIES * count * first.keys, device):
+        p_HqK, q_HqK = (P.rows(start, stop)[0].to(device) for P in (first, other))
+        more_HqK, fewer_HqK = (p_HqK == 0) & (q_HqK >= least), (q_HqK == 0) & (p_HqK >= least)
+        changed_HqK = more_HqK | fewer_HqK
+        if known:
+            seen, seen_by_other = (P.visible.rows(start, stop)[0].to(device) for P in (first, other))
+            hidden_HqK = (seen ^ seen_by_other).expand_as(changed_HqK)
+            changed_HqK = changed_HqK | hidden_HqK
+            hidden_H += hidden_HqK.sum((1, 2))
+        gained_H += more_HqK.sum((1, 2))
+        gone_H += fewer_HqK.sum((1, 2))
+        weight_H = torch.maximum(weight_H, (q_HqK - p_HqK).abs().amax((1, 2)))
+        new_H = (place_H < 0) & changed_HqK.any(2).any(1)
+        place_H = torch.where(new_H, start * first.keys + changed_HqK.flatten(1).byte().argmax(1), place_H)
+    hidden_H = hidden_H if known else torch.full_like(hidden_H, -1)
+    query_H = torch.where(place_H < 0, -1, place_H // first.keys)
+    key_H = torch.where(place_H < 0, -1, place_H % first.keys)
+    return KeyChanges(*(part.cpu().numpy() for part in (gained_H, gone_H, hidden_H, query_H, key_H, weight_H)))
+
+
+def least_mass(P: AttentionOperator) -> float:
+    """From which mass on a key has some in every run: below, the dtype that it is stored in may round it to 0.
+
+    A softmax is computed in float32 at the least, whose numbers below its smallest normal one may be taken for 0; it is
+    stored in the dtype of the weights, which keeps numbers that are smaller than its normal ones.
+    """
+    stored = torch.finfo(P.weights_BHQK.dtype if isinstance(P, DenseAttention) else torch.float32)
+    return UNDERFLOW * max(torch.finfo(torch.float32).smallest_normal, stored.smallest_normal * stored.eps)

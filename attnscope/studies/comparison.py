@@ -32,12 +32,14 @@ from attnscope.hooks.listen import calls_interface, listen
 from attnscope.hooks.report import CaptureReport
 from attnscope.inputs.spans import WORDS, Align, Units, alignment, units
 from attnscope.inputs.tokens import TokenSelection
-from attnscope.metrics.divergence import Divergence, DivergenceSide, diverge, readable
+from attnscope.metrics.divergence import Divergence, DivergenceSide, KeyChanges, diverge, key_changes, readable
 from attnscope.metrics.metrics import KNOWN, METRICS, measure, metrics_for
+from attnscope.metrics.roles import roles_of
 from attnscope.metrics.texts import MAP_SIDE, Cells
 from attnscope.model.selection import DECODER, ENCODER, NAMES, SOFTMAX, STACKS, TEXT_TASKS, prefix, sides
 from attnscope.observe.collect import texts_of
-from attnscope.observe.request import LayerKey, TextInputs
+from attnscope.observe.collectors.heads import HeadScores
+from attnscope.observe.request import Layer, LayerKey, TextInputs
 from attnscope.studies.intervals import FEWEST, SHARE, Range
 from attnscope.studies.statistics import Effects, largest_first, paired
 from attnscope.utils.display import head_name
@@ -55,7 +57,6 @@ if TYPE_CHECKING:
     from attnscope.model.selection import HeadsByLayer
 
 LayersRead = Callable[[int], object]
-OfLayers = dict[LayerKey, Mapping[str, torch.Tensor]]  # of each layer {metric: (1, H)}
 
 
 class OneSide(NamedTuple):
@@ -65,6 +66,11 @@ class OneSide(NamedTuple):
     prompt: Prompt
     engine: Engine
     source: Prompt | None = None
+
+    @property
+    def has_own_matrix(self) -> bool:
+        """Whether the weights are those of a kernel, whose work q and k do not tell; eager attention follows them."""
+        return self.engine.output == "model" and self.engine.implementation != "eager"
 
     @property
     def asked(self) -> dict[str, TextInputs]:
@@ -143,10 +149,40 @@ class Pair(NamedTuple):
         """What the texts share that the queries of the model's own stack are of."""
         return self.texts[-1].units
 
+    def check_same_tokens(self) -> None:
+        """Raise UsageError where the sides read other tokens: a gate compares each key with the same one."""
+        if any(text.first.ids != text.other.ids for text in self.texts):
+            raise UsageError(
+                "a gate compares key by key, and the two sides have other tokens",
+                "compare models of one tokenizer, or leave out {gate}; what a decoder reads is set by {target}",
+            )
+
     def axes(self, stack: str) -> tuple[Shared, Shared]:
         """What the queries and the keys of a stack are of."""
         text, target = self.texts[0], self.texts[-1]
         return sides(stack, text, target)
+
+
+class LayerScores(NamedTuple):
+    """What is measured of one layer of a side: {metric: (1, H)}, and where they are wanted the text roles, (H,)."""
+
+    metrics: Mapping[str, torch.Tensor]
+    roles: np.ndarray | None = None
+
+
+OfLayers = dict[LayerKey, LayerScores]
+
+
+class Changes(NamedTuple):
+    """What a gate asks besides, per text and head, (S, N) each.
+
+    keys: which have mass on one side alone, as `KeyChanges` has it. own: those that have mass by a side's own matrix
+    alone, or by its q, k and mask alone. roles: of the first side and of the other on each text.
+    """
+
+    keys: KeyChanges
+    own: np.ndarray
+    roles: tuple[np.ndarray, np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -154,7 +190,7 @@ class Comparison:
     """What two sides differ in: heads as (layer, head), and per text and head (S, N) arrays of `Divergence`'s numbers.
 
     head_stacks: the stack of each head, those of one stack side by side. metrics: {id: (first, other)}, NaN for null.
-    failures: what did not hold in a pass, in words. pair: where there is but one.
+    failures: what did not hold in a pass, in words. pair: where there is but one. changes: where a gate asks for them.
     """
 
     heads: tuple[tuple[int, int], ...]
@@ -166,6 +202,7 @@ class Comparison:
     metrics: Mapping[str, tuple[np.ndarray, np.ndarray]]
     failures: Sequence[str]
     pair: Pair | None = None
+    changes: Changes | None = None
 
     @property
     def texts(self) -> int:
@@ -234,17 +271,19 @@ def compare_heads(
     maps: Mapping[str, HeadsByLayer] | None = None,
     memory: str | None = None,
     align: Align | None = None,
+    changes: bool = False,
     advance: LayersRead = lambda layers: None,
 ) -> Comparison:
     """Read both sides of every pair and compare each head with the one of the same place, stack by stack.
 
     maps: the heads of each stack of which the difference is kept to be drawn, binned to at most MAP_SIDE cells a side;
     of one pair alone. memory: what may be kept of the first side, such as "4GB"; what is free without it. align: how
-    tokens are paired; as `alignment` says without it. advance: called with 1 whenever a layer was read. Raises
+    tokens are paired; as `alignment` says without it. changes: what a gate asks besides, of sides that read the same
+    tokens. advance: called with 1 whenever a layer was read. Raises
     UsageError for models of other layers or heads, InputError for texts that share nothing or cannot be paired as
     asked, MemoryLimitError for one that is too long.
     """
-    texts = [_Passes(Pair.of(first, other, align), maps or {}, memory, advance) for first, other in pairs]
+    texts = [_Passes(Pair.of(first, other, align), maps or {}, memory, advance, changes) for first, other in pairs]
     if not texts:
         raise InputError("there is no text to compare", "give at least one")
     heads = texts[0].heads
@@ -261,7 +300,14 @@ def compare_heads(
         metrics={name: (scores(0, name), scores(1, name)) for name in METRICS},
         failures=list(dict.fromkeys(line for passes in texts for line in passes.failures)),
         pair=texts[0].pair._replace(drawn=texts[0].drawn) if len(texts) == 1 else None,
+        changes=_changes(texts) if changes else None,
     )
+
+
+def _changes(texts: Sequence[_Passes]) -> Changes:
+    keys = (np.stack([passes.column(name, passes.changes) for passes in texts]) for name in KeyChanges._fields)
+    roles = (np.stack([passes.roles(side) for passes in texts]) for side in (0, 1))
+    return Changes(KeyChanges(*keys), np.stack([passes.own for passes in texts]), (next(roles), next(roles)))
 
 
 def weights_divergence(first_HQK: torch.Tensor, other_HQK: torch.Tensor, shared: Units) -> Divergence:
@@ -306,12 +352,21 @@ def heads_of(loaded: LoadedModel) -> dict[str, dict[int, int]]:
 class _Passes:
     """Two passes: the first keeps every layer, the second compares with it."""
 
-    def __init__(self, pair: Pair, maps: Mapping[str, HeadsByLayer], memory: str | None, advance: LayersRead) -> None:
+    def __init__(
+        self,
+        pair: Pair,
+        maps: Mapping[str, HeadsByLayer],
+        memory: str | None,
+        advance: LayersRead,
+        with_changes: bool = False,
+    ) -> None:
         first, other = pair[:2]
+        if with_changes:
+            pair.check_same_tokens()
         self.pair, self.maps = pair, maps
         # What the first pass leaves stays until the second has read as far.
         loaded, tokens, source = first.loaded, len(first.prompt), len(first.source or ())
-        needed = kept_bytes(loaded, tokens, source)
+        needed = kept_bytes(loaded, tokens, source, whole=first.has_own_matrix)
         room = free_memory(loaded.devices) if memory is None else read_size(memory)
         if needed > room:
             raise MemoryLimitError(
@@ -323,7 +378,13 @@ class _Passes:
         self.kept: dict[LayerKey, AttentionOperator] = {}
         self.divergences: dict[LayerKey, Divergence] = {}
         self.values: tuple[OfLayers, OfLayers] = ({}, {})
-        reports = [_read(first, self.keep, advance), _read(other, self.hold_against, advance)]
+        self.with_changes = with_changes
+        self.changes: dict[LayerKey, KeyChanges] = {}
+        self.own_pairs: dict[LayerKey, np.ndarray] = {}
+        reports = [
+            _read(first, self.keep, advance, with_changes),
+            _read(other, self.hold_against, advance, with_changes),
+        ]
         if not self.divergences:
             raise InputError("no layer attends to the tokens of both texts themselves", "take shorter texts")
         in_order = sorted(self.divergences, key=lambda key: STACKS.index(key.stack))
@@ -334,17 +395,30 @@ class _Passes:
             for line in report.failures(reading.loaded.model.dtype)
         ]
 
-    def keep(self, key: LayerKey, P: AttentionOperator, values: Mapping[str, torch.Tensor]) -> None:
-        self.kept[key], self.values[0][key] = readable(P), values
+    def keep(self, key: LayerKey, P: AttentionOperator, scores: LayerScores) -> None:
+        self.kept[key], self.values[0][key] = self.operator(0, key, P), scores
 
-    def hold_against(self, key: LayerKey, P: AttentionOperator, values: Mapping[str, torch.Tensor]) -> None:
-        before, self.values[1][key] = self.kept.pop(key, None), values
+    def hold_against(self, key: LayerKey, P: AttentionOperator, scores: LayerScores) -> None:
+        """Hold a layer of the second side against the first's."""
+        before, self.values[1][key] = self.kept.pop(key, None), scores
         if before is None:
             return
         of_a, of_b = ([getattr(one, name) for one in self.units[key.stack]] for name in ("of_a", "of_b"))
-        first, other = DivergenceSide.of(before, *of_a), DivergenceSide.of(readable(P), *of_b)
+        now = self.operator(1, key, P)
+        first, other = DivergenceSide.of(before, *of_a), DivergenceSide.of(now, *of_b)
         heads = self.maps.get(key.stack, {}).get(key.layer, ())
         self.divergences[key] = diverge(first, other, self.cells(key.stack), heads)
+        if self.with_changes:
+            self.changes[key] = key_changes(before, now)
+
+    def operator(self, side: int, key: LayerKey, P: AttentionOperator) -> AttentionOperator:
+        """What a layer is compared by; for a gate its own matrix is first held against its q, k and mask."""
+        operator = readable(P, self.pair[:2][side].has_own_matrix)
+        if self.with_changes:
+            own = key_changes(operator, P) if operator.spec is not None and isinstance(P, DenseAttention) else None
+            pairs_H = np.zeros(P.heads, np.int64) if own is None or operator is P else own.gained + own.gone
+            self.own_pairs[key] = self.own_pairs.get(key, 0) + pairs_H
+        return operator
 
     def cells(self, stack: str) -> tuple[Cells, Cells]:
         """The rows and columns of a stack's maps."""
@@ -355,15 +429,25 @@ class _Passes:
     def heads(self) -> tuple[tuple[LayerKey, int], ...]:
         return tuple((key, head) for key, of_layer in self.divergences.items() for head in range(len(of_layer.js)))
 
-    def column(self, name: str) -> np.ndarray:
-        """One number of every head, (N,)."""
-        return np.concatenate([getattr(of_layer, name) for of_layer in self.divergences.values()])
+    def column(self, name: str, layers: Mapping[LayerKey, Divergence | KeyChanges] | None = None) -> np.ndarray:
+        """One number of every head, (N,); layers: whose, their divergences without it."""
+        of = self.divergences if layers is None else layers
+        return np.concatenate([getattr(of[key], name) for key in self.divergences])
+
+    @property
+    def own(self) -> np.ndarray:
+        """The pairs of every head by which a side's own matrix differs from its q, k and mask, (N,)."""
+        return np.concatenate([self.own_pairs[key] for key in self.divergences])
+
+    def roles(self, side: int) -> np.ndarray:
+        """The text role of every head on one side, (N,)."""
+        return np.concatenate([self.values[side][key].roles for key in self.divergences])
 
     def scores(self, side: int, name: str) -> np.ndarray:
         """A metric of every head on one side, (N,); NaN where it says nothing of a stack."""
         nothing, values = torch.full((1, 1), torch.nan), self.values[side]
         widths = {key: len(of_layer.js) for key, of_layer in self.divergences.items()}
-        by_layer = [values[key].get(name, nothing).expand(1, width)[0] for key, width in widths.items()]
+        by_layer = [values[key].metrics.get(name, nothing).expand(1, width)[0] for key, width in widths.items()]
         return np.concatenate([score_H.cpu().numpy() for score_H in by_layer])
 
     @property
@@ -378,19 +462,36 @@ class _Passes:
 
 def _read(
     reading: OneSide,
-    keep: Callable[[LayerKey, AttentionOperator, Mapping[str, torch.Tensor]], None],
+    keep: Callable[[LayerKey, AttentionOperator, LayerScores], None],
     advance: LayersRead,
+    with_roles: bool,
 ) -> CaptureReport:
     """One forward pass over one text; each layer that attends to its tokens is kept once, with its heads' metrics."""
     loaded, texts_of_stacks, stacks = reading.loaded, reading.asked, reading.loaded.geometry.stacks
     texts = {stack: texts_of([text], loaded.device, stack) for stack, text in texts_of_stacks.items()}
     reads, inputs = text_inputs(loaded, reading.prompt, reading.source)
+    scores = HeadScores()
+
+    def with_role(layer: Layer) -> LayerScores:
+        of_layer = scores.collect(layer, layer.P.together(scores.questions(layer)))
+        count, stack = layer.P.heads, layer.key.stack
+        parts = (of_layer.ids, of_layer.values), (of_layer.ids, of_layer.uniform), (of_layer.kinds, of_layer.support)
+        value, null, support = (
+            {name: part[0].expand(count).cpu().numpy() for name, part in zip(names, parts_SBH, strict=True)}
+            for names, parts_SBH in parts
+        )
+        metrics = dict(zip(of_layer.ids, of_layer.values, strict=True))
+        return LayerScores(metrics, roles_of(value, null, support, stack))
 
     def on_call(call: AttentionCall) -> None:
         text = texts_of_stacks[call.stack]
         if call.call == 0 and (call.P.queries, call.P.keys) == (len(text.prompt), len(text.key_prompt)):
-            names = metrics_for(tuple(METRICS), call.stack)
-            keep(LayerKey(call.layer, call.stack), call.P, measure(call.P, texts[call.stack], names))
+            layer = Layer(LayerKey(call.layer, call.stack), call.P, 1, texts[call.stack])
+            if with_roles:
+                measured = with_role(layer)
+            else:
+                measured = LayerScores(measure(call.P, layer.texts, metrics_for(tuple(METRICS), call.stack)))
+            keep(layer.key, call.P, measured)
             advance(1)
 
     layers = [(layer, stack) for stack, of_stack in stacks.items() for layer in of_stack]
@@ -398,12 +499,12 @@ def _read(
     return listen(loaded.model, reads, on_call, expected_layers=layers, **how)
 
 
-def kept_bytes(loaded: LoadedModel, tokens: int, source: int = 0) -> int:
+def kept_bytes(loaded: LoadedModel, tokens: int, source: int = 0, whole: bool = False) -> int:
     """What the first pass leaves: q, k and v of every layer; of a family that shows none, its matrices.
 
-    source: the tokens that an encoder-decoder's encoder reads.
+    source: the tokens that an encoder-decoder's encoder reads. whole: the matrices in any case.
     """
-    shows, numbers = calls_interface(loaded.model), 0
+    shows, numbers = calls_interface(loaded.model) and not whole, 0
     for stack, layers in loaded.geometry.stacks.items():
         queries, keys = sides(stack, source or tokens, tokens)
         for layer in layers.values():
