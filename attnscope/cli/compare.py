@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from typer import Option
 
 from attnscope.cli import output
-from attnscope.cli.completion import offer
 from attnscope.cli.config import with_options
 from attnscope.cli.figure_options import Look, ManyTexts
 from attnscope.cli.heads import GROUPS
-from attnscope.cli.option_groups import FIRST, UNRECORDED, command_line, fill, option_group, recorded
+from attnscope.cli.option_groups import FIRST, UNRECORDED, command_line, fill, offer, option_group, recorded
 from attnscope.cli.options import ENGINE_WORDS, Memory, ModelTexts, OtherSide, Selected, engine_word
 from attnscope.cli.output import Results, Top, writing_to
 from attnscope.cli.study_tables import open_line
