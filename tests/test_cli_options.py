@@ -75,6 +75,10 @@ def test_an_option_is_one_field_of_one_group():
         "foil": {("Related", "foil"), ("Answered", "foil")},  # of knockout the effect's too
         "by": {("Heads", "by"), ("Logit", "by")},  # of heads which are averaged, of why what a row is
         "verify": {("EngineChoice", "verify"), ("Logit", "verify")},  # of a text by the oracle, of why by replacing
+        "engine": {
+            ("EngineName", "engine"),
+            ("Kernel", "engine"),
+        },  # of parity what is compared, elsewhere who computes
         "random": {("Taken", "random"), ("Compared", "random")},  # of ablate sets of heads, of knockout keys
     }
     assert len(found) > 50
@@ -122,13 +126,13 @@ def test_model_names_the_model_of_every_command_and_an_argument_is_short_for_it(
 
 
 def test_words_that_help_does_not_list_are_taken():
-    assert parameters(EngineName)["engine"].metavar == "auto|eager|fused"
+    assert parameters(EngineName)["engine"].metavar == "auto|eager|fused|probe"
     for command in ("heads", "batch", "compare"):
-        assert "auto|eager|fused" in call(command, "--help", "all").out.decode().split()
-    for name in ("auto", "eager", "fused", "tiles", "numba", "triton"):
+        assert "auto|eager|fused|probe" in call(command, "--help", "all").out.decode().split()
+    for name in ("auto", "eager", "fused", "probe", "tiles", "numba", "triton"):
         assert context("heads", "--engine", name).params["engine"] == name
     refused = call("heads", "--text", "a", "--engine", "fusd")
-    assert (refused.code, "expected auto, eager or fused, got 'fusd'" in refused.err) == (2, True)
+    assert (refused.code, "expected auto, eager, fused or probe, got 'fusd'" in refused.err) == (2, True)
 
 
 def test_a_subclass_inherits_what_it_leaves_out():

@@ -92,7 +92,7 @@ class BatchOptions:
     format: DatasetFormat = "parquet"
     spreadsheet: bool = False
     summary: bool = False
-    engine: Literal["auto", "eager", "fused", "tiles", "numba", "triton"] = "auto"
+    engine: Literal["auto", "eager", "fused", "tiles", "numba", "triton", "probe"] = "auto"
     batch_tokens: int | None = None
     shard_size: int = 64
     strict: bool = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from attnscope.certificate.check import ATOL, TEXT, certificate, check_parity, in_words, parity_table
 from attnscope.errors import UsageError, hints_of
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 class ParityOptions:
     """What is compared, and how the text is read; the fields after `whole` are those of `CaptureSpec`.
 
+    engine: "eager" compares the model's own matrices, "probe" the rows of the kernel that the model runs with.
+
     select: heads with weights to compare, all without it. atlas: what `@ROLE` in select names. atol: what weights,
     and outputs relative to their norm, may differ by. whole: compare hidden states and output, too, with a second
     instance that transformers alone loads from the files.
@@ -41,6 +43,7 @@ class ParityOptions:
     atlas: HeadNames | Path | str | None = None
     atol: float = ATOL
     whole: bool = False
+    engine: Literal["eager", "probe"] = "eager"
     chat: bool = False
     truncate: Side | None = None
     generate: int | None = None
@@ -54,9 +57,20 @@ class ParityOptions:
             raise UsageError(f"atol: expected a size from 0, got {self.atol}", "leave it out for 1e-5")
 
     def ask(self, text: Text) -> CaptureSpec:
-        """How a text is read: by the model's own eager attention."""
-        names = ("select", "atlas", "chat", "truncate", "generate", "target", "picture", "pair", "global_tokens")
-        return CaptureSpec(text, engine="eager", **{name: getattr(self, name) for name in names})
+        """How a text is read."""
+        names = (
+            "engine",
+            "select",
+            "atlas",
+            "chat",
+            "truncate",
+            "generate",
+            "target",
+            "picture",
+            "pair",
+            "global_tokens",
+        )
+        return CaptureSpec(text, **{name: getattr(self, name) for name in names})
 
 
 @dataclass(frozen=True)
@@ -73,8 +87,8 @@ def parity(call: ParityCall) -> Parity:
     """Every attention layer against attention written from the papers, computed from the layer's own weights.
 
     text: the text, a Prompt, token ids or a sound; without one, a built-in sentence. options: the fields of
-    `ParityOptions`: select, atlas, atol, whole, chat, truncate, generate, target, picture, pair, global_tokens. Raises
-    InputError for a text that does not fit the model, UsageError for an option that does not exist.
+    `ParityOptions`: select, atlas, atol, whole, engine, chat, truncate, generate, target, picture, pair, global_tokens.
+    Raises InputError for a text that does not fit the model, UsageError for an option that does not exist.
 
         >>> attnscope.parity(attnscope.load("demo")).holds
         True

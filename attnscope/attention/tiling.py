@@ -21,6 +21,7 @@ from torch import Tensor
 
 from attnscope.attention import questions as ask
 from attnscope.attention.operator import AttentionOperator, DenseAttention
+from attnscope.attention.probe import ProbedAttention
 from attnscope.attention.questions import Question
 from attnscope.attention.rows import read_blocks
 from attnscope.attention.spec import AttentionSpec, Visibility
@@ -248,7 +249,7 @@ class PieceAttention(AttentionOperator):
             [some] = inside_WN.any(1).nonzero(as_tuple=True)
             if len(some):
                 at, query = inside_WN[some].nonzero(as_tuple=True)
-                if isinstance(piece, DenseAttention):
+                if isinstance(piece, DenseAttention | ProbedAttention):
                     weights_WHNN = piece.weights_BHQK[some].float()
                 else:
                     assert piece.spec is not None

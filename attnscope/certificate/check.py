@@ -113,7 +113,8 @@ def check_parity(
         layer if len(stacks) == 1 else (layer, stack) for stack, layers in stacks.items() for layer in layers
     ]
     # Each run of an attention module is compared as it ends, so that no more than one is held.
-    with exact_products(ModuleRecorder(loaded.model, comparison.judge)) as recorder:
+    repeats = engine if engine and engine.probes else None
+    with exact_products(ModuleRecorder(loaded.model, comparison.judge, repeats)) as recorder:
         listen(
             loaded.model,
             first,
@@ -128,6 +129,7 @@ def check_parity(
     other_keys = comparison.keys.get(CROSS, 0), comparison.keys.get(VISION, 0)
     of_text = ids_BT.shape[-1], select, (), loaded.geometry.stack
     report = ParityReport(layers, atol, loaded.dtype, comparison.quantised, *of_text, *other_keys)
+    report = replace(report, engine=engine.name if engine else report.engine)
     if whole:
         modules = list(dict.fromkeys(layer.module for layer in layers))
         report = replace(report, whole=check_whole(loaded, first, reads, modules, atol=atol, engine=engine))
@@ -182,7 +184,7 @@ def certificate(
         # How it was run: the same weights round otherwise on another device, and in another dtype.
         "device": loaded.device,
         "dtype": loaded.dtype,
-        "engine": "eager",
+        "engine": report.engine,
         "quantised": report.quantised,
         "versions": versions(),
         **{name: {"sha256": getattr(text, "sha256", None), "tokens": count} for name, (text, count) in texts.items()},
@@ -203,13 +205,14 @@ def verify(
     *,
     source: Prompt | Tensor | Sequence[int] | None = None,
     atol: float = ATOL,
+    engine: Engine = ENGINES["eager"],
 ) -> dict[str, Any]:
     """A parity run in short, for a manifest: whether it held, at which level, the largest difference of each layer.
 
     >>> verify(loaded, [1, 2, 3])["holds"]
     True
     """
-    report = check_parity(loaded, prompt, source=source, atol=atol, engine=ENGINES["eager"])
+    report = check_parity(loaded, prompt, source=source, atol=atol, engine=engine)
     measured = {  # by layer: `3`, or `cross 3` of a stack other than the plain one
         report.name(layer).replace("layer ", ""): (layer.implementation.weights, layer.implementation.output_relative)
         for layer in report.layers
@@ -285,6 +288,6 @@ def parity_table(report: ParityReport) -> pa.Table:
             **facts("row_sum_error", "masked_weight"),
             **numbers("as_run_", "as_run", "weights", "weights_allowed", "output_relative"),
             **numbers("rounding_", "rounding", "weights", "output", "output_relative"),
-            **facts("why", "stack"),
+            **facts("why", "stack", "kernel"),
         }
     )

@@ -148,6 +148,7 @@ class Comparison:
             stack=call.stack,
             turned=turned,
             apart=apart,
+            kernel=original.kernel,
         )
 
     def _differences(

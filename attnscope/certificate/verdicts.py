@@ -60,7 +60,8 @@ class LayerParity:
     precision (or quantised) against float32, not judged. row_sum_error: the model's own largest |row sum - 1|, None
     with sink logits. masked_weight: its largest weight on a key that the mask hides. verdict: None where nothing is
     judged. stack: the stack of its layer. turned: how it looks where that is not what the model's config and class say.
-    apart: how logits and values, of a module that asks no interface, differ from the oracle's, in words.
+    apart: how logits and values, of a module that asks no interface, differ from the oracle's, in words. kernel: which
+    kernel its rows are of, see `AttentionCall`.
     """
 
     layer: int
@@ -77,6 +78,7 @@ class LayerParity:
     stack: str = DECODER
     turned: str = ""
     apart: str = ""
+    kernel: str = "eager"
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,7 @@ class ParityReport:
     too_short: what would come out the same on this text if it were wrong, in words. on_trust: what no text shows.
     plain: the stack that a layer's number alone means. source_tokens: what an encoder-decoder's encoder read, 0 for
     other models. patches: what a vision tower read, 0 without one. whole: the whole model against a second instance,
-    where that was asked for.
+    where that was asked for. engine: that gave the weights.
     """
 
     layers: tuple[LayerParity, ...]
@@ -124,6 +126,7 @@ class ParityReport:
     patches: int = 0
     on_trust: str = ""
     whole: WholeParity | None = None
+    engine: str = "eager"
 
     @property
     def not_shown(self) -> tuple[str, ...]:

@@ -85,6 +85,14 @@ class Checkpoint:
         SETTING,
     ] = "check"
 
+    attention: Annotated[
+        str | None,
+        "Attention of transformers for --engine probe, e.g. sdpa (default: the choice of transformers).",
+        "NAME",
+        HELD,
+        SETTING,
+    ] = None
+
     def load_options(self) -> LoadOptions:
         """What `load` takes."""
         from attnscope.model.options import LoadOptions
@@ -110,7 +118,7 @@ class Loading(Checkpoint):
 
 
 MOST_TOKENS = 10**9  # of a text, a batch, an answer
-ENGINE_WORDS = ("auto", "eager", "fused")  # that --help lists; others are one way of these
+ENGINE_WORDS = ("auto", "eager", "fused", "probe")  # that --help lists; others are one way of these
 
 
 def engine_word(text: str) -> str:
@@ -131,7 +139,7 @@ class EngineName:
     engine: Annotated[
         str,
         "eager: the model's own matrices, bit for bit; fused: no stored matrices; auto: the faster one "
-        "for this question and memory.",
+        "for this question and memory; probe: rows of the kernel that the model runs with.",
         "|".join(ENGINE_WORDS),
         Option(parser=engine_word, autocompletion=offer(*ENGINE_WORDS)),
         FIRST,

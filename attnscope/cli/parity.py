@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from types import NoneType
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Option
 
@@ -54,6 +54,18 @@ class Tolerance:
 
 
 @option_group
+class Kernel:
+    """Which kernel the weights are of."""
+
+    panel = "Model and engine"
+    engine: Annotated[
+        Literal["eager", "probe"],
+        "eager: the model's own matrices; probe: rows of the kernel that the model runs with.",
+        FIRST,
+    ] = "eager"
+
+
+@option_group
 class Certified(Printing):
     """A table to stdout, a file to --out."""
 
@@ -64,8 +76,8 @@ class Certified(Printing):
             check_file(self.out, "certificate.json")
 
 
-@with_options(ModelTexts, Selected, Tolerance, Certified, file=GROUPS)
-def parity(asked: ModelTexts, selected: Selected, tolerance: Tolerance, printing: Certified) -> int:
+@with_options(ModelTexts, Kernel, Selected, Tolerance, Certified, file=GROUPS)
+def parity(asked: ModelTexts, kernel: Kernel, selected: Selected, tolerance: Tolerance, printing: Certified) -> int:
     """Check attention layers against an independent implementation.
 
     The implementation follows the papers and uses the layer's own weights. Without a text, it reads a built-in
@@ -88,10 +100,10 @@ def parity(asked: ModelTexts, selected: Selected, tolerance: Tolerance, printing
     from attnscope.observe.request import Request
     from attnscope.observe.run import prepare, run_lines, target_lines
 
-    run = prepare(loaded, replace(asked.ask(text, selected, Request()), engine="eager"))
+    run = prepare(loaded, replace(asked.ask(text, selected, Request()), engine=kernel.engine))
     output.log_lines((*run_lines(run), *target_lines(run)), printing.quiet)
 
-    compared = ParityOptions(select=selected.select, atol=tolerance.atol, whole=tolerance.whole)
+    compared = ParityOptions(select=selected.select, atol=tolerance.atol, whole=tolerance.whole, engine=kernel.engine)
     with output.progress("forward pass and oracle", None, printing.quiet):
         result = checked(run, compared)
     table = result.table()
@@ -101,7 +113,7 @@ def parity(asked: ModelTexts, selected: Selected, tolerance: Tolerance, printing
         with unwinding():
             written = save_json(result.certificate(), printing.out)
         output.log(f"wrote {written}", printing.quiet)
-    output.emit(table, format, lambda: parity_sheet(table))
+    output.emit(table, format, lambda: parity_sheet(table, kernel.engine))
     return conclude(result.report, printing.quiet)
 
 
@@ -154,11 +166,12 @@ def _where(largest: Largest, report: ParityReport) -> str:
     return f"{value:.2g} ({name}, {report.name(layer)})"
 
 
-def parity_sheet(table: pa.Table) -> Sheet:
+def parity_sheet(table: pa.Table, engine: str = "eager") -> Sheet:
     """The rows for a person, without the columns that say nothing."""
     from attnscope.certificate.check import ATOL
 
     columns, silent = table.to_pydict(), {"call": 0, "why": "", "weights_allowed": ATOL, "stack": DECODER}
+    silent |= {"kernel": engine} if engine == "eager" else {}
     if len(set(columns["stack"])) > 1:
         stacks = columns.pop("stack")
         places = zip(stacks, columns["layer"], strict=True)

@@ -480,7 +480,7 @@ class Job:
     batch_tokens: int | None = None
     shard_bytes: int = 64 * 2**20
     strict: bool = False
-    engine: Literal["auto", "eager", "fused", "tiles", "numba", "triton"] = "auto"
+    engine: Literal["auto", "eager", "fused", "tiles", "numba", "triton", "probe"] = "auto"
     query_field: str | None = None
     key_field: str | None = None
     target_field: str | None = None

@@ -8,13 +8,15 @@ Shapes: B text, H head, Q query, K key, V width of v, R sampled rows, G kv head.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
 from attnscope.attention.operator import AttentionOperator
+from attnscope.attention.probe import ProbedAttention
+from attnscope.attention.rows import Block
 from attnscope.attention.spec import KEPT_BYTES, AttentionSpec, Visibility
 from attnscope.hooks.report import CallCheck
 from attnscope.model.selection import DECODER, consecutive
@@ -41,7 +43,8 @@ class AttentionCall:
     P: the call's attention. spec: q, k, v and how the logits are made, None where the family bypasses the interface.
     weights_BHQK: the model's own matrix, None under fused implementations. output_BQHV: what the model's own attention
     gave, before the output projection; None where it is not known, or attnscope is to give it. seen_values: v where a
-    family that bypasses the interface was seen to use it.
+    family that bypasses the interface was seen to use it. kernel: the kernel that its rows are of, and in brackets
+    transformers' implementation that it belongs to, where that has another name.
     """
 
     place: CallSite
@@ -50,6 +53,7 @@ class AttentionCall:
     weights_BHQK: Tensor | None = None
     output_BQHV: Tensor | None = None
     seen_values: Tensor | None = None
+    kernel: str = "eager"
 
     @property
     def v_BGKV(self) -> Tensor | None:
@@ -59,6 +63,11 @@ class AttentionCall:
     def output_shares(self, start: int, stop: int) -> Tensor | None:
         """What of a block's weighted values the heads write, see `AttentionSpec.output_shares`; None for all."""
         return None if self.spec is None else self.spec.output_shares(start, stop)
+
+    def with_weights(self) -> AttentionCall:
+        """The same with the weights that its kernel was seen to give, where these were read out of one."""
+        P = self.P
+        return replace(self, weights_BHQK=P.weights_BHQK) if isinstance(P, ProbedAttention) else self
 
     @property
     def layer(self) -> int:
@@ -90,12 +99,16 @@ ARGUMENTS = ("query", "key", "value", "attention_mask", "scaling", "dropout")  #
 
 @dataclass(frozen=True)
 class OriginalAttention:
-    """The model's own attention function with the arguments of one call, for an engine that wants it run."""
+    """The model's own attention function with the arguments of one call, for an engine that wants it run.
+
+    implementation: the name that the model asks transformers for it by.
+    """
 
     attend: Callable[..., Any]
     module: nn.Module
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
+    implementation: str = ""
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -105,7 +118,26 @@ class OriginalAttention:
     def __call__(self) -> tuple[Tensor, Tensor | None]:
         """Output (B, Q, H, V) and weights (B, H, Q, K), None under fused implementations."""
         output, weights = self.attend(self.module, *self.args, **self.kwargs)
-        return output, weights
+        return output, weights if weights is not None and weights.ndim == 4 else None  # flex gives each row's logsumexp
+
+    def of_values(self, values_BGKV: Tensor) -> Tensor:
+        """The output (B, Q, H, V) of other values, all else as it was."""
+        arguments = self.arguments | {"value": values_BGKV}
+        output, _ = self.attend(self.module, *(arguments.pop(name) for name in ARGUMENTS[:4]), **arguments)
+        return cast(Tensor, output)
+
+    def kernel(self, spec: AttentionSpec) -> str:
+        """What computes it: eager, of sdpa the kernel that PyTorch takes, flex, or the implementation's own name."""
+        if getattr(self.attend, "__name__", "").startswith("eager"):
+            return "eager"
+        if self.implementation == "sdpa":
+            return sdpa_kernel(spec)
+        return "flex" if self.implementation == "flex_attention" else self.implementation or "eager"
+
+    def kernel_of(self, spec: AttentionSpec) -> str:
+        """The kernel, and in brackets the implementation that it belongs to: flash (sdpa)."""
+        kernel = self.kernel(spec)
+        return kernel if kernel in ("eager", self.implementation) else f"{kernel} ({self.implementation})"
 
     def rows(self, spec: AttentionSpec, sample: SampledRows) -> Tensor:
         """The output of some queries alone, (B, R, H, V)."""
@@ -141,8 +173,42 @@ def same_numbers(x: Tensor, other: Tensor) -> bool:
     return x.device == other.device and x.numel() == other.numel() and torch.equal(x.reshape(other.shape), other)
 
 
-def check_call(call: AttentionCall, route: str) -> CallCheck:
-    """What can be measured of a call as it is."""
+class RowChecks:
+    """What is measured of rows when they are made, a block of them at a time, and a sample of the rows."""
+
+    def __init__(self, visible: Visibility) -> None:
+        self.visible = visible
+        self.off: list[Tensor] = []
+        self.largest: list[Tensor] = []
+        self.samples: dict[int, Tensor] = {}  # by the first query, (B, H, r, K)
+
+    def add(self, block: Block) -> None:
+        """Measure a block: how far its rows are from a sum of 1, and its largest weight on a key that is hidden."""
+        a, b, device = block.start, block.stop, block.rows.device
+        sees_BHr, hidden = _hidden(self.visible, a, b, device)
+        self.off.append(((block.row_sum - 1).abs_() * sees_BHr).max())
+        shared = [axis for axis in (0, 1) if hidden.shape[axis] == 1]  # by texts or heads: of those the largest
+        most = block.rows.amax(shared, keepdim=True) if shared else block.rows
+        self.largest.append((most * hidden).max())
+
+    def keep(self, block: Block) -> None:
+        """Measure a block whose rows will be gone, and keep those of the sample."""
+        self.add(block)
+        for start, stop in sampled(self.visible, REPEATED_ROWS, block.rows.device).runs:
+            first, last = max(start, block.start), min(stop, block.stop)
+            if first < last:
+                self.samples[first] = block.rows[:, :, first - block.start : last - block.start].clone()
+
+    @property
+    def sample(self) -> tuple[Tensor, Tensor]:
+        """The positions of the rows that were kept, (R,), and these rows, (B, H, R, K)."""
+        firsts = sorted(self.samples)
+        places = [torch.arange(first, first + self.samples[first].shape[2]) for first in firsts]
+        return torch.cat(places), torch.cat([self.samples[first] for first in firsts], 2)
+
+
+def check_call(call: AttentionCall, route: str, rows: RowChecks | None = None) -> CallCheck:
+    """What can be measured of a call as it is; rows: what was measured of rows that are gone."""
     P, mask = call.P, call.P.visible.mask
     check = CallCheck(
         call.layer, call.call, call.path, P.heads, route, keys=P.keys, queries=P.queries, stack=call.stack
@@ -150,28 +216,30 @@ def check_call(call: AttentionCall, route: str) -> CallCheck:
     check.sink_logits = call.spec is not None and call.spec.row_sinks is not None
     if mask is not None:
         check.mask = "boolean" if mask.dtype == torch.bool else "additive"
+    checks = rows or RowChecks(P.visible)
     if call.weights_BHQK is not None:
-        off, largest = [], []
         for a, b in P.blocks():
-            block, (sees_BHr, hidden) = P.block(a, b), _hidden(P.visible, a, b, P.device)
-            off.append(((block.row_sum - 1).abs_() * sees_BHr).max())
-            shared = [axis for axis in (0, 1) if hidden.shape[axis] == 1]  # by texts or heads: of those the largest
-            most = block.rows.amax(shared, keepdim=True) if shared else block.rows
-            largest.append((most * hidden).max())
-        row_sum_error = None if check.sink_logits else torch.stack(off).max()
-        check.note(row_sum_error=row_sum_error, masked_weight=torch.stack(largest).max())
+            checks.add(P.block(a, b))
+    if checks.off:
+        row_sum_error = None if check.sink_logits else torch.stack(checks.off).max()
+        check.note(row_sum_error=row_sum_error, masked_weight=torch.stack(checks.largest).max())
 
     # P V against the call's output, over some rows; not where sinks take their share of that output alone.
     v_BGKV, output_BQHV = call.v_BGKV, call.output_BQHV
     shape = None if v_BGKV is None else (P.batch, P.queries, P.heads, v_BGKV.shape[-1])
     sinks_apart = call.spec is not None and call.spec.sinks_scale_output
     if v_BGKV is not None and output_BQHV is not None and output_BQHV.shape == shape and not sinks_apart:
-        sample = sampled(P.visible, REPEATED_ROWS, P.device)
-        weights = [P.rows(start, stop) for start, stop in sample.runs]
-        weights_BHRK = torch.cat(weights, 2) if len(weights) > 1 else weights[0]
+        if rows is None:
+            sample = sampled(P.visible, REPEATED_ROWS, P.device)
+            weights = [P.rows(start, stop) for start, stop in sample.runs]
+            weights_BHRK = torch.cat(weights, 2) if len(weights) > 1 else weights[0]
+            own_BRHV = sample.of(output_BQHV)
+        else:
+            row_R, weights_BHRK = rows.sample
+            own_BRHV = output_BQHV[:, row_R.to(output_BQHV.device)]
         expected_BGRV = weights_BHRK.reshape(P.batch, v_BGKV.shape[1], -1, P.keys) @ v_BGKV.float()
-        expected_BHRV = expected_BGRV.view(P.batch, P.heads, len(sample.row_R), -1)
-        check.note(value_error=relative_error(expected_BHRV, sample.of(output_BQHV).transpose(1, 2)))
+        expected_BHRV = expected_BGRV.view(P.batch, P.heads, own_BRHV.shape[1], -1)
+        check.note(value_error=relative_error(expected_BHRV, own_BRHV.transpose(1, 2)))
     own = call.weights_BHQK if call.output_BQHV is None else call.output_BQHV
     check.dtype = None if own is None else own.dtype
     return check

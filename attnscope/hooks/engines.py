@@ -12,11 +12,12 @@ Shapes: B text, Q query, R sampled rows, H head, V width of v.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from math import isqrt
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -26,12 +27,14 @@ from attnscope.attention import tiling as small
 from attnscope.attention.kernels_cpu import CompiledAttention
 from attnscope.attention.kernels_cuda import TritonAttention
 from attnscope.attention.operator import AttentionOperator, DenseAttention
+from attnscope.attention.probe import ProbedAttention
+from attnscope.attention.rows import Block
 from attnscope.attention.spec import AttentionSpec
 from attnscope.attention.tiling import TILE_BYTES, SmallAttention, TiledAttention
 from attnscope.errors import MemoryLimitError, ModelError, UsageError
 from attnscope.hooks import calls
-from attnscope.hooks.calls import CHECKED_ROWS, REPEATED_ROWS, AttentionCall, CallSite, OriginalAttention
-from attnscope.hooks.report import CallCheck
+from attnscope.hooks.calls import CHECKED_ROWS, REPEATED_ROWS, AttentionCall, CallSite, OriginalAttention, RowChecks
+from attnscope.hooks.report import UNREAD, CallCheck
 from attnscope.model.families import family
 from attnscope.model.geometry import Geometry
 from attnscope.model.libraries import ProcessWide
@@ -101,6 +104,24 @@ def fused_bytes(geometry: Geometry, tokens: int, dtype_bytes: int = 4, batch: in
     return 4 * batch * tokens * per_token + tiles
 
 
+def probe_bytes(geometry: Geometry, tokens: int, dtype_bytes: int, batch: int = 1, device: str = "cpu") -> int:
+    """Peak bytes of what the probe adds to one layer beside its kernel: its rows, and an output and values twice.
+
+    The rows are held whole where a quarter of the free memory has room for them, else a part at a time.
+
+    Example:
+        probe_bytes(geometry, 2048, 4)  # 24 heads on 8 kv heads of 128: 4 * 2048 * (24 * 2048 + (24 + 8) * 128)
+    """
+    per_token = max(
+        (
+            layer.heads * (tokens + layer.value_dim) + layer.kv_heads * layer.value_dim
+            for layer in geometry.attention_layers
+        ),
+        default=0,
+    )
+    return dtype_bytes * batch * tokens * per_token
+
+
 def tokens_that_fit(geometry: Geometry, free_bytes: int, dtype_bytes: int) -> int:
     """The longest text whose `eager_bytes` are at most `free_bytes`."""
     per_pair = eager_bytes(geometry, 1, dtype_bytes)
@@ -134,10 +155,12 @@ class Engine:
 
     name: what `--engine` and manifests say. operator: answers the questions where the model shows no matrix. bytes:
     about the most memory that one layer's attention adds to the model. implementation: transformers' attention
-    that the model runs under. output: who gives the layers' outputs: the model's own attention, or attnscope, by an
-    operator that is a TiledAttention; some rows are then compared with the model's own. checked: whether the calls of
-    the model's own attention are checked. change(call, output_BQHV): returns what the model gets instead of a layer's
-    output, for heads that are switched off, patched or steered; the call shows the attention as it was, its q, k and v.
+    that the model runs under, None for the one that it has. probes: whether the answers are read out of the model's
+    own function, see `attention/probe.py`. output: who gives the layers' outputs: the model's own attention, or
+    attnscope, by an operator that is a TiledAttention; some rows are then compared with the model's own. checked:
+    whether the calls of the model's own attention are checked. change(call, output_BQHV): returns what the model gets
+    instead of a layer's output, for heads that are switched off, patched or steered; the call shows the attention as it
+    was, its q, k and v.
 
         >>> def without_head_3(call, output):
         ...     return output if call.layer != 2 else output.index_fill(2, torch.tensor([3]), 0.0)
@@ -147,7 +170,8 @@ class Engine:
     name: str
     operator: Callable[[AttentionSpec], AttentionOperator] = TiledAttention
     bytes: Cost = fused_bytes
-    implementation: str = "sdpa"
+    implementation: str | None = "sdpa"
+    probes: bool = False
     output: Literal["model", "attnscope"] = "model"
     checked: bool = True
     change: Change | None = None
@@ -157,21 +181,42 @@ class Engine:
         """Whether it changes what the model computes."""
         return self.change is not None
 
+    def outcome(self, spec: AttentionSpec, original: OriginalAttention) -> tuple[Tensor, Tensor | None]:
+        """What the model's own attention gives, and its weights: its matrix, or the rows that are read out of it."""
+        if not self.probes:
+            return original()
+        own = _own_arithmetic(original, spec.device)
+        with own():
+            output, _ = original()
+        return output, probed(spec, original, own).weights_BHQK
+
     def run(
         self, place: CallSite, spec: AttentionSpec, original: OriginalAttention, on_call: OnCall
     ) -> tuple[Tensor, CallCheck]:
         """Give the layer's output (B, Q, H, V) and how the call held; `on_call` was given the call."""
-        if self.output == "model":
+        P: AttentionOperator
+        if self.probes:
+            # The model's own attention runs, and again where it is asked about; of rows that nobody wants none is made.
+            own = _own_arithmetic(original, spec.device)
+            with own():
+                output, _ = original()
+            rows = RowChecks(spec.visible)
+            P = probed(spec, original, own, rows.keep)
+            call = AttentionCall(place, P, spec, None, output, kernel=original.kernel_of(spec))
+            with full_precision(P.device):
+                on_call(call)
+                if self.checked and P.is_known:
+                    check = calls.check_call(call, "interface", rows)
+                else:
+                    check = replace(_unmeasured(call, output), route=UNREAD, keys=P.keys, queries=P.queries)
+            check.kernel = original.kernel(spec)
+        elif self.output == "model":
             # The model's own attention runs; its matrix, where it makes one, answers the questions.
             output, weights = original()
             P = self.operator(spec) if weights is None else DenseAttention(weights, spec.visible, spec)
             call = AttentionCall(place, P, spec, weights, output)
             with full_precision(P.device):
-                if self.checked:
-                    check = check_own(call, original)
-                else:  # that a call was made is noted, and nothing is measured
-                    path, dtype = call.path, output.dtype
-                    check = CallCheck(call.layer, call.call, path, P.heads, "interface", dtype=dtype, stack=call.stack)
+                check = check_own(call, original) if self.checked else _unmeasured(call, output)
                 on_call(call)
         else:
             # One pass over q and k answers the questions and gives the output; the model's own runs over some rows.
@@ -205,9 +250,53 @@ def check_own(call: AttentionCall, original: OriginalAttention) -> CallCheck:
     """How a call held whose output the model's own attention gave."""
     check = calls.check_call(call, "interface")
     check.answered_by = call.P.answered_by if isinstance(call.P, TiledAttention) else {}
-    if call.weights_BHQK is None and call.spec and getattr(original.attend, "__name__", "").startswith("sdpa"):
-        check.kernel = calls.sdpa_kernel(call.spec)
+    if call.spec:
+        check.kernel = original.kernel(call.spec)
     return check
+
+
+def _unmeasured(call: AttentionCall, output: Tensor) -> CallCheck:
+    """That a call was made is noted, and nothing is measured."""
+    layer, number, path, heads = call.layer, call.call, call.path, call.P.heads
+    return CallCheck(layer, number, path, heads, "interface", dtype=output.dtype, stack=call.stack)
+
+
+Arithmetic = Callable[[], AbstractContextManager[Any]]
+
+
+def probed(
+    spec: AttentionSpec,
+    original: OriginalAttention,
+    own: Arithmetic,
+    on_rows: Callable[[Block], object] = lambda block: None,
+) -> ProbedAttention:
+    """A call's attention read out of the model's own function. own: its arithmetic. on_rows: see `ProbedAttention`."""
+
+    def kernel(values_BGKV: Tensor) -> Tensor:
+        with own():
+            return original.of_values(values_BGKV)
+
+    return ProbedAttention(spec, kernel, on_rows)
+
+
+def _own_arithmetic(original: OriginalAttention, device: torch.device) -> Arithmetic:
+    """Blocks in which the model's own function computes as it does now: compiled, and rounded as its caller has set."""
+    kind, casts = device.type, torch.is_autocast_enabled(device.type)
+    dtype = torch.get_autocast_dtype(kind) if casts else None
+    tf32 = _tf32() if kind == "cuda" else None
+    # A capture runs compiled models uncompiled; a function that compiles its kernel is to have it.
+    compiles = original.implementation not in ("", "eager", "sdpa") and "torch._dynamo" in sys.modules
+
+    @contextmanager
+    def block() -> Iterator[None]:
+        with (
+            torch.autocast(kind, dtype, enabled=True) if casts else nullcontext(),
+            torch.compiler.set_stance("default") if compiles else nullcontext(),
+            _with_tf32(tf32) if tf32 else nullcontext(),
+        ):
+            yield
+
+    return block
 
 
 def select_operator(spec: AttentionSpec) -> TiledAttention:
@@ -229,6 +318,7 @@ ENGINES: Mapping[str, Engine] = {
         Engine("tiles", output="attnscope"),
         Engine("numba", CompiledAttention, output="attnscope"),
         Engine("triton", TritonAttention, output="attnscope"),
+        Engine("probe", bytes=probe_bytes, implementation=None, probes=True),  # the rows of the kernel that it has
     )
 }
 UNCHECKED = Engine("fused", checked=False)  # the model's own, for many passes of which only the logits are wanted
@@ -240,6 +330,8 @@ def with_change(engine: Engine | None, change: Callable[[AttentionCall], Tensor 
         return engine
     if engine is not None and engine.change is not None:
         raise UsageError("the engine changes outputs already", "leave out {change}, or the engine")
+    if engine is not None and engine.probes:
+        raise UsageError(f"the engine {engine.name} reads outputs and changes none", "use {engine=eager}")
 
     def changed(call: AttentionCall, output_BQHV: Tensor) -> Tensor:
         result = change(replace(call, output_BQHV=output_BQHV))
@@ -256,6 +348,8 @@ def engine_named(name: str, listen: bool = False) -> Engine:
         raise UsageError(*kernels_cpu.SWITCHED_OFF)
     if name == "numba" and not kernels_cpu.installed():
         raise UsageError("the engine numba needs Numba, which is not installed", "pip install 'attnscope[fast]'")
+    if listen and ENGINES[name].probes:
+        raise UsageError(f"the engine {name} leaves the outputs to the model in any case", "leave out {listen}")
     return replace(ENGINES[name], output="model") if listen else ENGINES[name]
 
 
@@ -273,18 +367,23 @@ def exact_products(block: AbstractContextManager[T]) -> Iterator[T]:
         yield inside
 
 
-@ProcessWide
-@contextmanager
-def _no_tf32() -> Iterator[None]:
+def _tf32() -> tuple[str, Any]:
+    """The setting of TF32 for products on CUDA: its name, and its value."""
     products: Any = torch.backends.cuda.matmul
-    name, exact, before = "allow_tf32", cast(Any, False), cast(Any, None)
     try:
-        before = products.allow_tf32
+        return "allow_tf32", products.allow_tf32
     except RuntimeError:  # who has set the newer name may not ask for the older
-        name, exact = "fp32_precision", "ieee"
-        before = products.fp32_precision
-    setattr(products, name, exact)
+        return "fp32_precision", products.fp32_precision
+
+
+@contextmanager
+def _with_tf32(setting: tuple[str, Any]) -> Iterator[None]:
+    before = _tf32()
+    setattr(torch.backends.cuda.matmul, *setting)
     try:
         yield
     finally:
-        setattr(products, name, before)
+        setattr(torch.backends.cuda.matmul, *before)
+
+
+_no_tf32 = ProcessWide(lambda: _with_tf32((_tf32()[0], {"allow_tf32": False}.get(_tf32()[0], "ieee"))))

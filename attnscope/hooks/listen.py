@@ -143,20 +143,30 @@ def running(model: nn.Module, implementation: str | None) -> Iterator[str]:
         raise UsageError("the model is in training mode, where dropout changes the weights", "call model.eval() first")
     bare: Any = forward.bare_model(model)
     with _model_lock(model), torch.no_grad(), uncompiled():
-        # A family that has no sdpa stays as it is.
-        before = getattr(getattr(bare, "config", None), "_attn_implementation", None) or "eager"
-        other = implementation if implementation != before and calls_interface(model) else None
-        other = other if getattr(bare, f"_supports_{other}", True) else None
-        if other is not None:
-            bare.set_attn_implementation(other)
+        before, now = implementation_of(model), implementation_of(model, implementation)
+        if now != before:
+            bare.set_attn_implementation(now)
         try:
             config = forward.config_of(model)
             if config is not None and not pads_exactly(config):
                 settle_rotary(model)
-            yield other or before
+            yield now
         finally:
-            if other is not None:
+            if now != before:
                 bare.set_attn_implementation(before)
+
+
+def implementation_of(model: nn.Module, wanted: str | None = None) -> str:
+    """transformers' attention that a model runs under: the wanted, or the one that it has where its family lacks it.
+
+    >>> implementation_of(model, "sdpa")
+    'sdpa'
+    """
+    bare = forward.bare_model(model)
+    before = getattr(getattr(bare, "config", None), "_attn_implementation", None) or "eager"
+    if wanted is None or wanted == before or not calls_interface(model):
+        return before
+    return wanted if getattr(bare, f"_supports_{wanted}", True) else before
 
 
 @contextmanager
@@ -215,7 +225,7 @@ def _get_interface(self: Any, name: str, default: Callable[..., Any]) -> Callabl
         listener = next((listener for listener in reversed(stack) if module in listener.paths), None)
         if listener is None:
             return attend(module, *args, **kwargs)
-        return listener.from_interface(OriginalAttention(attend, module, args, kwargs))
+        return listener.from_interface(OriginalAttention(attend, module, args, kwargs, name or ""))
 
     return dispatched
 
@@ -447,9 +457,16 @@ class _Listener:
         attention asks neither, and then hides nothing.
         """
         Q, K, mask = arguments["query"].shape[2], arguments["key"].shape[2], arguments.get("attention_mask")
-        if isinstance(mask, Tensor):
-            window = arguments.get("sliding_window")
+        window, device = arguments.get("sliding_window"), arguments["query"].device
+        if rule := getattr(mask, "mask_mod", None):  # flex is given a rule
+            from torch.nn.attention.flex_attention import create_mask
 
+            def from_rule() -> Visibility:
+                texts = arguments["attention_mask"].shape[0]
+                return Visibility(Q, K, create_mask(rule, texts, 1, Q, K, device), device=device)
+
+            return self._cached(id(mask), mask, from_rule)
+        if isinstance(mask, Tensor):
             # The mask of one text where all have the same; on a device none, where its window or its order say the
             # same, since kernels read none then. To compare a device's masks of several texts its host would wait.
             def make() -> Visibility:
@@ -464,8 +481,17 @@ class _Listener:
         causal = getattr(original.module, "is_causal", is_causal(stack)) if causal is None else causal
         eager = getattr(original.attend, "__name__", "").startswith("eager")
         causal = bool(causal) and not is_cross(stack) and not eager
-        device = arguments["query"].device
-        return self._cached((Q, K, causal, device), None, lambda: Visibility(Q, K, None, causal, None, device))
+        # Eager and sdpa are given windows in their masks; others read the argument, and which tokens are none.
+        reads = causal and original.implementation not in ("", "eager", "sdpa")
+        width = window if reads and isinstance(window, int) and 0 < window < K else None
+        if isinstance(mask, Tensor):
+
+            def without_padding() -> Visibility:
+                seen = Visibility(Q, K, None, causal, width, device).rows(0, Q) & mask[:, None, None, :K].bool()
+                return Visibility(Q, K, seen, device=device)
+
+            return self._cached((id(mask), causal, width), mask, without_padding)
+        return self._cached((Q, K, causal, width, device), None, lambda: Visibility(Q, K, None, causal, width, device))
 
     def _cached(self, key: Any, mask: Any, make: Callable[[], Visibility]) -> Visibility:
         if key not in self._visible:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from attnscope.hooks.calls import AttentionCall
+from attnscope.hooks.engines import Engine
 from attnscope.hooks.families import FROM_ENCODER
 from attnscope.hooks.listen import listening
 from attnscope.hooks.windows import in_one
@@ -107,12 +108,16 @@ def _batched(x: Tensor) -> Tensor:
 class ModuleRecorder:
     """While open, records every run of an attention module, with the calls made inside it, and passes it to `on_run`.
 
+    engine: that reads the calls of a run's repetition.
+
     with ModuleRecorder(model, lambda run, recorder: print(run.hidden_BTE.shape)) as recorder:
         listen(model, ids_BT, recorder.record)
     """
 
-    def __init__(self, model: nn.Module, on_run: Callable[[ModuleRun, ModuleRecorder], None]) -> None:
-        self.model, self.on_run = model, on_run
+    def __init__(
+        self, model: nn.Module, on_run: Callable[[ModuleRun, ModuleRecorder], None], engine: Engine | None = None
+    ) -> None:
+        self.model, self.on_run, self.engine = model, on_run, engine
         self._modules = dict(model.named_modules())
         self._paths = {module: path for path, module in self._modules.items()}
         self._running: list[ModuleRun] = []
@@ -139,9 +144,9 @@ class ModuleRecorder:
         """Add a call to the run of its module; the call of a module without hooks is a run without inputs."""
         for run in reversed(self._running):
             if run.module is call.module:
-                run.calls.append(call)
+                run.calls.append(call.with_weights())
                 return
-        self.on_run(ModuleRun(call.module, (), {}, [call]), self)
+        self.on_run(ModuleRun(call.module, (), {}, [call.with_weights()]), self)
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         of_first_layer = re.sub(r"(?<=\.)\d+(?=\.)", "0", self._paths[module], count=1)
@@ -170,7 +175,10 @@ class ModuleRecorder:
         # The rounding of tables that the model keeps in half precision, such as GPT-J's sines, stays in the copy.
         rounded = sorted(name for name, buffer in run.module.named_buffers() if buffer.dtype in HALF)
         again.caveat = f"the model keeps its {', '.join(rounded)} in half precision" if rounded else ""
-        with listening(module, again.calls.append), torch.no_grad():
+        with (
+            listening(module, lambda call: again.calls.append(call.with_weights()), engine=self.engine),
+            torch.no_grad(),
+        ):
             output = module(*again.args, **again.kwargs)
         return again.left(output)
 

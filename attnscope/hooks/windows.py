@@ -44,7 +44,7 @@ def joined_calls(calls: Sequence[AttentionCall], places: Sequence[Tensor]) -> At
     P = PieceAttention([call.P for call in calls], places, spec)
     outputs = [call.output_BQHV.flatten(0, 1) for call in calls if call.output_BQHV is not None]
     output_BQHV = torch.cat(outputs)[back][None] if len(outputs) == len(calls) else None
-    return AttentionCall(calls[0].place, P, spec, None, output_BQHV)
+    return AttentionCall(calls[0].place, P, spec, None, output_BQHV, kernel=calls[0].kernel)
 
 
 def in_one(calls: Sequence[AttentionCall]) -> list[AttentionCall]:
@@ -120,7 +120,7 @@ class WindowedTower:
         plain = seen and spec.batch == 1 and spec.bias is None and spec.sinks is None
         if self.engine.alters or not plain:
             return self.engine.run(place, spec, original, self.on_call)
-        call = PendingCall(place, spec, original, *original())
+        call = PendingCall(place, spec, original, *self.engine.outcome(spec, original))
         self.waiting.setdefault(original.module, []).append(call)
         return call.output_BQHV, None
 
@@ -143,7 +143,8 @@ def _as_batch(calls: Sequence[PendingCall]) -> tuple[AttentionCall, CallCheck]:
     matrices = [call.weights_BHQK for call in calls if call.weights_BHQK is not None]
     weights = torch.cat(matrices) if matrices else None
     P = RowsAttention(spec) if weights is None else DenseAttention(weights, spec.visible, spec)
-    call = AttentionCall(calls[0].place, P, spec, weights, torch.cat([call.output_BQHV for call in calls]))
+    output, kernel = torch.cat([call.output_BQHV for call in calls]), calls[0].original.kernel_of(calls[0].spec)
+    call = AttentionCall(calls[0].place, P, spec, weights, output, kernel=kernel)
     with full_precision(P.device):
         check = check_own(call, calls[0].original)
     tokens = P.batch * P.keys

@@ -29,6 +29,7 @@ from attnscope.errors import (
     hints_of,
     is_panic,
     listed,
+    visible,
 )
 from attnscope.model import adapters, checkpoint, fitting, gguf, quantised, sources, tasks
 from attnscope.model.families import family
@@ -546,13 +547,18 @@ def _loaded(model: PreTrainedModel, geometry: Geometry, **facts: Any) -> LoadedM
 @uncollected()
 def _attention(config: Any, options: LoadOptions, task: str, kind: Any) -> str:
     """The implementation asked for; eager where the family has no sdpa, or attends outside the interface."""
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AttentionInterface, AutoModelForCausalLM
+
+    name, known = options.attention or "eager", {"eager", *AttentionInterface().valid_keys()}
+    if name not in known and not ("/" in name and options.trust_remote_code):  # a kernel of the hub is code
+        names = ", ".join(sorted(word for word in known if "|" not in word))
+        raise UsageError(f"transformers has no attention named {visible(name)}", f"{{attention}} may be {names}")
 
     own = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), kind) if kind is AutoModelForCausalLM else kind
     outside = family(config.model_type).bypasses_interface or (task == VISION_ONLY and not knows_interface(own))
-    if outside or not getattr(own, "_supports_sdpa", True):
+    if outside or (name == "sdpa" and not getattr(own, "_supports_sdpa", True)):
         return "eager"
-    return options.attention
+    return name
 
 
 def model_inside(holder: Any) -> PreTrainedModel:

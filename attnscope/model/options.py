@@ -63,7 +63,10 @@ DEMO = "demo"
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """Which model, where, and how; the defaults are those of the command line."""
+    """Which model, where, and how; the defaults are those of the command line.
+
+    attention: the implementation of transformers. Without one `engine="probe"` reads the one that transformers chooses.
+    """
 
     model: str = DEMO
     _: KW_ONLY
@@ -75,7 +78,7 @@ class LoadOptions:
     quantize: Literal["8bit", "4bit"] | None = None
     trust_remote_code: bool = False
     allow_pickle: bool = False
-    attention: str = "eager"
+    attention: str | None = None
     positions: int | None = None
     base: str | None = None
     adapter: Literal["merged", "beside"] | None = None

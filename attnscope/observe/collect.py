@@ -93,7 +93,8 @@ class Reading(Protocol):
     """Layers that are to come, whoever makes their weights, and what is kept of them.
 
     plain: the stack that the view's heads are of. shown: the layers with heads, by stack and index; every: all layers.
-    device: of the ids. out, directions: what a key writes, where that is asked. checks_padding: see `Pass`.
+    device: of the ids. out, directions: what a key writes, where that is asked. checks_padding: see `Pass`. asks_all:
+    whether layers are asked of which no head is kept.
     """
 
     @property
@@ -114,6 +115,8 @@ class Reading(Protocol):
     def out(self) -> Projections | None: ...
     @property
     def checks_padding(self) -> bool: ...
+    @property
+    def asks_all(self) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -147,6 +150,10 @@ class Pass:
     @property
     def device(self) -> str:
         return self.loaded.device
+
+    @property
+    def asks_all(self) -> bool:
+        return not self.engine.probes
 
     @property
     def is_mixed(self) -> bool:
@@ -210,7 +217,9 @@ class StackCollector:
         layer = replace(
             self.layer(call.layer, call.P, None if call.spec is None else call.spec.kv_heads), written=written
         )
-        if out is None:
+        if not self.forward.asks_all and not self.request.keeps(layer):
+            self.forward.advance(1)
+        elif out is None:
             self.ask(layer)
         else:
             out.when_known(call, lambda norms: self.ask(replace(layer, written=norms)))
@@ -543,6 +552,7 @@ class ReadyLayers:
     device = "cpu"
     directions = out = None
     checks_padding = False
+    asks_all = True
 
     @property
     def every(self) -> Mapping[str, Sequence[LayerGeometry]]:

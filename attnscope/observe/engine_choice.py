@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -12,7 +13,7 @@ from attnscope.attention.kernels_cuda import device_can
 from attnscope.errors import ForwardError, MemoryLimitError, UsageError
 from attnscope.hooks.engines import ENGINES, Engine, engine_named, logits_bytes, tokens_that_fit
 from attnscope.hooks.forward import text_inputs
-from attnscope.hooks.listen import calls_interface, listen
+from attnscope.hooks.listen import calls_interface, implementation_of, listen
 from attnscope.model.geometry import Geometry
 from attnscope.model.selection import DIFFERENCE
 from attnscope.observe.request import Request
@@ -41,7 +42,8 @@ class Choice(NamedTuple):
     """An engine, and why auto took it.
 
     why: in a few words, "" where it was named, or nothing else was in question. reader: which of the fused ones reads
-    the text on a CPU. for_speed: whether eager would fit too. hint: what would make it faster, "" for nothing.
+    the text on a CPU; of the probe the implementation that it reads. for_speed: whether eager would fit too. hint: what
+    would make it faster, "" for nothing.
     """
 
     engine: Engine
@@ -78,15 +80,15 @@ def choose(
     # An engine that was named is taken, or refused.
     if name not in ("auto", "eager"):
         if not can_fuse:
-            raise UsageError(
-                f"{geometry.model_type} attends where the fused engine cannot ask for q and k", "use {engine=eager}"
-            )
+            what = "no kernel can be called again" if name == "probe" else "the fused engine cannot ask for q and k"
+            raise UsageError(f"{geometry.model_type} attends where {what}", "use {engine=eager}")
         if name == "triton" and not device_can(torch.device(loaded.device)):
             raise UsageError(
                 f"the engine triton needs Triton and a CUDA device from Ampere on, and the model is on {loaded.device}",
                 "use {engine=fused}, the fastest that can",
             )
-        return Choice(engine_named(name, listen))
+        engine = engine_named(name, listen)
+        return _probe(loaded, engine, request) if engine.probes else Choice(engine)
     # Eager's matrices must fit: few pairs of tokens always do, since to ask for the memory takes longer than they.
     width = DTYPE_BYTES[loaded.dtype]
     if memory is not None:
@@ -108,6 +110,15 @@ def choose(
     if needed <= room:
         return choice
     raise does_not_fit(geometry, tokens, needed, room, (loaded.device, width), can_fuse)
+
+
+def _probe(loaded: LoadedModel, engine: Engine, request: Request | None) -> Choice:
+    """The probe of the kernel that a model was loaded with, or that transformers chooses where nobody did."""
+    if request is not None and request.view.weights == "scores":
+        raise UsageError("a kernel gives no logits, only weights", "use {engine=eager}, or {weights=softmax}")
+    if loaded.options is not None and loaded.options.attention is None:
+        engine = replace(engine, implementation="sdpa")
+    return Choice(engine, reader=implementation_of(loaded.model, engine.implementation))
 
 
 class Case(NamedTuple):
@@ -188,8 +199,10 @@ def does_not_fit(
     )
 
 
-def tiles_difference(loaded: LoadedModel, prompt: Prompt, source: Prompt | None = None) -> float | None:
-    """The largest difference between eager's and the tiles' weights on the prompt's first tokens, in this dtype.
+def difference_to_eager(
+    loaded: LoadedModel, prompt: Prompt, source: Prompt | None = None, engine: Engine = ENGINES["tiles"]
+) -> float | None:
+    """The largest difference between eager's and an engine's weights on the prompt's first tokens, in this dtype.
 
     source: what an encoder-decoder's encoder reads. None where the model cannot be run with eager attention.
     """
@@ -210,5 +223,5 @@ def tiles_difference(loaded: LoadedModel, prompt: Prompt, source: Prompt | None 
         listen(loaded.model, ids_BT, keep, engine=ENGINES["eager"], **inputs)
     except ForwardError:  # a family that refuses eager attention
         return None
-    listen(loaded.model, ids_BT, compare, engine=ENGINES["tiles"], **inputs)
+    listen(loaded.model, ids_BT, compare, engine=engine, **inputs)
     return max(differences, default=0.0)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import numpy as np
 
 from attnscope.errors import InputError, UsageError
-from attnscope.hooks.report import GIVEN, failures
+from attnscope.hooks.report import GIVEN, UNREAD, failures
 from attnscope.inputs.tokens import TokenSelection
 from attnscope.metrics.metrics import MASS
 from attnscope.metrics.roles import NEEDED_ROWS, NONE, SINK_MASS
@@ -418,7 +418,9 @@ class Observation:
         pooled = [check for check in calls if is_bidirectional(check.stack) and check.queries not in (0, check.keys)]
         others = [check for check in calls if check.keys != self.report.tokens]
         other_keys = sorted({check.layer for check in (*pooled, *others) if check.call == 0})
-        no_output = sorted({check.layer for check in calls if check.value_error is None and check.route != GIVEN})
+        no_output = sorted(
+            {check.layer for check in calls if check.value_error is None and check.route not in (GIVEN, UNREAD)}
+        )
         lines = []
         if again:
             lines.append(f"layers {again} attend more than once; the scores are of each layer's first call")

@@ -324,6 +324,11 @@ class Request:
         """The view, of the heads that `weights` or `operands` asks for."""
         return replace(self.view, heads=asked) if isinstance(asked, Mapping) else self.view
 
+    def keeps(self, layer: Layer) -> bool:
+        """Whether anything is kept of a layer: of its heads, or of all."""
+        views = self.view, self.view_of(self.weights), self.view_of(self.operands)
+        return self.maps == "all" or self.rollout is not None or any(view.kept(layer) for view in views)
+
     def of(self, stack: str, plain: str) -> Request:
         """What is asked of one stack; plain: the one that the view's heads are of."""
         heads = self.view.heads
@@ -400,7 +405,7 @@ def nothing_named(asked: Sequence[TextInputs]) -> bool:
     return all(text.chosen.nothing for text in asked)
 
 
-EngineWord = Literal["auto", "eager", "fused", "tiles", "numba", "triton"]
+EngineWord = Literal["auto", "eager", "fused", "tiles", "numba", "triton", "probe"]
 WHAT = {"chat": "a chat", "picture": "a picture", "answer": "an answer"}
 SCHEMA = "ask/1"  # goes up when a field is renamed, or means something else
 
@@ -431,7 +436,8 @@ class CaptureSpec:
     text: the text, its tokens as a Prompt, token ids, or a sound. keep: what is kept, and of which tokens.
 
     engine: "eager" reads the model's own matrices, "fused" makes none ("tiles", "numba", "triton": that way of it),
-    "auto" takes the faster one that gives what is asked and fits the memory. memory: what a layer's matrices may take,
+    "probe" reads the kernel that the model runs with, "auto" takes the faster of the first two that gives what is asked
+    and fits the memory. memory: what a layer's matrices may take,
     such as "4GB". listen: with the fused engine, leave the layers' outputs to the model. verify: hold every layer
     against the oracle.
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnscope.errors import MemoryLimitError, ModelError, UsageError
-from attnscope.hooks.engines import Engine, within_memory
+from attnscope.hooks.engines import ENGINES, Engine, within_memory
 from attnscope.hooks.forward import GLOBAL, arguments, bare_model
 from attnscope.hooks.generation import DEFAULT, END, NUMBER, OWN, POSITIONS, STOP, DecodingSteps
 from attnscope.inputs import answers
@@ -40,7 +40,7 @@ from attnscope.model.selection import (
     select_stacks,
 )
 from attnscope.observe.collect import observe
-from attnscope.observe.engine_choice import NO_ROOM, Choice, choose, tiles_difference
+from attnscope.observe.engine_choice import NO_ROOM, Choice, choose, difference_to_eager
 from attnscope.observe.inputs import (
     generated,
     ids_of,
@@ -117,7 +117,9 @@ class Run:
         """The same, after every layer was compared with the oracle; its verdict goes into the manifest."""
         from attnscope.certificate.check import verify
 
-        return replace(self, facts={**self.facts, "parity": verify(self.loaded, self.prompt, source=self.source)})
+        engine = self.engine if self.engine.probes else ENGINES["eager"]
+        parity = verify(self.loaded, self.prompt, source=self.source, engine=engine)
+        return replace(self, facts={**self.facts, "parity": parity})
 
     def observe(self, advance: Callable[[int], object] = lambda layers: None) -> Observation:
         """The forward pass. Raises MemoryLimitError, which says what would fit, where memory runs out, and ModelError
@@ -239,7 +241,8 @@ def prepare(
         by = type(bare_model(loaded.model)).__name__ if ask.global_tokens is None else None
         facts["global_tokens"] = {"positions": positions(source or prompt), "chosen_by_class": by}
     if compared and choice.engine.name != "eager":
-        facts["largest_difference_to_eager"] = tiles_difference(loaded, prompt, source)
+        engine = choice.engine if choice.engine.probes else ENGINES["tiles"]
+        facts["largest_difference_to_eager"] = difference_to_eager(loaded, prompt, source, engine)
     if loaded.stretched_from is not None:
         facts["positions"] = {
             "trained": loaded.stretched_from,
