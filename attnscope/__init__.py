@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from attnscope.api.explain import explain
     from attnscope.api.knockout import knockout, patch
     from attnscope.api.parity import parity
+    from attnscope.api.recording import recording
     from attnscope.api.scan import scan
     from attnscope.api.why import why
     from attnscope.errors import AttnscopeError
@@ -57,6 +58,7 @@ __all__ = [
     "load",
     "parity",
     "patch",
+    "recording",
     "save_weights",
     "scan",
     "why",
@@ -82,6 +84,7 @@ _HOMES = {
     "listen": "attnscope.hooks.listen",
     "load": "attnscope.api.capture",
     "parity": "attnscope.api.parity",
+    "recording": "attnscope.api.recording",
     "save_weights": "attnscope.api.capture",
     "scan": "attnscope.api.scan",
     "why": "attnscope.api.why",

@@ -88,7 +88,7 @@ class ModuleStacks:
         self.stack = DECODER if config is None else main_stack(task_of(config))
         self._of: dict[nn.Module, str] = {}
         self._crossing: dict[nn.Module, bool] = {}
-        self._states: set[int] = set()  # where the encoder's output lies
+        self._states: Tensor | None = None  # the encoder's output, kept so that nothing else lies where it does
         has_encoder = getattr(config, "is_encoder_decoder", False)
         encoder = getattr(model, "get_encoder", lambda: None)() if has_encoder else None  # of an encoder's, itself
         self.encoder = encoder if isinstance(encoder, nn.Module) else None
@@ -127,13 +127,14 @@ class ModuleStacks:
 
     def _encoded(self, module: nn.Module, args: Any, output: Any) -> None:
         states = output[0] if isinstance(output, tuple | list | Mapping) else output
-        self._states = {_address(states)} if isinstance(states, Tensor) else set()
+        self._states = states if isinstance(states, Tensor) else None
 
     def _watch(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         arguments = {**dict(zip(_argument_names(type(module).forward), args, strict=False)), **kwargs}
         by_name = any(isinstance(arguments.get(name), Tensor) for name in FROM_ENCODER)
+        own = None if self._states is None else _address(self._states)
         tensors = (value for value in arguments.values() if isinstance(value, Tensor))
-        self._crossing[module] = by_name or any(_address(value) in self._states for value in tensors)
+        self._crossing[module] = by_name or (own is not None and any(_address(value) == own for value in tensors))
 
 
 def _address(tensor: Tensor) -> int:

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from attnscope.attention.operator import DenseAttention
 from attnscope.attention.spec import AttentionSpec, Visibility, by_place
+from attnscope.attention.tiling import TiledAttention
 from attnscope.errors import ModelError, UsageError, hints_of
 from attnscope.hooks import families, forward
 from attnscope.hooks.calls import AttentionCall, CallSite, OriginalAttention, check_call
@@ -197,6 +198,31 @@ def listening(
         settle(listener.report.calls)
 
 
+@contextmanager
+def overhearing(
+    model: nn.Module, on_call: OnCall, windows: Mapping[int, int | None] | None = None
+) -> Iterator[Callable[[], None]]:
+    """While open, every attention call that this thread makes in `model` is shown to `on_call`, and nothing is changed.
+
+    The model gets all that its own attention returns, weights too, under whichever implementation it runs. Listeners
+    around this one that overhear as well are shown the same calls. A compiled model runs uncompiled meanwhile. Yields
+    what to call when a forward begins: its layers are counted from there. windows: see `listen`.
+
+        >>> with overhearing(model, lambda call: print(call.layer)) as begin:
+        ...     model.generate(ids)
+    """
+    bare = forward.bare_model(model)
+    listener = _Listener(bare, on_call, ENGINES["eager"], windows or {})
+    listener.overhears = True
+    compiles = bare is not model or device_of(bare).type != "cpu"  # `generate` compiles by itself on a device
+    with (
+        _forced_eager() if compiles else _uncompiled(),
+        _dispatching(listener),
+        forward.temporary(listener.hook_modules(False)),
+    ):
+        yield listener.begin
+
+
 SINKS = ("s_aux", "sinks")  # what families call their sink logits
 MASKS_KEPT = 4
 GLOBAL_TOKENS = "is_index_global_attn"  # an argument of modules that attend in windows: which tokens see all others
@@ -222,10 +248,13 @@ def _get_interface(self: Any, name: str, default: Callable[..., Any]) -> Callabl
         return attend
 
     def dispatched(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        listener = next((listener for listener in reversed(stack) if module in listener.paths), None)
-        if listener is None:
+        listeners = [listener for listener in reversed(stack) if module in listener.paths]
+        if not listeners:
             return attend(module, *args, **kwargs)
-        return listener.from_interface(OriginalAttention(attend, module, args, kwargs, name or ""))
+        original = OriginalAttention(attend, module, args, kwargs, name or "")
+        if listeners[0].overhears:  # and so do those around it
+            return listeners[0].overhear(original, [other.on_call for other in listeners if other.overhears])
+        return listeners[0].from_interface(original)
 
     return dispatched
 
@@ -272,6 +301,8 @@ class _Listener:
         self.report = CaptureReport()
         self.tower: WindowedTower | None = None  # that attends window by window
         self.last = 0  # how many calls end the pass, 0 for none
+        self.overhears, self.thread = False, threading.get_ident()
+        self._last_weights: Callable[[], Any] = lambda: None  # that a module returned, where alive
         self.watch, self.watches = Watch(), False  # whether there is a module to be watched
         self.stacks = ModuleStacks(model, forward.config_of(model))
         self._calls: dict[tuple[str, int], int] = {}
@@ -297,17 +328,29 @@ class _Listener:
         hooks += [module.register_forward_pre_hook(self.watch.enter) for module in watched]
         return [*self.stacks.hook(attention), *hooks]
 
-    def from_interface(self, original: OriginalAttention) -> Any:
-        """One call through the attention interface, run by the engine; the layer's matrix is freed on return."""
-        if self._family(original.module).merges_cross:
-            return original()
+    def begin(self) -> None:
+        """A forward begins."""
+        self._calls.clear()
+
+    def overhear(self, original: OriginalAttention, shown: Sequence[OnCall]) -> Any:
+        """What the model's own attention returns, after the call was shown."""
+        returned = original.attend(original.module, *original.args, **original.kwargs)
+        if not self._family(original.module).merges_cross:
+            place, spec = self._placed(original)
+            call = AttentionCall(place, TiledAttention(spec), spec, None, returned[0])
+            for on_call in shown:
+                on_call(call)
+        return returned
+
+    def _placed(self, original: OriginalAttention) -> tuple[CallSite, AttentionSpec]:
+        """Which call this is, and what it computes."""
         self._by_interface.update(self._enclosing(original.module))
         place, arguments = self._site(original.module), original.arguments
         q = arguments["query"]
         sinks = next((arguments[name] for name in SINKS if arguments.get(name) is not None), None)
         if sinks is not None:  # one per head, or one per head and query
             sinks = sinks.reshape(1, -1, 1) if sinks.numel() == q.shape[1] else sinks[..., 0]
-        spec = AttentionSpec(
+        return place, AttentionSpec(
             q_BHQD=q,
             k_BGKD=arguments["key"],
             v_BGKV=arguments["value"],
@@ -318,6 +361,12 @@ class _Listener:
             sinks=sinks,
             sinks_scale_output=family_of(original.module).sinks_scale_output,
         )
+
+    def from_interface(self, original: OriginalAttention) -> Any:
+        """One call through the attention interface, run by the engine; the layer's matrix is freed on return."""
+        if self._family(original.module).merges_cross:
+            return original()
+        place, spec = self._placed(original)
         if self.tower and is_vision(place.stack):
             output, check = self.tower.run(place, spec, original)
             if check is None:  # one of several windows: reported when the module is done
@@ -359,6 +408,8 @@ class _Listener:
         return self._around[module]
 
     def _from_hook(self, module: nn.Module, args: Any, kwargs: Mapping[str, Any], output: Any) -> Any:
+        if threading.get_ident() != self.thread:
+            return None
         for check in self.tower.done(module) if self.tower else ():
             self._report(check)
         family, steps = self._family(module), self.watch.leave(module)
@@ -373,12 +424,18 @@ class _Listener:
                 return None
 
         # What cannot be changed or told apart is refused, instead of numbers that are of something else.
+        if self.overhears and self._last_weights() is matrices[0]:  # handed on by the module around
+            return None
+        self._last_weights = weakref.ref(matrices[0])
+        mean_of_heads = any(matrix.shape[1] > 1 and matrix.stride(1) == 0 for matrix in matrices)
+        if self.overhears and mean_of_heads and family.layout is None:
+            return None
         if self.engine.alters:
             raise ModelError(
                 "this family attends outside the attention interface, where its output cannot be changed",
                 "choose a model whose attention calls the interface",
             )
-        if any(matrix.shape[1] > 1 and matrix.stride(1) == 0 for matrix in matrices if family.layout is None):
+        if mean_of_heads and family.layout is None:
             raise ModelError(
                 "this family returns the mean of its heads, which does not show the single heads",
                 "choose another model",
@@ -394,6 +451,9 @@ class _Listener:
             inside = families.computed(steps, weights_BHQK)
             P = DenseAttention(weights_BHQK, visible, logits_BHQK=inside.logits_BHQK)
             call = AttentionCall(place, P, None, weights_BHQK, inside.output_BQHV, inside.v_BGKV)
+            if self.overhears:
+                self.on_call(call)
+                continue
             with full_precision(weights_BHQK.device):
                 check = check_call(call, "hook")
                 if family.merges_cross:  # each part's rows lack what the other has
@@ -401,6 +461,8 @@ class _Listener:
                 self._note_direction(check, visible)
                 self.on_call(call)
             self._report(check)
+        if self.overhears:
+            return None
         return families.strip_weights(output, matrices, keep_shape=family.layout is not None)
 
     def _weights_and_visibility(

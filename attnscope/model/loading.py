@@ -176,6 +176,20 @@ def wrap(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str |
     )
 
 
+def as_deployed(holder: Any, tokenizer: Any = None) -> LoadedModel:
+    """The record of a model that somebody else runs, as it is: nothing of it is read, unpacked or replaced.
+
+    Raises as `wrap`.
+
+        >>> as_deployed(AutoModelForCausalLM.from_pretrained("gpt2")).geometry.stack
+        'decoder'
+    """
+    model = model_inside(holder)
+    geometry = _readable(geometry_of(model.config, count=False))
+    name = getattr(model.config, "name_or_path", "") or geometry.model_type
+    return _loaded(model, geometry, tokenizer=tokenizer, name=name, revision=None)
+
+
 def load_config(options: LoadOptions) -> Any:
     """The transformers config of a model, without its weights or tokenizer; raises as `load` does.
 

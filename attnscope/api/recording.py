@@ -1,0 +1,307 @@
+"""`attnscope.recording`: what the forwards of somebody's own code attend to, as that code runs.
+
+    with attnscope.recording(model) as seen:
+        ids = model.generate(**inputs, max_new_tokens=40)
+    seen.of(ids)[0].heatmap("L1H4")
+
+Nothing of the model is switched: its outputs are the same bits as without a recording. What a text of several forwards
+attends to is one map of it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple, Self
+
+from torch import Tensor
+
+from attnscope.api.capture import kept
+from attnscope.api.captured import Capture
+from attnscope.errors import InputError, ModelError, UsageError, hints_of, listed
+from attnscope.hooks.engines import ENGINES
+from attnscope.hooks.generation import ends
+from attnscope.hooks.joining import (
+    UNKNOWN,
+    Forward,
+    ForwardKeeper,
+    JoinedLayer,
+    JoinedText,
+    Layer,
+    joined,
+    kept_forwards,
+    path,
+)
+from attnscope.hooks.listen import overhearing
+from attnscope.hooks.report import CaptureReport
+from attnscope.inputs.prompt import Prompt, from_ids
+from attnscope.inputs.weights import prompt_of_tokens
+from attnscope.model.geometry import LayerGeometry
+from attnscope.model.loaded import LoadedModel
+from attnscope.model.loading import as_deployed
+from attnscope.model.selection import ENCODER, VISION_ONLY, select_stacks
+from attnscope.model.tasks import looks_back_alone
+from attnscope.observe.collect import ReadyLayer, model_facts, observe_layers
+from attnscope.observe.observation import NamesBeside
+from attnscope.observe.request import LayerKey, Request, TextInputs
+
+logger = logging.getLogger(__name__)
+NO_TOKEN = "<embedding>"  # the name of a token that came as an embedding
+
+
+@hints_of()
+def recording(
+    model: Any, *, keep: Request | None = None, tokenizer: Any = None, select: str | None = None
+) -> Recording:
+    """Record what the forwards inside a `with` block attend to, whoever runs them: `generate`, a loop, a pipeline.
+
+    model: of transformers, or what `load` or `wrap` gave. keep: what to keep of each text, as of `capture`. tokenizer:
+    names the tokens; without it they are ids. select: the heads that are kept, as "27.3,last".
+
+    The model runs as it is, under its own attention implementation, and gives the same bits. The forwards of this
+    thread are recorded. Cached forwards of a text are joined to one map, from their own queries and keys.
+
+    Returns a Recording, to be opened with `with`. Raises UsageError for a model in training mode, and for other
+    modules. At its end the block raises ModelError where nothing was heard.
+
+        >>> with attnscope.recording(model, keep=attnscope.Request(relations=True)) as seen:
+        ...     ids = model.generate(**inputs, max_new_tokens=40)
+        >>> seen.of(ids)[0].table().to_pandas()
+    """
+    loaded = model if isinstance(model, LoadedModel) else as_deployed(model, tokenizer)
+    if loaded.geometry.task == VISION_ONLY:
+        raise UsageError(f"{loaded.name} reads pictures, and a recording is of texts", "use attnscope.capture")
+    if loaded.model.training:
+        raise UsageError("the model is in training mode, where dropout changes the weights", "call model.eval() first")
+    request, geometry = kept(None, keep, None, None, None, {}), loaded.geometry
+    if request.view.weights in ("value", "logit"):
+        raise UsageError("norms and effects of values are not recorded", "ask for weights or scores")
+    if select is not None:
+        heads = select_stacks(select, geometry.heads_of_stacks, geometry.stack)
+        request = request.selecting(heads, geometry.stack, len(geometry.shown) > 1)
+    return Recording(loaded, request)
+
+
+class Place(NamedTuple):
+    """Where a text ends: the forward that read its last token, its row there, and how many of that row's tokens."""
+
+    forward: Forward
+    row: int
+    end: int
+
+
+class RecordedForward(NamedTuple):
+    """One forward of a recording: the ids that each of its rows read, and how many tokens were read before these.
+
+    layers: those that were heard, as stack and number.
+    """
+
+    ids: tuple[tuple[int, ...], ...]
+    before: int
+    layers: tuple[Layer, ...]
+
+
+class Recording:
+    """The forwards of a block of code, and the texts that they read.
+
+    A text is made when it is asked for: a Capture, as of one pass over the whole text.
+    """
+
+    def __init__(self, loaded: LoadedModel, keep: Request) -> None:
+        self.loaded, self.keep = loaded, keep
+        self._kept = ForwardKeeper(loaded.geometry.stack, {})
+        self._open = ExitStack()
+        self._captures: dict[tuple[tuple[int, int], int], Capture] = {}
+        self._started = False
+
+    def __enter__(self) -> Self:
+        if self._started:
+            raise UsageError("this recording was used before", "call attnscope.recording again")
+        self._started = True
+        hearing = partial(_hearing, self.loaded)
+        self._kept = self._open.enter_context(kept_forwards(self.loaded.model, self.loaded.geometry.stack, hearing))
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        self._open.close()
+        for note in self.notes:
+            logger.warning("%s", note)
+        if kind is None and not self._kept.forwards:
+            raise ModelError(*self._nothing())
+
+    def __repr__(self) -> str:
+        return f"Recording: {len(self.passes)} forwards of {self.loaded.name}"
+
+    @property
+    def passes(self) -> list[RecordedForward]:
+        """Every forward that was recorded, in order."""
+        return [
+            RecordedForward(tuple(map(tuple, of.ids[of.main].tolist())), of.start, tuple(of.calls))
+            for of in self._kept.forwards
+        ]
+
+    @property
+    def texts(self) -> list[Capture]:
+        """The texts as their last forwards left them: one for each row, beams too.
+
+        A draft that was rejected in the last forward is in it: `of` leaves it out.
+        """
+        rows = [(forward, row) for forward in self._kept.last_of_runs for row in range(forward.batch)]
+        return [self._capture(forward, row, forward.queries) for forward, row in rows]
+
+    def of(self, sequences: Any) -> list[Capture]:
+        """The texts of some ids, as `generate` returns them: a Capture each, without padding.
+
+        The last token of a text has no row where no forward read it. Raises InputError for ids that were not read.
+
+            >>> [text] = seen.of(model.generate(ids))
+        """
+        rows = getattr(sequences, "sequences", sequences)
+        rows = rows.tolist() if isinstance(rows, Tensor) else list(rows)
+        rows = [rows] if rows and isinstance(rows[0], int) else rows
+        places: list[Place] = []
+        for row in rows:
+            places.append(self._place(list(map(int, row)), places))
+        return [self._capture(*place) for place in places]
+
+    @property
+    def notes(self) -> list[str]:
+        """What ran inside the block and is in no text, in words."""
+        counts = (
+            (self._kept.elsewhere, "ran in another thread, and is not recorded: record there"),
+            (self._kept.failed, "ended with an error, and is not kept"),
+            (self._kept.silent, "made no attention call that could be heard"),
+        )
+        notes = [f"{count} forward{'s' * (count > 1)}: each {why}" for count, why in counts if count]
+        others = sorted(set().union(*(forward.others for forward in self._kept.forwards)))
+        return notes + ([f"not in the maps: {listed(others)}"] if others else [])
+
+    def _nothing(self) -> tuple[str, str]:
+        """What was looked for, where nothing was heard, and the next step."""
+        model, heard = type(self.loaded.model).__name__, self._kept
+        looked = "calls of transformers' attention interface, and weights that attention modules return"
+        if heard.elsewhere:
+            return f"nothing was recorded: {model} ran in another thread", "open the recording in that thread"
+        if heard.silent or heard.failed:
+            how = "give {output_attentions} to the forward, or load with attn_implementation='eager'"
+            count = heard.silent + heard.failed
+            forwards = f"{count} forward{'s' * (count > 1)}"
+            return f"nothing was heard of {model} in {forwards}; looked for {looked}", how
+        return f"nothing was recorded: no forward of {model} ran; looked for {looked}", "run the model inside the block"
+
+    def _place(self, ids: list[int], others: Sequence[Place]) -> Place:
+        """Where the text of some ids ends; others: of the sequences before it, which may have the same ids.
+
+        Two targets of different sources may be equal: their order is that of the rows.
+        """
+        ids = self._without_padding(ids)
+        matches = list(_matches(self._kept.forwards, ids))
+        most = max((matched for _, matched in matches), default=0)
+        if most < max(1, len(ids) - 1):
+            raise InputError(
+                f"sequence {len(others)}: its first {most} of {len(ids)} tokens were read inside the recording",
+                "give what generate returned inside the block",
+            )
+        best = [place for place, matched in matches if matched == most]
+        last = max(place.forward.number for place in best)
+        best = sorted((place for place in best if place.forward.number == last), key=lambda place: place.row)
+        return next((place for place in best if place not in others), best[0])
+
+    def _without_padding(self, ids: list[int]) -> list[int]:
+        """The ids up to their end token, where padding alone follows it."""
+        config = getattr(self.loaded.model, "generation_config", None)
+        padding = getattr(config, "pad_token_id", None)
+        last = len(ids)
+        while last > 1 and (ids[last - 1] == padding or ends(self.loaded, ids[last - 1])):
+            last -= 1
+        return ids[: last + 1] if last < len(ids) and ends(self.loaded, ids[last]) else ids
+
+    def _capture(self, forward: Forward, row: int, count: int) -> Capture:
+        place = (forward.number, row), count
+        if place not in self._captures:
+            self._captures[place] = self._observed(joined(path(forward, row, count)))
+        return self._captures[place]
+
+    def _observed(self, text: JoinedText) -> Capture:
+        """A joined text, as of a pass."""
+        if not text.layers:
+            raise ModelError(f"no layer was heard in all {text.forwards} forwards of this text", "record all of them")
+        loaded, geometry = self.loaded, self.loaded.geometry
+        report = CaptureReport(attention=getattr(loaded.model.config, "_attn_implementation", None) or "eager")
+        prompt = self._prompt(text.ids)
+        source = None if text.source is None else self._prompt(text.source)
+        ready = {}
+        for (stack, index), layer in text.layers.items():
+            layer.check.back_alone = looks_back_alone(loaded.model.config, stack)
+            if layer.P.queries == layer.P.keys:
+                layer.check.note(ahead=layer.P.visible.ahead)
+            known = geometry.shown.get(stack, {}).get(index)
+            ready[LayerKey(index, stack)] = ReadyLayer(layer.P, known or _geometry(index, layer), layer.check)
+            report.calls.append(layer.check)
+        expected = {(stack, index) for stack, layers in geometry.in_every_pass.items() for index in layers}
+        absent = sorted(expected - text.layers.keys() - {(ENCODER, index) for _, index in expected if source is None})
+        notes = [*text.missing, *(f"{stack} layer {index}" for stack, index in absent)]
+        notes = [f"no attention call of every forward was heard in {listed(notes)}"] if notes else []
+        for note in notes:
+            logger.warning("%s", note)
+        engine = replace(ENGINES["fused"], output="model")
+        facts = model_facts(loaded, engine, report) | {"recorded": {"forwards": text.forwards}}
+        facts |= {"notes": notes} if notes else {}
+        inputs = TextInputs(prompt, self.keep.chosen(prompt, source), source)
+        plain = next(iter(ready)).stack if geometry.stack not in {key.stack for key in ready} else geometry.stack
+        observed = observe_layers(ready, inputs, self.keep, facts, plain=plain, attention=report.attention)
+        named = NamesBeside(loaded.name, loaded.revision, loaded.source_folder, loaded.base_folder)
+        return Capture.made_of(observed.named(named if loaded.source_folder else None))
+
+    def _prompt(self, ids_T: Tensor) -> Prompt:
+        """The tokens of some ids; without a tokenizer their numbers."""
+        ids = ids_T.tolist()
+        if self.loaded.tokenizer is not None and UNKNOWN not in ids:
+            return from_ids(self.loaded.tokenizer, ids)
+        names = [NO_TOKEN if token == UNKNOWN else str(token) for token in ids]
+        own = tuple(UNKNOWN - at if token == UNKNOWN else token for at, token in enumerate(ids))
+        return replace(prompt_of_tokens(names), ids=own)
+
+
+def _hearing(loaded: LoadedModel, on_call: Any) -> Any:
+    """Who hears the calls of a model: what gives, opened, what to call when a forward begins."""
+    return overhearing(loaded.model, on_call, loaded.geometry.windows)
+
+
+def _geometry(index: int, layer: JoinedLayer) -> LayerGeometry:
+    """A layer that its config does not say, as it was heard."""
+    return LayerGeometry(index, "full", layer.P.heads, layer.rows.kv_heads, 0, 0, None)
+
+
+def _matches(forwards: Sequence[Forward], ids: list[int]) -> Iterator[tuple[Place, int]]:
+    """The texts that begin as some ids do: where each ends, and how many of the ids it has.
+
+    Embeddings before the first id have none, and are left out of what `generate` returns.
+    """
+    following: dict[tuple[int, int], list[tuple[Forward, int]]] = {}
+    waiting: list[tuple[Forward, int, int]] = []  # a forward, its row, and how many ids were read before
+    for forward in forwards:
+        for row, parent in enumerate(forward.parents):
+            if parent is not None:
+                following.setdefault((parent.forward.number, parent.row), []).append((forward, row))
+            elif forward.run != UNKNOWN:
+                waiting.append((forward, row, 0))
+    while waiting:
+        forward, row, before = waiting.pop()
+        own = forward.ids[forward.main][row].tolist()
+        count, matched = 0, before
+        for token in own:
+            if token != UNKNOWN and (matched == len(ids) or ids[matched] != token):
+                break
+            count, matched = count + 1, matched + (token != UNKNOWN)
+        if count:
+            yield Place(forward, row, count), matched
+        for other, its_row in following.get((forward.number, row), ()):
+            parent = other.parents[its_row]
+            assert parent is not None
+            if parent.place < count:
+                read = sum(token != UNKNOWN for token in own[: parent.place + 1])
+                waiting.append((other, its_row, before + read))

@@ -1,0 +1,779 @@
+"""Forwards that somebody else runs, kept row by row, and the rows of a text joined to one map of it.
+
+    with kept_forwards(model, DECODER) as kept:
+        model.generate(ids, num_beams=3)
+    layers = joined(kept.forwards[-1], row=0)
+
+A forward with a cache has the queries of its own tokens alone. What is kept of it are their q, k and v and which keys
+they saw. The tokens before them are those of an earlier forward. Which one shows in the keys that the model took from
+its cache: beams change places there, a draft that was rejected is cut off. The maps of a whole text are made of the
+joined q and k. Their rows times the values must give the model's own outputs.
+
+Shapes: B text, H head, G kv head, Q query of a forward, K key, T token of a joined text, D width of q and k, V width
+of v.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from attnscope.attention.operator import AttentionOperator, DenseAttention
+from attnscope.attention.spec import AttentionSpec, Visibility, by_place
+from attnscope.errors import ModelError
+from attnscope.hooks.calls import REPEATED_ROWS, AttentionCall, CallSite, check_call, relative_error
+from attnscope.hooks.engines import full_precision, select_operator
+from attnscope.hooks.forward import temporary
+from attnscope.hooks.report import CallCheck, tolerance
+from attnscope.model.selection import CROSS, DECODER, ENCODER, prefix
+
+Layer = tuple[str, int]  # a stack and the number of a layer
+UNKNOWN = -1  # the id of a token that came as an embedding
+ROUNDED = "its cache rounds what it keeps, or moves it to other positions"
+
+
+@dataclass(eq=False)
+class Sight:
+    """Which keys the queries of a call see, as columns of that call: from first to past, without past.
+
+    mask: instead, where some query sees no single stretch of keys, or the mask adds to logits; (B or 1, H or 1, Q, K).
+    """
+
+    first_BQ: Tensor
+    past_BQ: Tensor
+    mask: Tensor | None = None
+
+    @classmethod
+    def of(cls, visible: Visibility) -> Sight:
+        """What a call's queries see.
+
+        >>> Sight.of(Visibility(2, 3)).past_BQ
+        tensor([[2, 3]])
+        """
+        if visible.mask is None:
+            past_BQ = (visible.position_Q[None] + 1).clamp(max=visible.keys)
+            first_BQ = torch.zeros_like(past_BQ) if visible.window is None else (past_BQ - visible.window).clamp(min=0)
+            whole = torch.full_like(past_BQ, visible.keys)
+            return cls(first_BQ, past_BQ if visible.causal else whole)
+        mask = visible.mask[..., : visible.keys].detach()
+        seen = visible.rows(0, visible.queries)
+        count_BHQ, first_BHQ = seen.sum(-1), seen.byte().argmax(-1)
+        past_BHQ = torch.where(count_BHQ > 0, visible.keys - seen.flip(-1).byte().argmax(-1), first_BHQ)
+        adds = mask.is_floating_point() and bool(((mask != 0) & seen).any())
+        one_stretch = mask.shape[1] == 1 and bool((past_BHQ - first_BHQ == count_BHQ).all())
+        return cls(first_BHQ[:, 0], past_BHQ[:, 0], None if one_stretch and not adds else mask.clone())
+
+    def sees_itself(self, begin: int) -> Tensor:
+        """(B or 1, Q): whether the queries see their own keys; begin: the column of the first."""
+        own_Q = begin + torch.arange(self.first_BQ.shape[1], device=self.first_BQ.device)
+        return (self.first_BQ <= own_Q) & (own_Q < self.past_BQ)
+
+
+@dataclass(eq=False)
+class CallRows:
+    """What is kept of one call: of its queries q, of their own tokens k and v, and what its rows are made with.
+
+    begin: the column of the first query's own key; earlier tokens are before it. weights_BHQK: instead of q and k, of a
+    family that shows its weights alone. last_BHV: what the model's own attention gave for the last query.
+    """
+
+    place: CallSite
+    sight: Sight
+    begin: int
+    heads: int
+    kv_heads: int
+    dtype: torch.dtype
+    q_BHQD: Tensor | None = None
+    k_BGQD: Tensor | None = None
+    v_BGQV: Tensor | None = None
+    scale: float = 1.0
+    softcap: float | None = None
+    bias: Tensor | None = None
+    sinks: Tensor | None = None
+    sinks_scale_output: bool = False
+    weights_BHQK: Tensor | None = None
+    last_BHV: Tensor | None = None
+
+
+class Parent(NamedTuple):
+    """The token before a row's first: the forward that read it, its row there, and its place among that row's."""
+
+    forward: Forward
+    row: int
+    place: int
+
+
+@dataclass(eq=False)
+class Forward:
+    """One forward: what its calls leave, and where its texts go on from.
+
+    start: how many tokens of its texts were read before it. ids: (B, Q) of a stack, UNKNOWN for embeddings. real_BQ:
+    which are no padding. parents: of each row, None where its text begins here. run: the same number for all forwards
+    of the same texts. encoder: the forward in which its source was read.
+    """
+
+    number: int
+    start: int = 0
+    ids: dict[str, Tensor] = field(default_factory=dict)
+    calls: dict[Layer, CallRows] = field(default_factory=dict)
+    real: dict[str, Tensor] = field(default_factory=dict)
+    parents: list[Parent | None] = field(default_factory=list)
+    run: int = 0
+    encoder: Forward | None = None
+    others: set[str] = field(default_factory=set)  # what of it is in no map, in words
+
+    @property
+    def stop(self) -> int:
+        """How many tokens its texts have with its own."""
+        return self.start + self.queries
+
+    @property
+    def queries(self) -> int:
+        return self.ids[self.main].shape[1]
+
+    @property
+    def batch(self) -> int:
+        return self.ids[self.main].shape[0]
+
+    @property
+    def main(self) -> str:
+        """The stack whose texts go on from forward to forward."""
+        return DECODER if DECODER in self.ids else ENCODER
+
+
+class Segment(NamedTuple):
+    """The tokens of a text that one forward read: its row there, and the place after the last of them."""
+
+    forward: Forward
+    row: int
+    end: int
+
+
+def path(forward: Forward, row: int, count: int | None = None) -> list[Segment]:
+    """All that was read of a text up to some of a forward's tokens, in order; count: all of them without it."""
+    segments = [Segment(forward, row, forward.queries if count is None else count)]
+    while (parent := segments[-1].forward.parents[segments[-1].row]) is not None:
+        segments.append(Segment(parent.forward, parent.row, parent.place + 1))
+    return segments[::-1]
+
+
+def ids_of(segments: Sequence[Segment], stack: str) -> Tensor:
+    """The ids of a text, padding too, (T,)."""
+    return torch.cat([forward.ids[stack][row, :count] for forward, row, count in segments])
+
+
+def real_of(segments: Sequence[Segment], stack: str) -> Tensor:
+    """Which of them are no padding, (T,)."""
+    return torch.cat([forward.real[stack][row, :count] for forward, row, count in segments])
+
+
+class ForwardKeeper:
+    """Keeps what the forwards of one thread leave; `kept_forwards` makes one.
+
+    main: the stack of the model. readers: its modules that are given ids, and the stack that reads the ids of each.
+    forwards: those with calls, in order. silent: how many made no call that was heard.
+    failed: how many ended with an error. elsewhere: how many ran in other threads. loose: calls outside a forward.
+    """
+
+    def __init__(self, main: str, readers: Mapping[nn.Module, str]) -> None:
+        self.main, self.readers, self.thread = main, readers, threading.get_ident()
+        self.forwards: list[Forward] = []
+        self.silent = self.failed = self.elsewhere = self.loose = 0
+        self.begin: Callable[[], None] = lambda: None
+        self._open: _OpenForward | None = None
+        self._runs: dict[int, Forward] = {}
+        self._others: dict[int, nn.Module] = {}  # by thread: the outermost module that runs there
+
+    # Forwards
+
+    def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """A module begins that reads ids; the outermost begins a forward."""
+        thread = threading.get_ident()
+        if thread != self.thread:
+            if self._others.setdefault(thread, module) is module:
+                self.elsewhere += 1
+            return
+        if self._open is None or self._open.module is module:  # the same again: an error has ended it
+            self._open = _OpenForward(module, Forward(len(self.forwards)))
+            self.begin()
+        names = _argument_names(type(module).forward)
+        self._open.read({**dict(zip(names, args, strict=False)), **kwargs}, self.readers[module])
+
+    def leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        """A module ends; without an output an error has ended it."""
+        thread = threading.get_ident()
+        if thread != self.thread:
+            if self._others.get(thread) is module:
+                del self._others[thread]
+            return
+        if self._open is None or self._open.module is not module:
+            return
+        ended, self._open = self._open, None
+        if output is None:
+            self.failed += 1
+        elif not {stack for stack, _ in ended.forward.calls} & {DECODER, ENCODER}:
+            self.silent += 1
+        else:
+            with torch.no_grad():
+                ended.cache = ended.cache or getattr(output, "past_key_values", None)
+                self._close(ended)
+
+    def on_call(self, call: AttentionCall) -> None:
+        """Keep what a call leaves."""
+        if self._open is None:
+            self.loose += 1
+            return
+        with torch.no_grad():
+            self._open.keep(call)
+
+    def _close(self, ended: _OpenForward) -> None:
+        """The forward as it stays: its ids, its padding, and where its texts go on from."""
+        forward = ended.forward
+        for stack in {stack for stack, _ in forward.calls} & {DECODER, ENCODER}:
+            forward.ids[stack], forward.real[stack] = ended.tokens(stack)
+        if forward.main != self.main and DECODER not in forward.ids:  # an encoder that `generate` runs alone
+            forward.parents, forward.run = [None] * forward.batch, UNKNOWN
+            self.forwards.append(forward)
+            return
+        forward.start = ended.start
+        forward.parents = ended.parents(self.forwards)
+        first = next((parent for parent in forward.parents if parent is not None), None)
+        if first is not None:
+            forward.run, forward.encoder = first.forward.run, first.forward.encoder
+            for (stack, _), rows in forward.calls.items():
+                if stack == CROSS:  # the source's keys are those of the first forward
+                    rows.k_BGQD = rows.v_BGQV = None
+        else:
+            encoders = (other for other in (forward, *reversed(self.forwards)) if ENCODER in other.ids)
+            forward.encoder = next(encoders, None) if forward.main == DECODER else None
+            forward.run = next((run for run, last in self._runs.items() if _goes_on(last, forward)), len(self._runs))
+        self._runs[forward.run] = forward
+        self.forwards.append(forward)
+
+    @property
+    def last_of_runs(self) -> list[Forward]:
+        """The last forward of the same texts, of each."""
+        return list(self._runs.values())
+
+
+def _goes_on(last: Forward, forward: Forward) -> bool:
+    """Whether a forward without a cache reads the texts of an earlier one again, with more after them."""
+    if forward.main != DECODER or last.start or last.batch != forward.batch or last.queries >= forward.queries:
+        return False
+    before, now = last.ids[DECODER], forward.ids[DECODER][:, : last.queries]
+    if bool((now == UNKNOWN).any()):
+        return False
+    return all(bool((before == row).all(-1).any()) for row in now)
+
+
+class _OpenForward:
+    """A forward while it runs."""
+
+    def __init__(self, module: nn.Module, forward: Forward) -> None:
+        self.module, self.forward = module, forward
+        self.cached: int | None = 0  # tokens in the cache that it is given; None where the cache does not say it
+        self.cache: Any = None
+        self.ids: dict[str, Tensor] = {}
+        self.masks: dict[str, Tensor] = {}
+        self.deepest: tuple[Layer, Tensor] | None = None  # the keys that the last layer's queries saw
+        self._sights: dict[int, tuple[Visibility, Sight]] = {}
+        self._biases: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def read(self, arguments: Mapping[str, Any], stack: str) -> None:
+        """Note what a module is given, which reads ids for a stack: the first of each kind is that of the texts."""
+        for name, of in (("input_ids", stack), ("decoder_input_ids", DECODER)):
+            if isinstance(ids := arguments.get(name), Tensor) and ids.ndim == 2:
+                self.ids.setdefault(of, ids.detach())
+        for name, of in (("attention_mask", stack), ("decoder_attention_mask", DECODER)):
+            mask = arguments.get(name)
+            mask = next(iter(mask.values()), None) if isinstance(mask, Mapping) else mask  # one for each kind of layer
+            if isinstance(mask, Tensor) and mask.ndim in (2, 4):
+                self.masks.setdefault(of, mask.detach())
+        cache = arguments.get("past_key_values")
+        if cache is not None and self.cache is None:
+            self.cache = cache
+            try:
+                self.cached = int(cache.get_seq_length())
+            except (AttributeError, TypeError, ValueError):  # tuples of older code, and states without a length
+                self.cached = None
+
+    @property
+    def start(self) -> int:
+        """How many tokens of its texts were read before."""
+        if self.cached is not None:
+            return self.cached
+        return max([0, *(rows.begin for (stack, _), rows in self.forward.calls.items() if stack == DECODER)])
+
+    def keep(self, call: AttentionCall) -> None:
+        """Keep what a layer's first call leaves."""
+        key, Q, K = (call.stack, call.layer), call.P.queries, call.P.keys
+        if call.stack not in (DECODER, ENCODER, CROSS) or key in self.forward.calls:
+            self.forward.others.add(f"{call.stack} layer {call.layer} attends more than once, or over something else")
+            return
+        begin, first = 0, self.cached
+        if call.stack == DECODER:
+            begin = K - Q if first is None or first + Q > K else first
+        # The source's keys are the same in every forward; those of the first are kept.
+        width = (0 if first else K) if call.stack == CROSS else Q
+        spec, output = call.spec, call.output_BQHV
+        rows = CallRows(call.place, self._sight(call.visible), max(begin, 0), call.P.heads, call.P.heads, torch.float32)
+        if output is not None and output.ndim == 4 and output.shape[1:3] == (Q, call.P.heads):
+            rows.last_BHV = output[:, -1].detach().clone()
+        if spec is None:
+            assert call.weights_BHQK is not None
+            rows.weights_BHQK, rows.dtype = call.weights_BHQK.detach().clone(), call.weights_BHQK.dtype
+        else:
+            rows.q_BHQD, rows.dtype, rows.kv_heads = _own(spec.q_BHQD), spec.q_BHQD.dtype, spec.kv_heads
+            rows.k_BGQD, rows.v_BGQV = (
+                part[:, :, begin : begin + width].detach().clone() for part in (spec.k_BGKD, spec.v_BGKV)
+            )
+            rows.scale, rows.softcap, rows.sinks = float(spec.scale), spec.softcap, spec.sinks
+            rows.sinks_scale_output = spec.sinks_scale_output
+            rows.bias = None if spec.bias is None else self._bias(spec.bias)
+            if call.stack == DECODER:
+                self.deepest = key, spec.k_BGKD
+        self.forward.calls[key] = rows
+
+    def _sight(self, visible: Visibility) -> Sight:
+        """What queries see: layers share it, as they share their mask."""
+        if id(visible) not in self._sights:
+            self._sights[id(visible)] = visible, Sight.of(visible)
+        return self._sights[id(visible)][1]
+
+    def _bias(self, bias: Tensor) -> Tensor:
+        if id(bias) not in self._biases:
+            self._biases[id(bias)] = bias, bias.detach().clone()
+        return self._biases[id(bias)][1]
+
+    def tokens(self, stack: str) -> tuple[Tensor, Tensor]:
+        """The ids of a stack's texts, (B, Q), and which are no padding, (B, Q)."""
+        of_stack = [rows for (name, _), rows in self.forward.calls.items() if name == stack]
+        some = of_stack[0].q_BHQD if of_stack[0].weights_BHQK is None else of_stack[0].weights_BHQK
+        assert some is not None
+        B, Q = some.shape[0], some.shape[2]
+        ids_BQ = self.ids.get(stack)
+        if ids_BQ is None or ids_BQ.shape != (B, Q):
+            ids_BQ = torch.full((B, Q), UNKNOWN)
+        start = self.start if stack == DECODER else 0
+        mask = self.masks.get(stack)
+        if mask is not None and mask.ndim == 2 and len(mask) == B and mask.shape[1] >= start + Q:
+            real_BQ = mask[:, start : start + Q] != 0
+        else:  # a token of padding is hidden from all, itself too
+            itself = [rows.sight.sees_itself(rows.begin) for rows in of_stack if rows.sight.mask is None]
+            if of_stack[0].weights_BHQK is not None and mask is not None and mask.shape[-2:] == (Q, some.shape[3]):
+                itself = [Sight.of(Visibility(Q, some.shape[3], mask)).sees_itself(of_stack[0].begin)]
+            real_BQ = torch.stack([of.expand(B, -1) for of in itself]).any(0) if itself else torch.ones(B, Q).bool()
+        return ids_BQ.cpu(), real_BQ.cpu()
+
+    def parents(self, earlier: Sequence[Forward]) -> list[Parent | None]:
+        """Of each row the token before its first. Raises ModelError where no forward that was kept read it."""
+        forward = self.forward
+        known: list[Parent | None] = [None] * forward.batch
+        deepest = self._keys()
+        if forward.start == 0:
+            return known
+        if deepest is None:
+            return self._by_place(earlier, known)
+        key, keys_BGKD = deepest
+        for other in reversed(earlier):
+            missing = [row for row, parent in enumerate(known) if parent is None]
+            if not missing:
+                break
+            place, rows = forward.start - 1 - other.start, other.calls.get(key)
+            if DECODER not in other.ids or not 0 <= place < other.queries:
+                continue
+            if rows is None or rows.k_BGQD is None:
+                continue
+            before_BGD, theirs_BGD = keys_BGKD[:, :, forward.calls[key].begin - 1], rows.k_BGQD[:, :, place]
+            if before_BGD.shape[1:] != theirs_BGD.shape[1:]:
+                continue
+            equal_BB = (before_BGD[:, None] == theirs_BGD).flatten(2).all(-1).tolist()
+            for row in missing:
+                same = [at for at, is_same in enumerate(equal_BB[row]) if is_same]
+                same = sorted(same, key=lambda at: at != row)
+                same = [at for at in same if self._one_text(Parent(other, at, place), row, key, keys_BGKD)]
+                if same:
+                    known[row] = Parent(other, same[0], place)
+        if None in known:
+            known = self._by_place(earlier, known)
+        return known
+
+    def _keys(self) -> tuple[Layer, Tensor] | None:
+        """The deepest layer whose keys are known, and all that its queries saw: of weights alone those of the cache."""
+        if self.deepest is not None:
+            return self.deepest
+        layers = [key for key in self.forward.calls if key[0] == DECODER]
+        for key in reversed(layers):
+            rows, kept = self.forward.calls[key], getattr(self.cache, "layers", ())
+            keys = getattr(kept[key[1]], "keys", None) if key[1] < len(kept) else None
+            if isinstance(keys, Tensor) and keys.ndim == 4 and rows.weights_BHQK is not None:
+                rows.k_BGQD = keys[:, :, rows.begin : rows.begin + rows.weights_BHQK.shape[2]].detach().clone()
+                return key, keys
+        return None
+
+    def _one_text(self, parent: Parent, row: int, key: Layer, keys_BGKD: Tensor) -> bool:
+        """Whether a token whose key is the same has the same tokens before it.
+
+        Keys of a layer behind another one hold the whole text before them. Those of the first hold their token alone.
+        """
+        if any(stack == DECODER and layer < key[1] for stack, layer in self.forward.calls):
+            return True
+        kept = []
+        for forward, at, end in path(parent.forward, parent.row, parent.place + 1):
+            if (keys_BGQD := forward.calls[key].k_BGQD) is None:
+                return False
+            kept.append(keys_BGQD[at, :, :end])
+        own_GTD, begin = torch.cat(kept, 1), self.forward.calls[key].begin
+        count = min(begin, own_GTD.shape[1])
+        return torch.equal(own_GTD[:, own_GTD.shape[1] - count :], keys_BGKD[row, :, begin - count : begin])
+
+    def _by_place(self, earlier: Sequence[Forward], known: list[Parent | None]) -> list[Parent | None]:
+        """The same row of the last forward that ended there, where no key is the same: joined rows are checked."""
+        forward = self.forward
+        last = next((other for other in reversed(earlier) if DECODER in other.ids), None)
+        if last is None or last.batch != forward.batch or not last.start < forward.start <= last.stop:
+            raise ModelError(
+                f"a forward continued {forward.start} tokens of a cache that no recorded forward has filled",
+                "begin the recording before the cache is filled",
+            )
+        place = forward.start - 1 - last.start
+        return [Parent(last, row, place) if parent is None else parent for row, parent in enumerate(known)]
+
+
+@lru_cache
+def _argument_names(forward: Callable[..., Any]) -> tuple[str, ...]:
+    return tuple(inspect.signature(forward).parameters)[1:]
+
+
+def _own(x: Tensor) -> Tensor:
+    """The tensor, or a copy where it is a part of a larger one, which would stay with it."""
+    x = x.detach()
+    return x if x.untyped_storage().nbytes() <= x.numel() * x.element_size() else x.clone()
+
+
+@contextmanager
+def kept_forwards(
+    model: nn.Module, main: str, hearing: Callable[[Callable[[AttentionCall], None]], Any]
+) -> Iterator[ForwardKeeper]:
+    """While open, what the forwards of a model leave is kept, those of this thread. The model's outputs are its own.
+
+    main: the stack of the model. hearing: opens what hands calls on, as `overhearing`, and gives what to call when a
+    forward begins.
+    """
+    readers = _readers(model, main)
+    keeper = ForwardKeeper(main, readers)
+    hooks = [part.register_forward_pre_hook(keeper.enter, with_kwargs=True) for part in readers]
+    hooks += [part.register_forward_hook(keeper.leave, always_call=True) for part in readers]
+    with temporary(hooks), hearing(keeper.on_call) as begin:
+        keeper.begin = begin
+        yield keeper
+
+
+def _readers(model: nn.Module, main: str) -> dict[nn.Module, str]:
+    """The modules that are models in themselves, and the stack that reads the ids of each.
+
+    An encoder-decoder's `input_ids` are the source's; its decoder may be run alone, and so may its encoder.
+    """
+    of_two = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
+    readers = {model: ENCODER if of_two else main}
+    for part in model.modules():
+        if hasattr(part, "config") and hasattr(part, "main_input_name"):
+            readers.setdefault(part, ENCODER if of_two else main)
+    if of_two and isinstance(decoder := getattr(model, "get_decoder", lambda: None)(), nn.Module):
+        readers |= {part: DECODER for part in decoder.modules() if part in readers}
+    return readers
+
+
+class JoinedLayer(NamedTuple):
+    """A layer's attention over a whole text, how it held, and its kv heads."""
+
+    P: AttentionOperator
+    check: CallCheck
+    rows: CallRows
+
+
+class JoinedText(NamedTuple):
+    """A text that forwards read: its ids, those of its source, and its layers; missing: layers of some forwards only.
+
+    queries, keys: the ids of a stack's axes, without padding.
+    """
+
+    ids: Tensor
+    source: Tensor | None
+    layers: Mapping[Layer, JoinedLayer]
+    missing: Sequence[str]
+    forwards: int
+
+
+def joined(segments: Sequence[Segment]) -> JoinedText:
+    """The maps of a text. Raises ModelError where its rows do not give what the model's own attention gave."""
+    root, main = segments[0].forward, segments[-1].forward.main
+    encoded = _encoded(segments) if main == DECODER else None
+    stacks = {main: segments} | ({ENCODER: encoded} if encoded else {})
+    joiner = {stack: _Joiner(of_stack, stack) for stack, of_stack in stacks.items()}
+    layers, missing = dict[Layer, JoinedLayer](), list[str]()
+    of_decoder = {key for segment in segments for key in segment.forward.calls if key[0] in (main, CROSS)}
+    of_encoder = {key for key in encoded[0].forward.calls if key[0] == ENCODER} if encoded else set()
+    order = {ENCODER: 0, DECODER: 1, CROSS: 2}
+    for key in sorted(of_decoder | of_encoder, key=lambda key: (order[key[0]], key[1])):
+        stack = key[0]
+        if any(key not in segment.forward.calls for segment in stacks.get(stack, segments)):
+            missing.append(f"{prefix(stack)}layer {key[1]}")
+            continue
+        if stack == CROSS:
+            source = joiner[ENCODER].real_T if encoded else None
+            layers[key] = joiner[main].cross(key, root.calls[key], segments[0].row, source)
+        else:
+            layers[key] = joiner[stack].layer(key)
+    source = joiner[ENCODER].ids_T if encoded else None
+    return JoinedText(joiner[main].ids_T, source, layers, missing, len(segments))
+
+
+def _encoded(segments: Sequence[Segment]) -> list[Segment] | None:
+    """The source of a text: its row among those that the encoder read, of which each may have several beams."""
+    root, row, _ = segments[0]
+    if root.encoder is None:
+        return None
+    of_encoder = root.encoder.ids[ENCODER]
+    return [Segment(root.encoder, row * len(of_encoder) // root.batch, of_encoder.shape[1])]
+
+
+class _Joiner:
+    """Joins the rows of one text, stack by stack, without its padding."""
+
+    def __init__(self, segments: Sequence[Segment], stack: str) -> None:
+        self.segments, self.stack = segments, stack
+        self.real_T = real_of(segments, stack)
+        self.ids_T = ids_of(segments, stack)[self.real_T]
+        self.places = self.real_T.nonzero()[:, 0]  # of the tokens that stay, among all
+        self.before = torch.cat([torch.zeros(1, dtype=torch.long), self.real_T.cumsum(0)])  # those that stay, before
+        self._visible: dict[tuple[int, ...], Visibility] = {}
+        self._biases: dict[tuple[int, ...], Tensor] = {}
+        counts = [segment.end for segment in segments]
+        self.starts = [sum(counts[:at]) for at in range(len(counts))]
+
+    def layer(self, key: Layer) -> JoinedLayer:
+        """A layer's attention of the text to itself."""
+        rows = [forward.calls[key] for forward, _, _ in self.segments]
+        visible = self._seen(rows)
+        if rows[0].weights_BHQK is not None:
+            return self._of_weights(rows, visible)
+        keys, values = list[Tensor](), list[Tensor]()
+        for of, (_, row, count) in zip(rows, self.segments, strict=True):
+            assert of.k_BGQD is not None
+            assert of.v_BGQV is not None
+            keys.append(of.k_BGQD[row, :, :count])
+            values.append(of.v_BGQV[row, :, :count])
+        k, v = self._cat(keys), self._cat(values)
+        bias = None if rows[0].bias is None else self._bias(rows)
+        return self._checked(key, rows, AttentionSpec(self._q(rows), k, v, rows[0].scale, visible, bias=bias))
+
+    def cross(self, key: Layer, first: CallRows, row: int, source_T: Tensor | None) -> JoinedLayer:
+        """A layer's attention to the source; first: the call of the first forward, which has its keys."""
+        rows = [forward.calls[key] for forward, _, _ in self.segments]
+        if first.weights_BHQK is not None:
+            weights = self._cat([part for part, _, _ in self._weights(rows)])
+            weights = weights if source_T is None else weights[..., source_T.to(weights.device)]
+            T, S = weights.shape[2:]
+            return _dense(first, weights, Visibility(T, S, None, False, None, weights.device))
+        assert first.k_BGQD is not None
+        assert first.v_BGQV is not None
+        S = first.k_BGQD.shape[2]
+        real_S = torch.ones(S, dtype=torch.bool) if source_T is None or len(source_T) != S else source_T
+        seen_TS = torch.cat(
+            [_stretches(of.sight, row, count, S) for of, (_, row, count) in zip(rows, self.segments, strict=True)]
+        ).cpu()[self.places][:, real_S]
+        T, S, device = len(seen_TS), int(real_S.sum()), first.k_BGQD.device
+        mask = None if bool(seen_TS.all()) else seen_TS[None, None].to(device)
+        visible = Visibility(T, S, mask, False, None, device)
+        k, v = (part[row : row + 1, :, real_S.to(device)] for part in (first.k_BGQD, first.v_BGQV))
+        return self._checked(key, rows, AttentionSpec(self._q(rows), k, v, first.scale, visible))
+
+    def _cat(self, parts: Sequence[Tensor], axis: int = 1) -> Tensor:
+        """Parts of tokens as one text without its padding, (1, H, T, ...)."""
+        whole = torch.cat(list(parts), axis)
+        if len(self.places) < whole.shape[axis]:
+            whole = whole.index_select(axis, self.places.to(whole.device))
+        return whole[None]
+
+    def _q(self, rows: Sequence[CallRows]) -> Tensor:
+        """The queries, each times what makes one scale right for all."""
+        parts = []
+        for of, (_, row, count) in zip(rows, self.segments, strict=True):
+            assert of.q_BHQD is not None
+            part = of.q_BHQD[row, :, :count]
+            parts.append(part if of.scale == rows[0].scale else part * (of.scale / rows[0].scale))
+        return self._cat(parts)
+
+    def _seen(self, rows: Sequence[CallRows]) -> Visibility:
+        """Which keys each query saw; layers whose calls saw the same share it."""
+        same = tuple(id(of.sight) for of in rows) + tuple(of.begin for of in rows)
+        if same not in self._visible:
+            self._visible[same] = self._make_seen(rows)
+        return self._visible[same]
+
+    def _make_seen(self, rows: Sequence[CallRows]) -> Visibility:
+        T, device = len(self.places), rows[0].sight.first_BQ.device
+        first, past = list[Tensor](), list[Tensor]()
+        for of, (_, row, count), start in zip(rows, self.segments, self.starts, strict=True):
+            for part, edge_BQ in ((first, of.sight.first_BQ), (past, of.sight.past_BQ)):
+                edge_Q = edge_BQ[row if len(edge_BQ) > 1 else 0, :count]
+                part.append(edge_Q.cpu() - of.begin + start)
+        if any(of.sight.mask is not None for of in rows):
+            return self._masked(rows, device)
+        first_T, past_T = (
+            self.before[torch.cat(part).clamp(0, len(self.real_T))[self.places]] for part in (first, past)
+        )
+        place_T = torch.arange(T)
+        if bool((past_T == place_T + 1).all()):
+            window = int((past_T - first_T).max())
+            if torch.equal(first_T, (past_T - window).clamp(min=0)):
+                return Visibility(T, T, None, True, None if window == T else window, device)
+        if bool((first_T == 0).all()) and bool((past_T == T).all()):
+            return Visibility(T, T, None, False, None, device)
+        key_T = torch.arange(T)
+        seen_TT = (first_T[:, None] <= key_T) & (key_T < past_T[:, None])
+        return Visibility(T, T, seen_TT[None, None].to(device), device=device)
+
+    def _masked(self, rows: Sequence[CallRows], device: torch.device) -> Visibility:
+        """The same of calls of which some have a mask of their own: its rows, put where their tokens are."""
+        adds = any(of.sight.mask is not None and of.sight.mask.is_floating_point() for of in rows)
+        hidden: Any = torch.finfo(torch.float32).min if adds else False
+        heads = max(1 if of.sight.mask is None else of.sight.mask.shape[1] for of in rows)
+        whole = torch.full((heads, len(self.real_T), len(self.real_T)), hidden, device=device)
+        for of, (_, row, count), start in zip(rows, self.segments, self.starts, strict=True):
+            mask, shift = of.sight.mask, start - of.begin
+            if mask is None:
+                seen = _stretches(of.sight, row, count, len(self.real_T) - shift)[None]
+            else:
+                seen = mask[row if len(mask) > 1 else 0, :, :count]
+            if adds:
+                allowed = _allowed(seen)
+                seen = torch.where(allowed, seen.float() if seen.is_floating_point() else 0.0, hidden)
+            columns = range(max(0, -shift), min(seen.shape[-1], len(self.real_T) - shift))
+            part = seen[..., columns.start : columns.stop].to(whole.dtype)
+            whole[:, start : start + count, columns.start + shift : columns.stop + shift] = part
+        places = self.places.to(device)
+        whole = whole[:, places][:, :, places]
+        return by_place(Visibility(len(places), len(places), whole[None], device=device), [None])
+
+    def _bias(self, rows: Sequence[CallRows]) -> Tensor:
+        """What is added to the logits, (1, H, T, T); layers whose calls had the same share it."""
+        same = tuple(id(of.bias) for of in rows)
+        if same not in self._biases:
+            parts = []
+            for of, (_, row, count), start in zip(rows, self.segments, self.starts, strict=True):
+                assert of.bias is not None
+                part = of.bias[row if len(of.bias) > 1 else 0, :, :count]
+                shift = start - of.begin
+                whole = part.new_zeros(*part.shape[:2], len(self.real_T))
+                stop = min(part.shape[-1], len(self.real_T) - shift)
+                whole[..., max(0, shift) : stop + shift] = part[..., max(0, -shift) : stop]
+                parts.append(whole)
+            places = self.places.to(parts[0].device)
+            self._biases[same] = torch.cat(parts, 1)[:, places][:, :, places][None]
+        return self._biases[same]
+
+    def _sinks(self, rows: Sequence[CallRows]) -> Tensor | None:
+        """The sink logits: one for each head, or of each query its own."""
+        if (sinks := rows[0].sinks) is None or sinks.shape[-1] == 1:
+            return sinks
+        own = [
+            of.sinks[row if len(of.sinks) > 1 else 0, :, :count]
+            for of, (_, row, count) in zip(rows, self.segments, strict=True)
+            if of.sinks is not None
+        ]
+        return self._cat(own)
+
+    def _weights(self, rows: Sequence[CallRows]) -> Iterator[tuple[Tensor, int, int]]:
+        """The weights of each segment's rows, (H, Q, K), the column of its first token, and that token's place."""
+        for of, (_, row, count), start in zip(rows, self.segments, self.starts, strict=True):
+            assert of.weights_BHQK is not None
+            yield of.weights_BHQK[row, :, :count], of.begin, start
+
+    def _of_weights(self, rows: Sequence[CallRows], visible: Visibility) -> JoinedLayer:
+        """The layer of a family that shows its weights alone: each row as it was."""
+        parts, tokens = [], len(self.real_T)
+        for part, begin, start in self._weights(rows):
+            shift = start - begin
+            whole = part.new_zeros(*part.shape[:2], tokens)
+            stop = min(part.shape[-1], tokens - shift)
+            whole[..., max(0, shift) : stop + shift] = part[..., max(0, -shift) : stop]
+            parts.append(whole)
+        weights = self._cat(parts)
+        return _dense(rows[0], weights[..., self.places.to(weights.device)], visible)
+
+    def _checked(self, key: Layer, rows: Sequence[CallRows], spec: AttentionSpec) -> JoinedLayer:
+        """The layer as an operator, after some rows times the values were compared with the model's own outputs."""
+        spec.softcap, spec.sinks = rows[0].softcap, self._sinks(rows)
+        spec.sinks_scale_output = rows[0].sinks_scale_output
+        P = select_operator(spec)
+        check = check_call(AttentionCall(rows[0].place, P, spec), "interface")
+        check.dtype = rows[0].dtype
+        actual, expected = list[Tensor](), list[Tensor]()
+        with full_precision(P.device):
+            for at in self._last_rows():
+                (_, row, count), of = self.segments[at], rows[at]
+                place = int(self.before[self.starts[at] + count]) - 1
+                if of.last_BHV is None:
+                    continue
+                weights = spec.weights(place, place + 1)
+                G = spec.kv_heads
+                product = weights.reshape(1, G, -1, spec.visible.keys) @ spec.v_BGKV.float()
+                product = product.view(1, spec.heads, 1, -1)
+                if (share := spec.output_shares(place, place + 1)) is not None:
+                    product = product * share
+                actual.append(product[0, :, 0])
+                expected.append(of.last_BHV[row].float())
+            if actual and actual[0].shape == expected[0].shape:
+                check.note(value_error=relative_error(torch.stack(actual), torch.stack(expected)))
+        allowed = tolerance(rows[0].dtype)[1]
+        if check.value_error is not None and not check.value_error <= allowed:
+            raise ModelError(
+                f"the forwards cannot be joined: in {check.name} the joined rows differ from what the model's own "
+                f"attention gave by {check.value_error:.2g}, {allowed:.2g} is allowed: {ROUNDED}",
+                "record with the model's default cache",
+            )
+        return JoinedLayer(P, check, rows[0])
+
+    def _last_rows(self) -> list[int]:
+        """Segments that end with the last query of their forward, some of them, spread over all."""
+        whole = [
+            at
+            for at, (forward, _, count) in enumerate(self.segments)
+            if count == forward.ids[self.stack].shape[1] and bool(self.real_T[self.starts[at] + count - 1])
+        ]
+        step = max(1, len(whole) // REPEATED_ROWS)
+        return whole[::-step][:REPEATED_ROWS]
+
+
+def _dense(rows: CallRows, weights: Tensor, visible: Visibility) -> JoinedLayer:
+    """A layer of which weights alone are known."""
+    P = DenseAttention(weights, visible)
+    with full_precision(P.device):
+        check = check_call(AttentionCall(rows.place, P, None, weights), "hook")
+    return JoinedLayer(P, check, rows)
+
+
+def _stretches(sight: Sight, row: int, count: int, keys: int) -> Tensor:
+    """(count, keys) boolean: what the queries of a row see, as columns of their call."""
+    if sight.mask is not None:
+        mask = sight.mask[row if len(sight.mask) > 1 else 0, 0, :count, :keys]
+        return _allowed(mask)
+    edges = (edge_BQ[row if len(edge_BQ) > 1 else 0, :count, None] for edge_BQ in (sight.first_BQ, sight.past_BQ))
+    first, past = edges
+    key_K = torch.arange(keys, device=first.device)
+    return (first <= key_K) & (key_K < past)
+
+
+def _allowed(mask: Tensor) -> Tensor:
+    """Boolean: which keys a mask lets a query see."""
+    return mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
