@@ -183,7 +183,7 @@ class _Ear(TorchDispatchMode):
         self._handlers: dict[Any, Callable[..., Any] | None] = {}
         self._pending: _Softmax | None = None
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+    def on_operation(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         if func not in self._handlers:
             self._handlers[func] = self._handler(func)
         handler, kwargs = self._handlers[func], kwargs or {}
@@ -426,6 +426,10 @@ class _Ear(TorchDispatchMode):
                     break
             frame = frame.f_back
         return None if inner is None else Caller(*self.paths[id(inner)], inputs)
+
+
+# Set, not defined: PyTorch wraps what is defined, and imports its compiler for that, which takes seconds.
+_Ear.__torch_dispatch__ = _Ear.on_operation  # type: ignore[method-assign, assignment]
 
 
 CHANNELS = "attends over channels, not over tokens"
