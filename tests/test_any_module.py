@@ -3,17 +3,20 @@
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+import attnscope
 from attnscope.attention.operator import DenseAttention
 from attnscope.attention.spec import AttentionSpec
 from attnscope.attention.tiling import TiledAttention
-from attnscope.errors import ModelError
+from attnscope.errors import InputError, MemoryLimitError, ModelError, UsageError
 from attnscope.hooks.calls import AttentionCall
 from attnscope.hooks.engines import select_operator
 from attnscope.hooks.functions import check_heard, hearing
@@ -335,3 +338,179 @@ def test_a_change_of_the_outputs_is_what_the_module_goes_on_with(make: Callable[
     torch.testing.assert_close(changed, expected, rtol=0, atol=1e-5)
     assert [check.altered for check in report.calls] == [True]
     assert torch.backends.mha.get_fastpath_enabled()
+
+
+# Wrapped and captured.
+
+
+class Characters:
+    """A tokenizer of another library."""
+
+    def encode(self, text: str) -> list[int]:
+        return [ord(letter) % 50 for letter in text]
+
+    def decode(self, ids: list[int]) -> str:
+        return "".join(chr(96 + token) for token in ids)
+
+
+TEXT = "the bank of the river"
+
+
+@pytest.mark.parametrize("engine", ["auto", "eager", "fused", "tiles"])
+@pytest.mark.parametrize("flash", [True, False], ids=["kernel", "softmax"])
+def test_a_language_model_of_other_code_is_captured(engine: Any, flash: bool) -> None:
+    net = any_modules.NanoGPT(flash=flash).eval()
+    seen = attnscope.capture(attnscope.wrap(net, Characters(), "nano"), TEXT, engine=engine)
+    with torch.no_grad(), Spy() as spy:
+        net(torch.tensor([Characters().encode(TEXT)]))
+    for layer in (0, 1):
+        torch.testing.assert_close(seen.weights[layer], spy.weights[layer][0].float(), rtol=0, atol=1e-6)
+    assert seen.stack == "decoder"
+    assert len(seen.heads) == 8
+    assert seen.failures == []
+    assert seen.facts["model"]["modules"] == {"0": "h.0.attn", "1": "h.1.attn"}
+    assert seen.queries.text == Characters().decode(Characters().encode(TEXT))
+
+
+def test_the_ways_out_of_a_capture(tmp_path: Path) -> None:
+    seen = attnscope.capture(attnscope.wrap(any_modules.NanoGPT().eval(), Characters(), "nano"), TEXT, query="last")
+    assert seen.table("entropy").num_rows == 8
+    assert seen.head("L1H2").strongest is not None
+    assert seen.relations().num_rows > 0
+    assert seen.heatmap("L1H2").save(tmp_path / "map.png").stat().st_size > 0
+    seen.page().save(tmp_path / "page.html")
+    written = {path.name for path in seen.export(tmp_path / "out", figures=[])}
+    assert {"heads.csv", "manifest.json"} <= written
+    assert "nano" in (tmp_path / "page.html").read_text("utf-8")
+
+
+def test_the_demo_in_a_module_of_other_code_has_its_own_numbers() -> None:
+    """The same model once by transformers' interface, once by what its functions ask of PyTorch."""
+    demo = attnscope.load("demo")
+    by_interface = attnscope.capture(demo, TEXT)
+
+    def feed(text: str) -> dict[str, Tensor]:
+        return {"input_ids": torch.tensor([by_interface.prompt.ids]), "use_cache": torch.tensor(False)}
+
+    heard = attnscope.capture(attnscope.wrap(demo.model, demo.tokenizer, feed=feed), TEXT)
+    assert heard.prompt.labels == by_interface.prompt.labels
+    for layer, weights in by_interface.weights.items():
+        torch.testing.assert_close(heard.weights[layer.layer], weights, rtol=0, atol=1e-6)
+    for name in ("entropy", "focus", "sink"):
+        theirs, ours = (np.array([head.score[name] for head in seen.heads]) for seen in (by_interface, heard))
+        np.testing.assert_allclose(ours, theirs, atol=1e-5)
+
+
+def test_the_patches_of_a_picture_and_the_token_before_them() -> None:
+    seen = attnscope.capture(attnscope.wrap(any_modules.Vit().eval()), torch.randn(1, 3, 32, 32), key="img")
+    assert seen.stack == "encoder"
+    assert seen.queries.labels[:3] == ("0", "img 0,0", "img 0,1")
+    assert len(seen.queries) == 17
+    assert seen.facts["notes"] == [
+        "17 tokens are read as the picture in 4 x 4 patches after 1 other token, by their number"
+    ]
+    assert "mass" in seen.columns.scores
+
+
+def test_a_window_is_a_row_of_the_batch() -> None:
+    net, x = any_modules.Windows().eval(), torch.randn(1, 8, 8, E)
+    calls, _ = heard(net, x)
+    for row in (0, 3):
+        seen = attnscope.capture(attnscope.wrap(net, row=row), x)
+        torch.testing.assert_close(seen.weights[0], calls[0].P.dense()[row], rtol=0, atol=1e-6)
+        assert seen.queries.labels[:2] == ("0,0", "0,1")
+        assert f"row {row} is shown of a batch of 4" in seen.facts["notes"][-1]
+    with pytest.raises(InputError, match="no call of Windows is of row 4"):
+        attnscope.capture(attnscope.wrap(net, row=4), x)
+
+
+def test_cross_attention_has_names_for_both_texts() -> None:
+    net, text = any_modules.CrossBlock().eval(), torch.randn(1, 7, 24)
+    seen = attnscope.capture(
+        attnscope.wrap(net), {"hidden_states": torch.randn(1, 16, E), "encoder_hidden_states": text}
+    )
+    assert list(seen.stacks) == ["decoder", "cross"]
+    assert (len(seen.stacks["cross"].queries), len(seen.stacks["cross"].keys)) == (16, 7)
+    assert seen.stacks["cross"].weights[1, "cross"].shape == (HEADS, 16, 7)
+
+
+def test_a_transformer_of_pytorch_has_three_stacks() -> None:
+    net = nn.Transformer(E, HEADS, 2, 2, 64, batch_first=True, dropout=0.0).eval()
+    seen = attnscope.capture(attnscope.wrap(net), (torch.randn(1, 9, E), torch.randn(1, 6, E)))
+    assert {stack: [key.layer for key in of.kv_of] for stack, of in seen.stacks.items()} == {
+        "encoder": [0, 1],
+        "decoder": [2, 4],
+        "cross": [3, 5],
+    }
+    assert seen.facts["model"]["modules"]["3"] == "decoder.layers.0.multihead_attn"
+
+
+def test_layers_over_other_tokens_are_named_and_can_be_chosen() -> None:
+    net, x = any_modules.TalkingHeads().eval(), torch.randn(1, T, E)
+    seen = attnscope.capture(attnscope.wrap(net), x)
+    assert any("not shown, with 1 queries and 10 keys: class_attn" in line for line in seen.unmeasured)
+    alone = attnscope.capture(attnscope.wrap(net, parts="class_*"), x)
+    assert alone.weights[1].shape == (HEADS, 1, T)
+
+
+def test_heads_are_selected_as_of_a_model() -> None:
+    loaded = attnscope.wrap(any_modules.NanoGPT().eval(), Characters())
+    assert [head.name for head in attnscope.capture(loaded, TEXT, select="1.2,0.0").kept_heads()] == ["L0H0", "L1H2"]
+    assert {key.layer for key in attnscope.capture(loaded, TEXT, layers=[1]).weights} == {1}
+    assert len(attnscope.capture(loaded, [TEXT, "a bank"])) == 2
+
+
+@pytest.mark.parametrize("value", [torch.arange(9), np.arange(9)[None], list(range(9)), torch.arange(9)[None]])
+def test_ids_in_any_form(value: Any) -> None:
+    net = any_modules.NanoGPT().eval()
+    value = value[None] if isinstance(value, Tensor) and value.ndim == 1 else value
+    seen = attnscope.capture(attnscope.wrap(net), value)
+    assert seen.queries.labels == tuple(map(str, range(9)))
+    assert attnscope.capture(attnscope.wrap(net, Characters()), value).queries.labels[1] == "a"
+
+
+def failing(text: str) -> None:
+    raise ZeroDivisionError("of what")
+
+
+@pytest.mark.parametrize(
+    ("wrapped", "how", "value", "error", "words"),
+    [
+        ({}, {}, TEXT, UsageError, "has no tokenizer, and this is a text"),
+        ({"tokenizer": object()}, {}, TEXT, UsageError, "expected a tokenizer with encode and decode, got object"),
+        ({"feed": failing}, {}, TEXT, InputError, "the feed of NanoGPT failed: .*of what"),
+        ({"tokenizer": Characters()}, {"generate": 3}, TEXT, UsageError, "generate needs a model of transformers"),
+        ({"tokenizer": Characters()}, {"verify": True}, TEXT, UsageError, "verify needs a model of transformers"),
+        ({"tokenizer": Characters()}, {"engine": "quick"}, TEXT, UsageError, "there is no engine 'quick'"),
+        ({"tokenizer": Characters()}, {"select": "9.9"}, TEXT, UsageError, "9"),
+        ({"parts": "none.*"}, {}, torch.arange(4)[None], InputError, "of none\\.\\*"),
+        ({}, {}, torch.full((1, 4), 999), attnscope.AttnscopeError, "NanoGPT failed"),
+    ],
+)
+def test_what_is_refused_of_a_module(
+    wrapped: dict[str, Any], how: dict[str, Any], value: Any, error: type[Exception], words: str
+) -> None:
+    loaded = attnscope.wrap(any_modules.NanoGPT().eval(), **wrapped)
+    with pytest.raises(error, match=words):
+        attnscope.capture(loaded, value, **how)
+
+
+def test_what_needs_a_model_of_transformers_says_so() -> None:
+    loaded: Any = attnscope.wrap(any_modules.NanoGPT().eval(), Characters())
+    for call in (attnscope.scan, attnscope.parity):
+        with pytest.raises(UsageError, match="NanoGPT is a module of other code"):
+            call(loaded)
+    view = attnscope.Request(view=attnscope.View(weights="value"), relations=True)
+    with pytest.raises(UsageError, match="norms of what keys write need a model of transformers"):
+        attnscope.capture(loaded, TEXT, request=view)
+    with pytest.raises(UsageError, match="training mode"):
+        attnscope.capture(attnscope.wrap(any_modules.NanoGPT(), Characters()), TEXT)
+    with pytest.raises(UsageError, match="expected a row of the batch from 0, got -1"):
+        attnscope.wrap(any_modules.NanoGPT(), row=-1)
+
+
+def test_finished_weights_of_all_layers_have_to_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("attnscope.observe.any_module.SURELY_FREE", 0)
+    monkeypatch.setattr("attnscope.observe.any_module.free_memory", lambda device: 1000)
+    with pytest.raises(MemoryLimitError, match="the weights of NanoGPT take over"):
+        attnscope.capture(attnscope.wrap(any_modules.NanoGPT(flash=False).eval()), torch.arange(9)[None])

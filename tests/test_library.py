@@ -244,15 +244,16 @@ REFUSED: dict[str, tuple[Callable[[Any, Any], object], str]] = {
     "bare": (lambda model, seen: attnscope.capture(model.model, SENTENCE), r"attnscope\.wrap one of a model"),
     "wrap": (
         lambda model, seen: attnscope.wrap("gpt2", None),
-        r"expected a model of transformers \(PreTrainedModel\), got str, which holds none; pass",
+        r"expected a model of transformers \(PreTrainedModel\) or a module of PyTorch, got str, which holds none; .*"
+        r"; matrices alone: attnscope\.from_weights\(weights, tokens\)$",
     ),
     "own code": (
-        lambda model, seen: attnscope.wrap(torch.nn.Linear(2, 2), None),
-        r"got Linear, a torch module of other code; .*; matrices alone: attnscope\.from_weights\(weights, tokens\)$",
+        lambda model, seen: attnscope.capture(attnscope.wrap(torch.nn.Linear(2, 2).eval()), torch.ones(1, 2)),
+        r"no attention was heard in Linear; looked for scaled_dot_product_attention, .*in the thread that ran it$",
     ),
     "envoy": (
         lambda model, seen: attnscope.wrap(Envoy(), None),
-        r"expected a model of transformers \(PreTrainedModel\), got Envoy, ",
+        r"or a module of PyTorch, got Envoy, ",
     ),
     "two models": (
         lambda model, seen: attnscope.wrap(Holder(model.model, tiny_model("llama")), None),

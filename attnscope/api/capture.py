@@ -21,7 +21,7 @@ from attnscope.errors import AttnscopeError, InputError, UnknownOptionError, Usa
 from attnscope.hooks.engines import Engine, engine_named
 from attnscope.inputs.sound import sound_of
 from attnscope.model.libraries import without_bars
-from attnscope.model.loaded import LoadedModel, check_loaded, pads
+from attnscope.model.loaded import LoadedModel, LoadedModule, check_loaded, pads
 from attnscope.model.loading import load as load_model
 from attnscope.model.options import LoadOptions
 from attnscope.model.selection import SEQ2SEQ
@@ -197,6 +197,8 @@ def capture(
         text = ""  # a vision tower reads a picture alone
     if (text is None) == (audio is None):
         raise UsageError("expected one text, or one sound", "give a text, or {audio=FILE}")
+    if isinstance(model, LoadedModule):
+        return _of_module(model, text, layers, request, (query, key, define), how)
     check_loaded(model)
     heads, there = None, model.geometry.heads_by_layer
     if layers is not None:
@@ -300,6 +302,29 @@ def save_weights(
     masks = {"attention_mask": attention_mask, "query_attention_mask": query_attention_mask, "mask": mask}
     matrices = tensors_of(weights, tokens, query_tokens, tokenizer, masks, kv_heads=kv_heads)
     return save_weights(path, replace(matrices, name=model, sink_logits=sink_logits))
+
+
+def _of_module(
+    loaded: LoadedModule,
+    value: Any,
+    layers: Sequence[int] | None,
+    request: Request | None,
+    tokens: tuple[str | int | None, str | int | None, Mapping[str, str] | None],
+    how: CaptureOptions,
+) -> Capture | list[Capture]:
+    """What `capture` returns of a module of other code: of a list of texts a list, each of a pass of its own."""
+    from attnscope.observe.any_module import read_module
+
+    if layers is not None:
+        if request is not None or how.get("select") is not None:
+            raise UsageError("layers and heads were both given", "choose heads with {select=1.*} instead")
+        how = {**how, "select": ",".join(f"{layer}.*" for layer in layers)}
+    keep = kept(None, request, *tokens, how)
+    several = isinstance(value, list) and bool(value) and all(isinstance(item, str) for item in value)
+    seen = [
+        Capture.made_of(read_module(loaded, CaptureSpec(item, keep, **how))) for item in (value if several else [value])
+    ]
+    return seen if several else seen[0]
 
 
 def _ask(text: Any, keep: Request, how: CaptureOptions) -> CaptureSpec:

@@ -302,16 +302,25 @@ class AttentionSpec:
 
     def first_texts(self, count: int) -> AttentionSpec:
         """The call with its first texts alone."""
-        visible, (bias, sinks) = self.visible, (self.bias, self.sinks)
-        mask = visible.mask if visible.mask is None else visible.mask[:count]
+        return self._texts(0, count)
+
+    def text(self, row: int) -> AttentionSpec:
+        """The call with one of its texts alone."""
+        return self._texts(row, row + 1)
+
+    def _texts(self, start: int, stop: int) -> AttentionSpec:
+        def part(values: Tensor | None) -> Tensor | None:  # of all texts, or one for all of them
+            return values if values is None or values.ndim < 4 or len(values) == 1 else values[start:stop]
+
+        sinks = self.sinks if self.sinks is None or len(self.sinks) == 1 else self.sinks[start:stop]
         return replace(
             self,
-            q_BHQD=self.q_BHQD[:count],
-            k_BGKD=self.k_BGKD[:count],
-            v_BGKV=self.v_BGKV[:count],
-            visible=replace(visible, mask=mask, _once={}),
-            bias=bias if bias is None else bias[:count],
-            sinks=sinks if sinks is None else sinks[:count],
+            q_BHQD=self.q_BHQD[start:stop],
+            k_BGKD=self.k_BGKD[start:stop],
+            v_BGKV=self.v_BGKV[start:stop],
+            visible=replace(self.visible, mask=part(self.visible.mask), _once={}),
+            bias=part(self.bias),
+            sinks=sinks,
         )
 
     def logits(self, start: int, stop: int) -> Tensor:

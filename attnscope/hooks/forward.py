@@ -239,6 +239,16 @@ def text_inputs(
 
 
 OURS = __name__.partition(".")[0]
+MODEL = ""  # who calls an operation that a listener stands before
+
+
+def operation(func: Callable[..., Any], args: Iterable[Any], kwargs: Mapping[str, Any]) -> Any:
+    """One of PyTorch's operations that the model's own code asks for, where a listener stands between them.
+
+    >>> operation(torch.ops.aten.relu.default, [torch.ones(2)], {})
+    tensor([1., 1.])
+    """
+    return func(*args, **kwargs)
 
 
 @contextmanager
@@ -254,8 +264,12 @@ def own_errors(model: nn.Module) -> Iterator[None]:
 
         # The model's own code failed where neither attnscope nor who listens called PyTorch last.
         packages = _packages(model)
-        frames = (frame.f_globals.get("__name__", "").partition(".")[0] for frame, _ in walk_tb(error.__traceback__))
-        callers = [package for package in frames if package == OURS or package in packages - {"torch"}]
+        frames = [frame for frame, _ in walk_tb(error.__traceback__)]
+        callers = [
+            MODEL if frame.f_code is operation.__code__ else frame.f_globals.get("__name__", "").partition(".")[0]
+            for frame in frames
+        ]
+        callers = [package for package in callers if package in (OURS, MODEL) or package in packages - {"torch"}]
         if not callers or callers[-1] == OURS:
             raise
         raise ForwardError(

@@ -33,7 +33,7 @@ from attnscope.attention.spec import AttentionSpec, Visibility, by_place
 from attnscope.errors import ModelError
 from attnscope.hooks.calls import REPEATED_ROWS, AttentionCall, CallSite, check_call, relative_error, sampled
 from attnscope.hooks.engines import OnCall, full_precision, select_operator
-from attnscope.hooks.forward import bare_model
+from attnscope.hooks.forward import bare_model, operation
 from attnscope.hooks.listen import uncompiled
 from attnscope.hooks.report import KERNEL, LAYER, SOFTMAX, CallCheck, CaptureReport, settle
 from attnscope.model.libraries import ProcessWide
@@ -82,7 +82,7 @@ def check_heard(report: CaptureReport, name: str) -> None:
         others = "; ".join(f"{path or 'the module itself'} {what}" for path, what in report.unheard.items())
         raise ModelError(
             f"no attention was heard in {name}" + (f": {others}" if others else ""),
-            f"looked for {LOOKED_FOR}, in the thread that ran the module",
+            f"looked for {LOOKED_FOR}, in the thread that ran it",
         )
 
 
@@ -188,7 +188,7 @@ class _Ear(TorchDispatchMode):
             self._handlers[func] = self._handler(func)
         handler, kwargs = self._handlers[func], kwargs or {}
         if handler is None:
-            return func(*args, **kwargs)
+            return operation(func, args, kwargs)
         return handler(func, args, kwargs)
 
     def _handler(self, func: Any) -> Callable[..., Any] | None:
@@ -216,7 +216,7 @@ class _Ear(TorchDispatchMode):
     # The three ways, and what is none of them.
 
     def _on_kernel(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        result = func(*args, **kwargs)
+        result = operation(func, args, kwargs)
         caller = self._caller()
         if caller is None:
             return result
@@ -241,7 +241,7 @@ class _Ear(TorchDispatchMode):
         return (changed, *result[1:]) if isinstance(result, tuple) else changed
 
     def _on_attention_layer(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        result = func(*args, **kwargs)
+        result = operation(func, args, kwargs)
         caller = self._caller()
         if caller is not None:
             given = _arguments(func, args, kwargs)
@@ -249,7 +249,7 @@ class _Ear(TorchDispatchMode):
         return result
 
     def _on_encoder_layer(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        result = func(*args, **kwargs)
+        result = operation(func, args, kwargs)
         caller = self._caller()
         if caller is not None:
             given = _arguments(func, args, kwargs)
@@ -293,7 +293,7 @@ class _Ear(TorchDispatchMode):
         self._hand_on(caller._replace(path=path), spec, LAYER, error=error)
 
     def _on_softmax(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        result = func(*args, **kwargs)
+        result = operation(func, args, kwargs)
         axis = args[1] if len(args) > 1 else kwargs.get("dim", -1)
         if (
             isinstance(result, Tensor)
@@ -308,7 +308,7 @@ class _Ear(TorchDispatchMode):
         return result
 
     def _on_product(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        result = func(*args, **kwargs)
+        result = operation(func, args, kwargs)
         pending = self._pending
         if pending is None or not pending.is_in(args[0]):
             return result
@@ -320,7 +320,7 @@ class _Ear(TorchDispatchMode):
         if caller is not None:
             name = str(getattr(func, "__name__", func)).partition(".")[0].strip("_")
             self._note_unheard(caller, f"calls {name}, which shows no weights")
-        return func(*args, **kwargs)
+        return operation(func, args, kwargs)
 
     # Finished weights: their values may follow.
 

@@ -12,7 +12,7 @@ hooks that accelerate leaves on modules (`_hf_hook`), so that accelerate is not 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -260,8 +260,59 @@ class LoadedTokenizer:
     brought: bool
 
 
+@dataclass(frozen=True, repr=False)
+class LoadedModule:
+    """A module of PyTorch of any code, as `attnscope.wrap` makes it; the module itself is left as it is.
+
+    tokenizer: of its texts, None where its input is no text. feed: makes the arguments of its forward of a text, or of
+    another input; without it see `attnscope.wrap`. row: which text, or window, of the batch of each call is shown.
+    parts: patterns of the paths of the parts that are read.
+
+        >>> attnscope.capture(attnscope.wrap(net), torch.arange(9)[None]).table()
+    """
+
+    module: nn.Module
+    name: str
+    tokenizer: Any = None
+    feed: Callable[..., Any] | None = None
+    row: int = 0
+    parts: tuple[str, ...] = ("*",)
+
+    @property
+    def device(self) -> str:
+        """Where its inputs go: where its first parameter is."""
+        tensor = self._first
+        return "cpu" if tensor is None else str(tensor.device)
+
+    @property
+    def dtype(self) -> str:
+        """The dtype of its first parameter, `float32` without one.
+
+        >>> attnscope.wrap(net).dtype
+        'float32'
+        """
+        tensor = self._first
+        return "float32" if tensor is None else str(tensor.dtype).removeprefix("torch.")
+
+    @property
+    def _first(self) -> Tensor | None:
+        tensors = (*self.module.parameters(), *self.module.buffers())
+        return next((tensor for tensor in tensors if tensor.is_floating_point()), None)
+
+    def __repr__(self) -> str:
+        size = f"{sum(parameter.numel() for parameter in self.module.parameters()) / 1e6:,.1f} M parameters"
+        return (
+            f"LoadedModule: {visible(self.name)} ({type(self.module).__name__}), {size}, {self.dtype} on {self.device}"
+        )
+
+
 def check_loaded(model: object) -> None:
     """Raise UsageError for what is no model that `attnscope.load` or `attnscope.wrap` made."""
+    if isinstance(model, LoadedModule):
+        raise UsageError(
+            f"this needs a model of transformers, and {model.name} is a module of other code",
+            "attnscope.capture reads it",
+        )
     if not isinstance(model, LoadedModel):
         raise UsageError(
             f"expected a LoadedModel, got {type(model).__name__}",

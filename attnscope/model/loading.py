@@ -14,11 +14,11 @@ import logging
 import re
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import redirect_stdout, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 from attnscope.errors import (
     AttnscopeError,
@@ -35,7 +35,7 @@ from attnscope.model import adapters, checkpoint, fitting, gguf, quantised, sour
 from attnscope.model.families import family
 from attnscope.model.geometry import MOST_NUMBER, Geometry, geometry_of, number_bytes, stretch_positions, weight_bytes
 from attnscope.model.libraries import bars_as_elsewhere, knows_interface, needed, uncollected, weights_counted
-from attnscope.model.loaded import LoadedModel, LoadedTokenizer, device_of
+from attnscope.model.loaded import LoadedModel, LoadedModule, LoadedTokenizer, device_of
 from attnscope.model.options import RUNS_CODE, TRUST, LoadOptions, read_error
 from attnscope.model.selection import ENCODER_ONLY, SEQ2SEQ, VISION, VISION_ONLY
 from attnscope.model.sources import DEMO_FOLDER, Source
@@ -43,6 +43,7 @@ from attnscope.utils.isolation import without_stderr
 from attnscope.utils.memory import free_memory, human_bytes, is_out_of_memory
 
 if TYPE_CHECKING:
+    from torch import nn
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
@@ -145,17 +146,54 @@ def load_tokenizer(options: LoadOptions) -> LoadedTokenizer:
     return LoadedTokenizer(_tokenizer(source, config, options), source.name, most, source.source_folder != DEMO_FOLDER)
 
 
+@overload
+def wrap(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str | None = None) -> LoadedModel: ...
+@overload
+def wrap(
+    model: nn.Module,
+    tokenizer: Any = None,
+    name: str | None = None,
+    *,
+    feed: Callable[..., Any] | None = None,
+    row: int = 0,
+    parts: str | Sequence[str] = "*",
+) -> LoadedModule: ...
 @hints_of()
-def wrap(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str | None = None) -> LoadedModel:
+def wrap(
+    model: Any,
+    tokenizer: Any = None,
+    name: str | None = None,
+    *,
+    feed: Callable[..., Any] | None = None,
+    row: int = 0,
+    parts: str | Sequence[str] = "*",
+) -> LoadedModel | LoadedModule:
     """A model that is loaded already, with its tokenizer, as attnscope reads it; the model itself is left as it is.
 
     That holds for its training mode too, in which `capture` refuses to read it: call `model.eval()` first. One that
     torch.compile, PEFT or an object of another library holds is read inside it, with its adapters; virtual tokens of
     prompt, prefix or P-tuning as they are now. name: what tables and manifests call it. Raises UsageError for what is
-    and holds no model of transformers, ModelError for a model that has no softmax attention over text.
+    and holds no model of transformers and no module of PyTorch, ModelError for a model that has no softmax attention
+    over text.
+
+    Any other module of PyTorch is heard while it runs, by what it asks of PyTorch, and `capture` reads it. A text is
+    then its tokenizer's ids, (1, T); a tensor or an array is given as it is, a mapping by the names of the arguments.
+    feed: makes something else of an input: the one argument, a tuple of them, or a mapping. row: which text or window
+    of the batch is shown. parts: patterns of the paths of the parts that are read, as "blocks.*".
 
         >>> model = wrap(AutoModelForCausalLM.from_pretrained("gpt2"), AutoTokenizer.from_pretrained("gpt2"))
+        >>> vit = wrap(timm.create_model("vit_tiny_patch16_224").eval())
     """
+    from torch import nn
+
+    if feed is not None or (isinstance(model, nn.Module) and not holds_model(model)):
+        if not isinstance(model, nn.Module):
+            raise UsageError(f"expected a module of PyTorch, got {type(model).__name__}", "leave out {feed}")
+        if row < 0:
+            raise UsageError(f"expected a row of the batch from 0, got {row}", "use {row=0}")
+        patterns = (parts,) if isinstance(parts, str) else tuple(parts)
+        return LoadedModule(model, name or type(model).__name__, tokenizer, feed, row, patterns)
+
     # Of the whole: a part that is read alone knows neither its quantizer nor the hooks that unpack its weights.
     whole = model_inside(model)
     quantised.check_plain(whole, name or type(whole).__name__)
@@ -594,11 +632,20 @@ def model_inside(holder: Any) -> PreTrainedModel:
     name = type(holder).__name__
     if models:
         raise UsageError(f"expected one model of transformers, got {name} that holds {len(models)}", "pass one of them")
-    kind = "a torch module of other code" if isinstance(holder, nn.Module) else "which holds none"
     raise UsageError(
-        f"expected a model of transformers (PreTrainedModel), got {name}, {kind}",
-        "pass a PreTrainedModel, or an object that holds one; matrices alone: attnscope.from_weights(weights, tokens)",
+        f"expected a model of transformers (PreTrainedModel) or a module of PyTorch, got {name}, which holds none",
+        "pass a model, or an object that holds one; matrices alone: attnscope.from_weights(weights, tokens)",
     )
+
+
+def holds_model(module: nn.Module) -> bool:
+    """Whether a module of torch is a model that is read by its config, or holds one of transformers.
+
+    >>> holds_model(torch.nn.Linear(2, 2))
+    False
+    """
+    config = getattr(module, "config", None)  # of other code too, which means something else by it
+    return hasattr(config, "get_text_config") or next(_models(module), None) is not None
 
 
 def _models(holder: Any) -> Iterator[PreTrainedModel]:
