@@ -7,11 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+import pyarrow as pa
+
 from attnscope.api.records import DrawnRecord, picture_of
 from attnscope.errors import InputError, UsageError, hints_of
+from attnscope.export.manifest import NAME, TARGET, prompt_of, read_manifest
 from attnscope.export.study_figures import panels, save_comparison
 from attnscope.figures import Style, save_metrics
 from attnscope.inputs.sound import Sound
+from attnscope.metrics.metrics import METRICS
+from attnscope.model.libraries import versions
 from attnscope.model.loaded import check_loaded
 from attnscope.model.options import LoadOptions
 from attnscope.model.selection import everything, select_stacks
@@ -29,14 +35,25 @@ from attnscope.studies.comparison import (
     tokens_table,
 )
 from attnscope.studies.comparison import heads_of as counts_of
-from attnscope.studies.gate import judge, parse_gate
+from attnscope.studies.gate import (
+    TEXT_ROLES,
+    SideNumbers,
+    baseline_document,
+    beside_baseline,
+    check_answered,
+    ids_digest,
+    judge,
+    parse_gate,
+    read_baseline,
+    read_numbers,
+)
 from attnscope.utils.display import number_of
+from attnscope.utils.files import check_types, damaged, read_json, read_small, save_json, sha256_of
 from attnscope.utils.schema import takes_fields
 from attnscope.utils.stages import NO_PROGRESS, Progress
+from attnscope.utils.tables import read_delimited
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from attnscope.export.drawing import Picture
     from attnscope.inputs.prompt import Side
     from attnscope.inputs.spans import Align
@@ -45,7 +62,7 @@ if TYPE_CHECKING:
     from attnscope.observe.request import EngineWord, Text
     from attnscope.observe.run import Run
     from attnscope.studies.comparison import Comparison
-    from attnscope.studies.gate import Verdict
+    from attnscope.studies.gate import Condition, Verdict
 
 HeadsOfStacks = Mapping[str, Mapping[int, Sequence[int]]]
 
@@ -58,7 +75,8 @@ class CompareOptions:
     "text"; by position without it where both sides have as many words. select, atlas: the heads that are listed, in
     the grammar of --select. engine: who computes the attention. compare_engine: who does on the other side, the same
     without it. memory: what may be kept of the first side. gate: what every listed head is held to, such as
-    "visible=same,js<0.01,role=same".
+    "visible=same,js<0.01,role=same". baseline: what an earlier run left, instead of the other side: a file of
+    `save_baseline`, or the folder or manifest of a run of one text.
     """
 
     compare_text: str | None = None
@@ -69,6 +87,7 @@ class CompareOptions:
     compare_engine: EngineWord | None = None
     memory: str | None = None
     gate: str | None = None
+    baseline: Path | str | None = None
     chat: bool = False
     truncate: Side | None = None
     target: str | list[int] | None = None
@@ -164,13 +183,24 @@ def compared(
             changes=conditions is not None,
             advance=advance,
         )
-    # All heads are compared, since they share their passes; those that were chosen are listed.
+    return _listed(comparison, heads, facts, conditions, models[0], asked)
+
+
+def _listed(
+    comparison: Comparison,
+    heads: HeadsOfStacks,
+    facts: Mapping[str, Any],
+    conditions: Sequence[Condition] | None,
+    loaded: LoadedModel,
+    asked: CompareOptions,
+) -> Compared:
+    """All heads are compared, since they share their passes; those that were chosen are listed, and judged."""
     chosen = {(stack, layer, head) for stack, of in heads.items() for layer, here in of.items() for head in here}
     at = [(stack, *head) for stack, head in zip(comparison.head_stacks, comparison.heads, strict=True)]
     places = [place for place in comparison.order if at[place] in chosen]
     verdict = None
     if conditions is not None:
-        named_by = atlas_of(models[0], asked.atlas)
+        named_by = atlas_of(loaded, asked.atlas)
         verdict = judge(comparison, conditions, places, named_by.roles if named_by else None)
     return Compared(comparison, places, facts, verdict)
 
@@ -187,6 +217,19 @@ def readings(
     texts: Sequence[SidesOfText], loaded: Sequence[LoadedModel], asked: CompareOptions, tell: Progress, ready: Any
 ) -> Iterator[tuple[OneSide, OneSide]]:
     """Both sides of each text, ready to be read; of many, those that do not fit are named and left out."""
+    for runs in _runs(texts, loaded, asked, tell, ready):
+        one, two = map(_side, runs)
+        yield one, two
+
+
+def _side(run: Run) -> OneSide:
+    return OneSide(run.loaded, run.prompt, run.engine, run.source)
+
+
+def _runs(
+    texts: Sequence[SidesOfText], loaded: Sequence[LoadedModel], asked: CompareOptions, tell: Progress, ready: Any
+) -> Iterator[list[Run]]:
+    """What is about to be read of each text: by one model, or by two."""
 
     def prepared(model: LoadedModel, text: Text, chat: bool, engine: EngineWord) -> Run:
         how = {"engine": engine, "memory": asked.memory, "truncate": asked.truncate, "target": asked.target}
@@ -197,8 +240,9 @@ def readings(
         try:
             runs = [prepared(loaded[0], first, asked.chat, asked.engine)]
             written = isinstance(other, str | Sound)  # tokens are of one model: the other reads what they say
-            read, engine = other if written else runs[0].text.text, asked.compare_engine or asked.engine
-            runs.append(prepared(loaded[1], read, asked.chat and written, engine))
+            for model in loaded[1:]:
+                read, engine = other if written else runs[0].text.text, asked.compare_engine or asked.engine
+                runs.append(prepared(model, read, asked.chat and written, engine))
         except InputError as error:
             if len(texts) == 1:
                 raise
@@ -206,8 +250,99 @@ def readings(
             continue
         for run in runs if len(texts) == 1 else ():
             ready(run)
-        one, two = (OneSide(run.loaded, run.prompt, run.engine, run.source) for run in runs)
-        yield one, two
+        yield runs
+
+
+def numbers_of(
+    texts: Sequence[SidesOfText],
+    loaded: LoadedModel,
+    asked: CompareOptions,
+    tell: Progress = NO_PROGRESS,
+    ready: Any = lambda run: None,
+) -> SideNumbers:
+    """What a baseline keeps of every text, from one pass over each."""
+    steps = len(texts) * sum(map(len, loaded.geometry.stacks.values()))
+    with tell.stage("forward passes", steps, "layers") as advance:
+        return read_numbers((_side(run) for [run] in _runs(texts, [loaded], asked, tell, ready)), advance)
+
+
+def save_baseline(
+    path: Path,
+    texts: Sequence[SidesOfText],
+    loaded: LoadedModel,
+    asked: CompareOptions,
+    tell: Progress = NO_PROGRESS,
+    ready: Any = lambda run: None,
+) -> SideNumbers:
+    """Read every text and write what a later run is held to, the baseline of a gate, to a file."""
+    numbers = numbers_of(texts, loaded, asked, tell, ready)
+    about = {name: getattr(loaded, name) for name in ("name", "revision", "dtype", "device")}
+    save_json(baseline_document(numbers, {"model": about, "engine": asked.engine, "versions": versions()}), path)
+    return numbers
+
+
+def compared_with_baseline(
+    texts: Sequence[SidesOfText],
+    loaded: LoadedModel,
+    asked: CompareOptions,
+    *,
+    options: Mapping[str, Any],
+    out: Path | None = None,
+    force: bool = False,
+    tell: Progress = NO_PROGRESS,
+    ready: Any = lambda run: None,
+) -> Compared:
+    """One model's numbers beside those that an earlier run left; the other arguments as for `compared`."""
+    assert asked.baseline is not None
+    conditions = None if asked.gate is None else parse_gate(asked.gate)
+    path = Path(asked.baseline)
+    before = baseline_of(path)
+    check_answered(conditions or (), before)
+    heads = heads_of(loaded, asked)
+    digest = sha256_of(path / NAME if path.is_dir() else path)
+    read = [getattr(text.first, "sha256", str(text.first)) for text in texts]
+    facts = comparison_facts([loaded], read, {**options, "baseline": digest})
+    if out is not None:
+        check_folder(out, facts, force)
+    comparison = beside_baseline(numbers_of(texts, loaded, asked, tell, ready), before)
+    return _listed(comparison, heads, facts, conditions, loaded, asked)
+
+
+def baseline_of(path: Path) -> SideNumbers:
+    """What an earlier run left: the file of a baseline, or the folder or manifest of a run of one text.
+
+    Raises UsageError for what is neither and for another version, InputError for what is damaged.
+    """
+    manifest = path / NAME if path.is_dir() else path
+    if not path.exists():
+        raise UsageError(f"there is no file or folder {path}", "name a file of {save_baseline}, or a run's folder")
+    if path.is_dir() and not manifest.exists():
+        raise UsageError(
+            f"{path} holds no run: there is no {NAME}", "name the file of {save_baseline}, or a run's folder"
+        )
+    with damaged(f"{manifest} is not a baseline, or cannot be read", "save one with {save_baseline}"):
+        document = read_json(manifest)
+        check_types(document, {"schema": str})
+        if not document["schema"].startswith("run/"):
+            return read_baseline(manifest)
+        about = read_manifest(manifest)
+        prompt = prompt_of(about, manifest)
+        target = prompt_of(about, manifest, TARGET) if TARGET in about else None
+        read = (prompt.ids,) if target is None else (target.ids, prompt.ids)
+        rows = read_delimited(pa.BufferReader(read_small(manifest.parent / "heads.csv"))).to_pylist()
+        numbers = np.array([[np.nan if row[name] is None else row[name] for row in rows] for name in METRICS], float)
+        roles = [str(row["text_role"]) for row in rows]
+        if not rows or any(role not in TEXT_ROLES for role in roles):
+            raise ValueError("no heads, or roles of another kind")
+        return SideNumbers(
+            heads=tuple((int(row["layer"]), int(row["head"])) for row in rows),
+            head_stacks=tuple(str(row["stack"]) for row in rows),
+            texts=(ids_digest(*read),),
+            metrics=dict(zip(METRICS, numbers[:, None], strict=True)),
+            roles=np.array([roles], object),
+            own=np.zeros((1, len(rows)), int),
+            masks=None,
+        )
 
 
 @dataclass(frozen=True, repr=False)
@@ -225,7 +360,7 @@ class Compared(DrawnRecord):
     @property
     def line(self) -> str:
         comparison, apart = self.found, ""
-        for most in self.places[:1]:
+        for most in self.places[:1] if comparison.has_divergence else ():
             apart = f"; most apart: {comparison.name(most)}, {float(comparison.js.effect[most]):.3g} bits"
         gate = f"; {self.verdict.line}" if self.verdict else ""
         return f"{len(self.places)} heads over {number_of(comparison.texts, 'text')}{apart}{gate}"

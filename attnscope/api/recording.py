@@ -38,7 +38,7 @@ from attnscope.hooks.joining import (
 from attnscope.hooks.listen import overhearing
 from attnscope.hooks.report import CaptureReport
 from attnscope.inputs.prompt import Prompt, from_ids
-from attnscope.inputs.weights import prompt_of_tokens
+from attnscope.inputs.tensors import prompt_of_tokens
 from attnscope.model.geometry import LayerGeometry
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.loading import as_deployed

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typer import Option
 
@@ -12,16 +13,27 @@ from attnscope.cli import output
 from attnscope.cli.config import with_options
 from attnscope.cli.figure_options import Look, ManyTexts
 from attnscope.cli.heads import GROUPS
-from attnscope.cli.option_groups import FIRST, UNRECORDED, command_line, fill, offer, option_group, recorded
+from attnscope.cli.option_groups import (
+    FIRST,
+    UNRECORDED,
+    check_one_given,
+    command_line,
+    fill,
+    offer,
+    option_group,
+    recorded,
+)
 from attnscope.cli.options import ENGINE_WORDS, Memory, ModelTexts, OtherSide, Selected, engine_word
-from attnscope.cli.output import Results, Top, writing_to
+from attnscope.cli.output import Results, Top, check_file, writing_to
 from attnscope.cli.study_tables import open_line
 from attnscope.errors import UsageError
 from attnscope.model.selection import SEQ2SEQ
+from attnscope.utils.display import number_of
 from attnscope.utils.signals import unwinding
 
 if TYPE_CHECKING:
     from attnscope.api.compare import SidesOfText
+    from attnscope.observe.run import Run
     from attnscope.studies.comparison import Comparison
     from attnscope.studies.gate import Verdict
 
@@ -55,6 +67,14 @@ class Sides(ModelTexts, OtherSide, ManyTexts):
         FIRST,
         UNRECORDED,
     ] = None
+    baseline: Annotated[
+        Path | None,
+        "Numbers of an earlier run instead of a second side: a file of --save-baseline, or a run's folder.",
+        "PATH",
+    ] = None
+    save_baseline: Annotated[
+        Path | None, "Save the numbers of the model as a baseline and compare nothing.", "FILE.json", UNRECORDED
+    ] = None
     texts: Annotated[str | None, "Texts for two models: a file, a folder or a glob; - reads stdin.", "FILE"] = None
 
     @property
@@ -71,7 +91,15 @@ class Sides(ModelTexts, OtherSide, ManyTexts):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.compare_text is None and not self.of_models:
+        alone = {"--baseline": self.baseline, "--save-baseline": self.save_baseline}
+        check_one_given(alone)
+        if any(alone.values()):
+            if self.compare_text is not None or self.of_models:
+                flag = next(name for name, value in alone.items() if value)
+                raise UsageError(f"{flag} takes the place of a second side, and one was given", f"leave out {flag}")
+            if self.save_baseline is not None:
+                check_file(self.save_baseline, "baseline.json")
+        elif self.compare_text is None and not self.of_models:
             raise UsageError("nothing to compare with", "give --compare-text TEXT or --compare-model NAME")
         self.check_other_side()
         if self.compare_text is not None and self.of_models:
@@ -121,7 +149,7 @@ def compare(asked: Sides, room: Room, selected: Selected, top: Top, printing: Re
     if asked.compare_model is not None or asked.compare_dtype is not None:
         other = load_model(asked.second_model(), printing)
 
-    from attnscope.api.compare import CompareOptions, compared
+    from attnscope.api.compare import CompareOptions, compared, compared_with_baseline, save_baseline
     from attnscope.cli.study_tables import differences_sheet
     from attnscope.observe.run import run_lines, target_lines
 
@@ -130,17 +158,24 @@ def compare(asked: Sides, room: Room, selected: Selected, top: Top, printing: Re
     options = {name: value for name, value in recorded(*groups).items() if name not in AROUND}
     if len(texts) > 1 and loaded.geometry.task == SEQ2SEQ:
         output.log("the targets are generated greedily, each by the model that reads it", printing.quiet)
-    result = compared(
-        texts,
-        (loaded, other),
-        fill(CompareOptions, asked, room, selected),
-        options=options,
-        out=printing.out,
-        force=printing.force,
-        maps=printing.out is not None,
-        tell=output.TerminalProgress(printing.quiet),
-        ready=lambda run: output.log_lines((*run_lines(run), *target_lines(run)), printing.quiet),
-    )
+    how = fill(CompareOptions, asked, room, selected)
+    tell = output.TerminalProgress(printing.quiet)
+
+    def ready(run: Run) -> None:
+        output.log_lines((*run_lines(run), *target_lines(run)), printing.quiet)
+
+    if asked.save_baseline is not None:
+        numbers = save_baseline(asked.save_baseline, texts, loaded, how, tell, ready)
+        size = f"{number_of(len(numbers.heads), 'head')} over {number_of(len(numbers.texts), 'text')}"
+        output.log(f"wrote {asked.save_baseline}: {size}", printing.quiet)
+        output.log_lines((f"check failed: {line}" for line in numbers.failures), quiet=False)
+        return 1 if numbers.failures else 0
+    folder: dict[str, Any] = {"options": options, "out": printing.out, "force": printing.force}
+    if asked.baseline is not None:
+        result = compared_with_baseline(texts, loaded, how, **folder, tell=tell, ready=ready)
+    else:
+        maps = printing.out is not None
+        result = compared(texts, (loaded, other), how, **folder, maps=maps, tell=tell, ready=ready)
     # Files first: a reader of stdout that goes away takes nothing from the folder.
     comparison = result.found
     if printing.out is not None:
@@ -204,10 +239,10 @@ def report(comparison: Comparison, quiet: bool) -> int:
             if alone:
                 output.log(f"only in {side}: {described(prompt, TokenMatch('', tuple(alone)))}", quiet)
     if not comparison.pair:
-        output.log(f"{comparison.texts} texts" + ", too few for intervals" * (comparison.texts < FEWEST), quiet)
+        output.log(number_of(comparison.texts, "text") + ", too few for intervals" * (comparison.texts < FEWEST), quiet)
     # Which layer of each stack is the first to differ, where it is not the first.
     differs = (comparison.js.effect > 0).any()
-    if not differs:
+    if not differs and comparison.has_divergence:
         output.log("no head differs", quiet)
     for stack, places in comparison.stacks.items() if differs else ():
         name, js = comparison.stack_name(stack), comparison.js.effect[places]

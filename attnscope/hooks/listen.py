@@ -216,7 +216,7 @@ def overhearing(
     listener.overhears = True
     compiles = bare is not model or device_of(bare).type != "cpu"  # `generate` compiles by itself on a device
     with (
-        _forced_eager() if compiles else _uncompiled(),
+        _forced_eager() if compiles else uncompiled(),
         _dispatching(listener),
         forward.temporary(listener.hook_modules(False)),
     ):

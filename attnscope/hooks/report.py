@@ -43,7 +43,7 @@ class CallCheck:
 
     row_sum_error: largest |row sum - 1| (None with sink logits). masked_weight: largest weight on a key that the mask
     hides. value_error: largest |P V - output| over some rows, relative to the largest |output|. route: "interface",
-    "answered" (attnscope computed the output), "hook", GIVEN, UNREAD, or that of an operation. altered: whether an engine
+    "answered" (attnscope computed the output), "hook", GIVEN, UNREAD, or an operation's. altered: whether an engine
     changed the output. dtype: of the model's own output or weights, where there are any: not always that of the model.
     answered_by: which of attnscope's own ways read each kind of question, {"Entropy": "tiles"}. stack: the layer's
     stack. repeats: whether its weights are those of the call before it: of the same q and k, over other values. ahead:

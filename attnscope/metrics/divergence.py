@@ -10,15 +10,16 @@ Shapes: H head, T token, U unit, r units of a block, q queries, Q, K cell of a m
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from attnscope.attention.operator import AttentionOperator, DenseAttention
-from attnscope.attention.spec import row_blocks
+from attnscope.attention.spec import Visibility, row_blocks
 from attnscope.attention.tiling import TiledAttention
 from attnscope.metrics.texts import Cells
 
@@ -199,3 +200,40 @@ def least_mass(P: AttentionOperator) -> float:
     """
     stored = torch.finfo(P.weights_BHQK.dtype if isinstance(P, DenseAttention) else torch.float32)
     return UNDERFLOW * max(torch.finfo(torch.float32).smallest_normal, stored.smallest_normal * stored.eps)
+
+
+def own_pairs(P: AttentionOperator) -> np.ndarray:
+    """The pairs of a query and a key by which a layer's own matrix differs from its q, k and mask, (H,) int64.
+
+    0 of what has no matrix of its own, or shows no q and k: there is nothing to hold it against.
+    """
+    if P.spec is None or not isinstance(P, DenseAttention):
+        return np.zeros(P.heads, np.int64)
+    changes = key_changes(TiledAttention(P.spec), P)
+    return changes.gained + changes.gone
+
+
+MASK_NAME = 16  # letters of a mask's name
+
+
+def mask_names(visible: Visibility) -> list[str]:
+    """A name for which keys each query may see, of each head or of all heads alike: equal masks have equal names.
+
+    Empty where it is not known. A mask and an order of positions that hide the same keys have one name.
+
+    >>> mask_names(Visibility(3, 3)) == mask_names(Visibility(3, 3, torch.ones(1, 1, 3, 3).tril().bool()))
+    True
+    """
+    if not visible.known:
+        return [""]
+
+    def make() -> list[str]:
+        digests: list[Any] = []
+        for start, stop in row_blocks(visible.queries, visible.keys, visible.device):
+            rows_HqK = visible.rows(start, stop)[0].cpu().numpy()
+            digests = digests or [hashlib.sha256(repr(visible.queries).encode()) for _ in rows_HqK]
+            for digest, row_qK in zip(digests, rows_HqK, strict=True):
+                digest.update(np.packbits(row_qK, axis=1).tobytes())
+        return [digest.hexdigest()[:MASK_NAME] for digest in digests]
+
+    return visible.once("mask names", make)

@@ -32,7 +32,15 @@ from attnscope.hooks.listen import calls_interface, listen
 from attnscope.hooks.report import CaptureReport
 from attnscope.inputs.spans import WORDS, Align, Units, alignment, units
 from attnscope.inputs.tokens import TokenSelection
-from attnscope.metrics.divergence import Divergence, DivergenceSide, KeyChanges, diverge, key_changes, readable
+from attnscope.metrics.divergence import (
+    Divergence,
+    DivergenceSide,
+    KeyChanges,
+    diverge,
+    key_changes,
+    own_pairs,
+    readable,
+)
 from attnscope.metrics.metrics import KNOWN, METRICS, measure, metrics_for
 from attnscope.metrics.roles import roles_of
 from attnscope.metrics.texts import MAP_SIDE, Cells
@@ -57,6 +65,7 @@ if TYPE_CHECKING:
     from attnscope.model.selection import HeadsByLayer
 
 LayersRead = Callable[[int], object]
+Keep = Callable[["LayerKey", "AttentionOperator", "LayerScores"], None]
 
 
 class OneSide(NamedTuple):
@@ -164,10 +173,11 @@ class Pair(NamedTuple):
 
 
 class LayerScores(NamedTuple):
-    """What is measured of one layer of a side: {metric: (1, H)}, and where they are wanted the text roles, (H,)."""
+    """What is measured of one layer of a side: {metric: (1, H)}; for a gate text roles and `own_pairs`, (H,) each."""
 
     metrics: Mapping[str, torch.Tensor]
     roles: np.ndarray | None = None
+    own: np.ndarray | None = None
 
 
 OfLayers = dict[LayerKey, LayerScores]
@@ -176,13 +186,15 @@ OfLayers = dict[LayerKey, LayerScores]
 class Changes(NamedTuple):
     """What a gate asks besides, per text and head, (S, N) each.
 
-    keys: which have mass on one side alone, as `KeyChanges` has it. own: those that have mass by a side's own matrix
-    alone, or by its q, k and mask alone. roles: of the first side and of the other on each text.
+    roles, own: of the first side and of the other, the text role and `own_pairs`. keys: which have mass on one side
+    alone, as `KeyChanges` has it; None beside a baseline. masks: then the names of both sides' masks, empty where one
+    is not known.
     """
 
-    keys: KeyChanges
-    own: np.ndarray
     roles: tuple[np.ndarray, np.ndarray]
+    own: tuple[np.ndarray, np.ndarray]
+    keys: KeyChanges | None = None
+    masks: tuple[np.ndarray, np.ndarray] | None = None
 
 
 @dataclass(frozen=True)
@@ -207,6 +219,11 @@ class Comparison:
     @property
     def texts(self) -> int:
         return len(self.js_SN)
+
+    @property
+    def has_divergence(self) -> bool:
+        """Whether a head has one: beside a baseline none does."""
+        return bool(np.isfinite(self.js_SN).any())
 
     @property
     def stacks(self) -> dict[str, list[int]]:
@@ -305,9 +322,12 @@ def compare_heads(
 
 
 def _changes(texts: Sequence[_Passes]) -> Changes:
+    def of_sides(name: str) -> tuple[np.ndarray, np.ndarray]:
+        first, other = (np.stack([passes.of_gate(side, name) for passes in texts]) for side in (0, 1))
+        return first, other
+
     keys = (np.stack([passes.column(name, passes.changes) for passes in texts]) for name in KeyChanges._fields)
-    roles = (np.stack([passes.roles(side) for passes in texts]) for side in (0, 1))
-    return Changes(KeyChanges(*keys), np.stack([passes.own for passes in texts]), (next(roles), next(roles)))
+    return Changes(of_sides("roles"), of_sides("own"), KeyChanges(*keys))
 
 
 def weights_divergence(first_HQK: torch.Tensor, other_HQK: torch.Tensor, shared: Units) -> Divergence:
@@ -380,10 +400,9 @@ class _Passes:
         self.values: tuple[OfLayers, OfLayers] = ({}, {})
         self.with_changes = with_changes
         self.changes: dict[LayerKey, KeyChanges] = {}
-        self.own_pairs: dict[LayerKey, np.ndarray] = {}
         reports = [
-            _read(first, self.keep, advance, with_changes),
-            _read(other, self.hold_against, advance, with_changes),
+            read_side(first, self.keep, advance, with_changes),
+            read_side(other, self.hold_against, advance, with_changes),
         ]
         if not self.divergences:
             raise InputError("no layer attends to the tokens of both texts themselves", "take shorter texts")
@@ -396,7 +415,7 @@ class _Passes:
         ]
 
     def keep(self, key: LayerKey, P: AttentionOperator, scores: LayerScores) -> None:
-        self.kept[key], self.values[0][key] = self.operator(0, key, P), scores
+        self.kept[key], self.values[0][key] = self.operator(0, P), scores
 
     def hold_against(self, key: LayerKey, P: AttentionOperator, scores: LayerScores) -> None:
         """Hold a layer of the second side against the first's."""
@@ -404,21 +423,16 @@ class _Passes:
         if before is None:
             return
         of_a, of_b = ([getattr(one, name) for one in self.units[key.stack]] for name in ("of_a", "of_b"))
-        now = self.operator(1, key, P)
+        now = self.operator(1, P)
         first, other = DivergenceSide.of(before, *of_a), DivergenceSide.of(now, *of_b)
         heads = self.maps.get(key.stack, {}).get(key.layer, ())
         self.divergences[key] = diverge(first, other, self.cells(key.stack), heads)
         if self.with_changes:
             self.changes[key] = key_changes(before, now)
 
-    def operator(self, side: int, key: LayerKey, P: AttentionOperator) -> AttentionOperator:
-        """What a layer is compared by; for a gate its own matrix is first held against its q, k and mask."""
-        operator = readable(P, self.pair[:2][side].has_own_matrix)
-        if self.with_changes:
-            own = key_changes(operator, P) if operator.spec is not None and isinstance(P, DenseAttention) else None
-            pairs_H = np.zeros(P.heads, np.int64) if own is None or operator is P else own.gained + own.gone
-            self.own_pairs[key] = self.own_pairs.get(key, 0) + pairs_H
-        return operator
+    def operator(self, side: int, P: AttentionOperator) -> AttentionOperator:
+        """What a layer of a side is compared by."""
+        return readable(P, self.pair[:2][side].has_own_matrix)
 
     def cells(self, stack: str) -> tuple[Cells, Cells]:
         """The rows and columns of a stack's maps."""
@@ -434,14 +448,9 @@ class _Passes:
         of = self.divergences if layers is None else layers
         return np.concatenate([getattr(of[key], name) for key in self.divergences])
 
-    @property
-    def own(self) -> np.ndarray:
-        """The pairs of every head by which a side's own matrix differs from its q, k and mask, (N,)."""
-        return np.concatenate([self.own_pairs[key] for key in self.divergences])
-
-    def roles(self, side: int) -> np.ndarray:
-        """The text role of every head on one side, (N,)."""
-        return np.concatenate([self.values[side][key].roles for key in self.divergences])
+    def of_gate(self, side: int, name: str) -> np.ndarray:
+        """The `roles` or `own` of every head on one side, (N,)."""
+        return np.concatenate([getattr(self.values[side][key], name) for key in self.divergences])
 
     def scores(self, side: int, name: str) -> np.ndarray:
         """A metric of every head on one side, (N,); NaN where it says nothing of a stack."""
@@ -460,9 +469,9 @@ class _Passes:
         return {stack: Drawn(self.maps[stack], values, self.cells(stack)) for stack, values in maps.items()}
 
 
-def _read(
+def read_side(
     reading: OneSide,
-    keep: Callable[[LayerKey, AttentionOperator, LayerScores], None],
+    keep: Keep,
     advance: LayersRead,
     with_roles: bool,
 ) -> CaptureReport:
@@ -481,7 +490,7 @@ def _read(
             for names, parts_SBH in parts
         )
         metrics = dict(zip(of_layer.ids, of_layer.values, strict=True))
-        return LayerScores(metrics, roles_of(value, null, support, stack))
+        return LayerScores(metrics, roles_of(value, null, support, stack), own_pairs(layer.P))
 
     def on_call(call: AttentionCall) -> None:
         text = texts_of_stacks[call.stack]

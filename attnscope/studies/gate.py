@@ -7,28 +7,40 @@
 A number has moved where its interval for all heads at once lies beyond the bound. Where there is no interval, its mean
 decides: under FEWEST texts, and where few texts carry the spread. Keys are counted, and one pair is enough.
 
+A baseline is what is kept of one side, in a file: metrics, roles and names of masks, text by text. It stands in for the
+other side of a later run.
+
 Shapes: S text, N head of all layers.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from attnscope.errors import UsageError, brief, nearest
+from attnscope.errors import InputError, UsageError, brief, nearest
+from attnscope.metrics.divergence import mask_names
 from attnscope.metrics.metrics import METRICS
-from attnscope.metrics.roles import NONE
+from attnscope.metrics.roles import NONE, OTHER, ROLES
+from attnscope.model.selection import STACKS, TEXT_TASKS
+from attnscope.observe.request import LayerKey
+from attnscope.studies.comparison import Changes, Comparison, OfLayers, read_side
 from attnscope.studies.intervals import FEWEST, SHARE
 from attnscope.studies.statistics import Effects, paired
 from attnscope.utils.display import number_of
-from attnscope.utils.files import jsonable
+from attnscope.utils.files import check_schema, check_types, damaged, jsonable, read_json
 
 if TYPE_CHECKING:
-    from attnscope.studies.comparison import Changes, Comparison
+    from attnscope.attention.operator import AttentionOperator
+    from attnscope.studies.comparison import LayerScores, LayersRead, OneSide
 
 SCHEMA = "gate/1"  # of the verdicts in compare.json
 VISIBLE, ROLE, SAME = "visible", "role", "same"
@@ -248,25 +260,36 @@ def _beyond(effects: Effects, condition: Condition) -> list[Move]:
 
 def _visible(changes: Changes, condition: Condition) -> tuple[np.ndarray, list[Move]]:
     """The heads in which keys have mass on one side alone, or one side's mask alone hides them."""
-    keys, moves = changes.keys, []
-    pairs_SN = keys.gained + keys.gone + np.maximum(keys.hidden, 0) + changes.own
-    for place in np.flatnonzero(pairs_SN.any(0)).tolist():
-        gained, gone, own = (int(part[:, place].sum()) for part in (keys.gained, keys.gone, changes.own))
-        words = [f"visible: {gained} keys more and {gone} fewer have mass"]
+    own_SN, keys, masks = np.abs(changes.own[1] - changes.own[0]), changes.keys, changes.masks
+    gained_SN = gone_SN = hidden_SN = np.zeros_like(own_SN)
+    shown_N, known_N = np.ones((2, own_SN.shape[1]), bool)
+    if keys is not None:
+        gained_SN, gone_SN, hidden_SN = keys.gained, keys.gone, np.maximum(keys.hidden, 0)
+        known_N = np.all(keys.hidden >= 0, axis=0)
+    elif masks is not None:
+        known_SN = (masks[0] != "") & (masks[1] != "")
+        hidden_SN, shown_N = (known_SN & (masks[0] != masks[1])).astype(int), np.any(known_SN, axis=0)
+    moves = []
+    for place in np.flatnonzero((gained_SN + gone_SN + hidden_SN + own_SN).any(0)).tolist():
+        gained, gone, hidden, own = (int(part[:, place].sum()) for part in (gained_SN, gone_SN, hidden_SN, own_SN))
+        words = [f"{gained} keys more and {gone} fewer have mass"] if keys is not None else []
         if own:
             words.append(f"{own} by a side's own matrix, not by its q, k and mask")
-        known_S, hidden = keys.hidden[:, place] >= 0, int(np.maximum(keys.hidden[:, place], 0).sum())
-        if known_S.all():
+        if keys is None:
+            words += [f"the mask shows other keys in {number_of(hidden, 'text')}"] * bool(hidden)
+        elif known_N[place]:
             words.append(f"the masks differ in {hidden} pairs" if hidden else "the masks are equal")
-        if (texts := np.flatnonzero(keys.query[:, place] >= 0)).size:
+        if keys is not None and (texts := np.flatnonzero(keys.query[:, place] >= 0)).size:
             query, key = (int(part[texts[0], place]) for part in (keys.query, keys.key))
-            words.append(f"first query {query}, key {key}" + f" of text {texts[0]}" * (len(pairs_SN) > 1))
-        moves.append(Move(place, condition, ", ".join(words), float(pairs_SN[:, place].sum())))
-    return np.ones(pairs_SN.shape[1], bool), moves
+            words.append(f"first query {query}, key {key}" + f" of text {texts[0]}" * (len(own_SN) > 1))
+        value = float(max(gained + gone, hidden, own))
+        moves.append(Move(place, condition, f"visible: {', '.join(words)}", value))
+    return shown_N, moves
 
 
 def _weights(changes: Changes, condition: Condition) -> tuple[np.ndarray, list[Move]]:
     """The heads of which one weight differs by more than a bound, in any text."""
+    assert changes.keys is not None, "expected the weights of both sides"
     weight_N, bound = changes.keys.weight.max(0), condition.bound or 0.0
     moves = [
         Move(place, condition, f"weight {weight_N[place]:.3g}, bound {bound:g}", float(weight_N[place]))
@@ -277,13 +300,13 @@ def _weights(changes: Changes, condition: Condition) -> tuple[np.ndarray, list[M
 
 def _roles(changes: Changes, condition: Condition, leading: Sequence[np.ndarray]) -> tuple[np.ndarray, list[Move]]:
     """The heads with another leading role on the other side; from FEWEST texts on, if fewer texts show the first's."""
-    before_N, now_N = leading
-    moved_N = before_N != now_N
+    first_N, other_N = leading
+    moved_N = first_N != other_N
     if len(changes.roles[0]) >= FEWEST and moved_N.any():
-        score_SN, null_SN = ((roles_SN == before_N).astype(np.float64) for roles_SN in changes.roles[::-1])
+        score_SN, null_SN = ((roles_SN == first_N).astype(np.float64) for roles_SN in changes.roles[::-1])
         moved_N &= paired(score_SN, null_SN, flips=0, within=SHARE).high_all < 0
     moves = [
-        Move(place, condition, f"role {before_N[place]} before, {now_N[place]} now")
+        Move(place, condition, f"role {first_N[place]}, on the other side {other_N[place]}")
         for place in np.flatnonzero(moved_N).tolist()
     ]
     return (changes.roles[0] != NONE).any(0) | (changes.roles[1] != NONE).any(0), moves
@@ -296,3 +319,201 @@ def _leading(roles_SN: np.ndarray, shown_SN: np.ndarray) -> np.ndarray:
         names, counts = np.unique(roles_S[shown_S].astype(str), return_counts=True)
         leading.append(names[counts.argmax()] if len(names) else NONE)
     return np.array(leading, dtype=object)
+
+
+# A baseline: what is kept of one side, to stand in for the other of a later run.
+
+BASELINE = "baseline/1"  # of its file
+MOST_NUMBERS = 1 << 17  # heads times texts of a baseline, of some 260 bytes each
+TEXT_ROLES = (*(role.name for role in ROLES), OTHER, NONE)
+
+
+@dataclass(frozen=True)
+class SideNumbers:
+    """What a baseline keeps of one side: per text and head, (S, N) each.
+
+    heads, head_stacks: as a Comparison has them. texts: a digest of each text's tokens. metrics: {id: values}, NaN for
+    null. roles: on the text. own: `own_pairs`. masks: names of the masks, None where they are not known of any.
+    """
+
+    heads: tuple[tuple[int, int], ...]
+    head_stacks: tuple[str, ...]
+    texts: tuple[str, ...]
+    metrics: Mapping[str, np.ndarray]
+    roles: np.ndarray
+    own: np.ndarray
+    masks: np.ndarray | None
+    failures: Sequence[str] = ()
+
+
+def ids_digest(ids: Sequence[int], source: Sequence[int] = ()) -> str:
+    """What tells the tokens of a text from others', and those of its source."""
+    return hashlib.sha256(json.dumps([list(ids), list(source)]).encode()).hexdigest()
+
+
+def read_numbers(sides: Iterable[OneSide], advance: LayersRead = lambda layers: None) -> SideNumbers:
+    """Read every text once and keep what a baseline has of it. Raises InputError as `compare_heads`."""
+    every, digests, failures = list[tuple[OfLayers, dict[LayerKey, list[str]]]](), list[str](), list[str]()
+    for side in sides:
+        side.loaded.check_task("a comparison", *TEXT_TASKS)
+        side.loaded.check_queries("a comparison")
+        layers, masks = OfLayers(), dict[LayerKey, list[str]]()
+
+        def keep(key: LayerKey, P: AttentionOperator, scores: LayerScores) -> None:
+            layers[key], masks[key] = scores, mask_names(P.visible)  # noqa: B023
+
+        report = read_side(side, keep, advance, with_roles=True)
+        failures += report.failures(side.loaded.model.dtype)
+        every.append((layers, masks))
+        digests.append(ids_digest(side.prompt.ids, side.source.ids if side.source else ()))
+    if not every or not every[0][0]:
+        raise InputError("there is no text to read", "give at least one")
+    keys = sorted(every[0][0], key=lambda key: STACKS.index(key.stack))
+    if any(set(layers) != set(keys) for layers, _ in every):
+        raise InputError("not all texts are attended to by the same layers", "give texts of about one length")
+    widths = {key: len(every[0][0][key].own) for key in keys}  # type: ignore[arg-type]
+
+    def per_head(value: Callable[[LayerKey, OfLayers, dict[LayerKey, list[str]]], Any], dtype: type) -> np.ndarray:
+        rows = [[np.broadcast_to(value(key, *part), width) for key, width in widths.items()] for part in every]
+        return np.stack([np.concatenate(row) for row in rows]).astype(dtype)
+
+    return SideNumbers(
+        heads=tuple((key.layer, head) for key, width in widths.items() for head in range(width)),
+        head_stacks=tuple(key.stack for key, width in widths.items() for _ in range(width)),
+        texts=tuple(digests),
+        metrics={name: per_head(partial(_metric, name), float) for name in METRICS},
+        roles=per_head(lambda key, of, _: of[key].roles, object),
+        own=per_head(lambda key, of, _: of[key].own, int),
+        masks=per_head(lambda key, _, masks: np.array(masks[key], object), object),
+        failures=list(dict.fromkeys(failures)),
+    )
+
+
+def _metric(name: str, key: LayerKey, layers: OfLayers, masks: object) -> np.ndarray | float:
+    value = layers[key].metrics.get(name)
+    return np.nan if value is None else value[0].cpu().numpy()
+
+
+def beside_baseline(now: SideNumbers, before: SideNumbers) -> Comparison:
+    """The same numbers of an earlier run as the other side: there is no divergence, since it has no weights.
+
+    Raises UsageError for other heads, InputError for a text that the baseline lacks.
+    """
+    places = {at: place for place, at in enumerate(zip(before.head_stacks, before.heads, strict=True))}
+    wanted = list(zip(now.head_stacks, now.heads, strict=True))
+    if set(wanted) != set(places):
+        raise UsageError(
+            f"the baseline has {len(places)} heads in {len({at[:1] + at[1][:1] for at in places})} layers, the model "
+            f"{len(wanted)} in {len({at[:1] + at[1][:1] for at in wanted})}: they have no counterparts",
+            "save a baseline of a model with the same layers and heads",
+        )
+    rows = {digest: row for row, digest in enumerate(before.texts)}
+    absent = [number for number, digest in enumerate(now.texts) if digest not in rows]
+    if absent:
+        raise InputError(
+            f"{len(absent)} of {len(now.texts)} texts have tokens that the baseline lacks, first text {absent[0]}",
+            "give the texts of the baseline, or save it again",
+        )
+    at = np.ix_([rows[digest] for digest in now.texts], [places[head] for head in wanted])
+    masks = None if now.masks is None or before.masks is None else (now.masks, before.masks[at])
+    none_SN = np.full(now.own.shape, np.nan)
+    return Comparison(
+        now.heads,
+        now.head_stacks,
+        js_SN=none_SN,
+        rows_SN=np.zeros(now.own.shape),
+        lost_SN=none_SN,
+        other_lost_SN=none_SN,
+        metrics={name: (values, before.metrics[name][at]) for name, values in now.metrics.items()},
+        failures=now.failures,
+        changes=Changes((now.roles, before.roles[at]), (now.own, before.own[at]), masks=masks),
+    )
+
+
+def baseline_document(numbers: SideNumbers, about: Mapping[str, Any]) -> dict[str, Any]:
+    """What the file of a baseline says. about: the model, its dtype, engine and versions.
+
+    Raises UsageError for more heads and texts than a file has room for.
+    """
+    if numbers.own.size > MOST_NUMBERS:
+        raise UsageError(
+            f"a baseline holds at most {MOST_NUMBERS} heads times texts, got {len(numbers.heads)} heads over "
+            f"{len(numbers.texts)} texts",
+            f"give at most {max(1, MOST_NUMBERS // len(numbers.heads))} texts",
+        )
+    masks = [] if numbers.masks is None else sorted(set(numbers.masks.flat))
+    roles = {role: number for number, role in enumerate(TEXT_ROLES)}
+    result: dict[str, Any] = jsonable(
+        {
+            "schema": BASELINE,
+            "about": about,
+            "heads": [[stack, *head] for stack, head in zip(numbers.head_stacks, numbers.heads, strict=True)],
+            "texts": list(numbers.texts),
+            "metrics": {name: values.tolist() for name, values in numbers.metrics.items()},
+            "role_names": list(TEXT_ROLES),
+            "roles": [[roles[role] for role in of_text] for of_text in numbers.roles],
+            "own": numbers.own.tolist(),
+            "mask_names": masks,
+            "masks": None if numbers.masks is None else np.searchsorted(masks, numbers.masks.astype(str)).tolist(),
+        }
+    )
+    return result
+
+
+def read_baseline(path: Path) -> SideNumbers:
+    """The baseline in a file. Raises UsageError for another version, InputError for what is none, or is damaged."""
+    with damaged(f"{path} is not a baseline, or is damaged", "save one with {save_baseline}"):
+        document = read_json(path)
+        check_types(document, {"schema": str})
+        check_schema(document, BASELINE, path, "save it again with this version")
+        check_types(document, {"heads": list, "texts": list, "metrics": dict, "role_names": list, "mask_names": list})
+        shape = len(document["texts"]), len(document["heads"])
+        if not 0 < shape[0] * shape[1] <= MOST_NUMBERS:
+            raise ValueError("too many numbers, or none")
+
+        def numbers(values: object, dtype: type) -> np.ndarray:
+            array: np.ndarray = np.array(values, dtype=dtype)
+            if array.shape != shape:
+                raise ValueError(f"numbers of shape {array.shape}, expected {shape}")
+            return array
+
+        def named(name: str, words: Sequence[object], allowed: Callable[[str], bool]) -> np.ndarray:
+            if not all(isinstance(word, str) and allowed(word) for word in words):
+                raise ValueError(f"{name} of another kind")
+            places = numbers(document[name], int)
+            if places.min() < 0 or places.max() >= len(words):
+                raise ValueError(f"{name} that are not listed")
+            return np.array(words, dtype=object)[places]
+
+        heads = [(str(stack), (int(layer), int(head))) for stack, layer, head in document["heads"]]
+        if len(set(heads)) < len(heads) or not all(stack in STACKS for stack, _ in heads):
+            raise ValueError("heads that are listed twice, or of an unknown stack")
+        masks = document["masks"] is not None
+        return SideNumbers(
+            heads=tuple(head for _, head in heads),
+            head_stacks=tuple(stack for stack, _ in heads),
+            texts=tuple(map(str, document["texts"])),
+            metrics={name: numbers(document["metrics"][name], float) for name in METRICS},
+            roles=named("roles", document["role_names"], lambda role: role in TEXT_ROLES),
+            own=numbers(document["own"], int),
+            masks=named("masks", document["mask_names"], lambda name: MASK.fullmatch(name) is not None)
+            if masks
+            else None,
+        )
+
+
+MASK = re.compile(r"(?:[0-9a-f]{16})?", re.ASCII)
+
+
+def check_answered(conditions: Sequence[Condition], baseline: SideNumbers) -> None:
+    """Raise UsageError for a condition that a baseline cannot answer."""
+    for condition in conditions:
+        if condition.name in (JS, LOST, WEIGHT):
+            raise UsageError(
+                f"--gate: {condition.name} takes the weights of both sides, and a baseline holds numbers alone",
+                "give {compare_model}, or leave it out",
+            )
+        if condition.name == VISIBLE and baseline.masks is None:
+            raise UsageError(
+                "--gate: the run does not hold which keys its queries saw", "save a baseline with {save_baseline}"
+            )

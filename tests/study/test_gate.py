@@ -22,7 +22,7 @@ from attnscope.metrics.divergence import KeyChanges, key_changes, least_mass
 from attnscope.metrics.roles import NONE
 from attnscope.model.loading import wrap
 from attnscope.studies.comparison import Changes, Comparison, OneSide, compare_heads
-from attnscope.studies.gate import Condition, judge, parse_gate
+from attnscope.studies.gate import Condition, beside_baseline, judge, parse_gate, read_numbers
 from attnscope.studies.intervals import FEWEST
 from helpers.command_line import call
 from helpers.families import tiny_model
@@ -139,7 +139,8 @@ def test_a_matrix_that_its_own_mask_does_not_tell_is_counted(monkeypatch):
 
     monkeypatch.setattr(modeling_mistral, "eager_attention_forward", losing)
     comparison = beside(loaded, loaded, [20], ("eager", "fused"))
-    assert comparison.changes.own.tolist() == [[1] * len(comparison.heads)]
+    count = len(comparison.heads)
+    assert [own.tolist() for own in comparison.changes.own] == [[[1] * count], [[0] * count]]
     assert "1 by a side's own matrix" in judge(comparison, parse_gate("visible=same")).lines[0]
 
 
@@ -211,7 +212,7 @@ def made(first_roles, other_roles, js_SN):
     none_SN = np.zeros_like(js_SN)
     keys = [none_SN.astype(int)] * 3 + [none_SN.astype(int) - 1] * 2 + [none_SN]
     roles = tuple(np.array(of, dtype=object) for of in (first_roles, other_roles))
-    changes = Changes(KeyChanges(*keys), none_SN.astype(int), roles)
+    changes = Changes(roles, (none_SN.astype(int),) * 2, KeyChanges(*keys))
     heads = tuple((0, head) for head in range(js_SN.shape[1]))
     stacks = ("decoder",) * js_SN.shape[1]
     return Comparison(heads, stacks, js_SN, none_SN + 1, none_SN, none_SN, {}, (), changes=changes)
@@ -272,7 +273,7 @@ def test_a_head_is_called_by_an_atlas_where_there_is_one():
     comparison = made([["sink", "self"]], [["other", "other"]], [[0.5, 0.0]])
     verdict = judge(comparison, parse_gate("js<0.1,role=same"), atlas={(0, 0): ("induction", "copying"), (0, 1): ()})
     assert [line.partition(":")[0] for line in verdict.lines] == ["L0H0 (induction, copying)", "L0H1 (self)"]
-    assert "js 0.5, bound 0.1; role sink before, other now" in verdict.lines[0]
+    assert "js 0.5, bound 0.1; role sink, on the other side other" in verdict.lines[0]
     alone = judge(comparison, parse_gate("js<0.1,role=same"), places=[1])
     assert [move.place for move in alone.moves] == [1]
     assert (alone.facts["heads"], len(alone.facts["moved"])) == (1, 1)
@@ -356,3 +357,144 @@ def test_other_tokens_have_no_keys_to_hold(demo):
     other = wrap(tiny_model("llama", hidden_size=96, num_attention_heads=6, vocab_size=330), byte_level())
     with pytest.raises(UsageError, match="the two sides have other tokens"):
         attnscope.compare(demo, other, "the financial bank", gate="visible=same")
+
+
+# a baseline
+
+
+@pytest.fixture(scope="module")
+def baseline(demo, tmp_path_factory):
+    """A baseline of two texts, as the command saves it."""
+    folder = tmp_path_factory.mktemp("baseline")
+    (folder / "texts.txt").write_text(TEXTS)
+    call("compare", "--texts", str(folder / "texts.txt"), "--save-baseline", str(folder / "base.json")).ok()
+    return folder
+
+
+def beside_it(baseline, *flags):
+    texts, path = str(baseline / "texts.txt"), str(baseline / "base.json")
+    return call("compare", "--texts", texts, "--baseline", path, *flags, "-q")
+
+
+def test_a_run_again_is_what_its_baseline_says(baseline):
+    held = beside_it(baseline, "--gate", "visible=same,role=same,entropy<1e-12")
+    assert held.code == 0
+    assert {(row["js"], row["entropy_difference"], row["texts"]) for row in held.rows} == {("", "0.0", "2")}
+    moved = beside_it(baseline, "--dtype", "bfloat16", "--gate", "visible=same,entropy<1e-5")
+    assert moved.code == 1
+    assert all("entropy" in line and "visible" not in line for line in moved.err.splitlines())
+
+
+def test_numbers_of_a_baseline_are_those_of_the_other_side(baseline):
+    """A baseline of one model beside another is the comparison of both."""
+    flags = ("--texts", str(baseline / "texts.txt"), "-q")
+    other = call("compare", *flags, "--dtype", "bfloat16", "--compare-dtype", "float32").ok()
+    names = [name for name in other.rows[0] if name.endswith("_difference")]
+    by_head = {(row["layer"], row["head"]): row for row in other.rows}
+    for row in beside_it(baseline, "--dtype", "bfloat16").ok().rows:
+        whole = by_head[row["layer"], row["head"]]
+        assert [row[name] for name in names] == [whole[name] for name in names]
+
+
+@pytest.mark.parametrize("engine", ["eager", "fused"])
+def test_a_baseline_knows_which_keys_the_mask_showed(engine):
+    first = windowed(8)
+    narrower = with_config(first, sliding_window=7)
+
+    def numbers(loaded, engine="eager"):
+        sides = [OneSide(loaded, from_ids(loaded.tokenizer, ids_of(20, seed)), ENGINES[engine]) for seed in (0, 1)]
+        return read_numbers(sides)
+
+    before = numbers(first)
+    assert judge(beside_baseline(numbers(first, engine), before), parse_gate("visible=same")).holds
+    verdict = judge(beside_baseline(numbers(narrower, engine), before), parse_gate("visible=same"))
+    assert len(verdict.moved) == len(before.heads)
+    assert "visible: the mask shows other keys in 2 texts" in verdict.lines[0]
+
+
+def test_a_baseline_of_other_heads_or_texts_is_refused(baseline, demo):
+    text = call("compare", "--text", "another text", "--baseline", str(baseline / "base.json"), "-q")
+    assert text.code == 4
+    assert "1 of 1 texts have tokens that the baseline lacks" in text.err
+    other = wrap(tiny_model("llama", vocab_size=2000), demo.tokenizer)
+    before, now = (
+        read_numbers([OneSide(loaded, from_ids(demo.tokenizer, ids_of(9)), ENGINES["eager"])])
+        for loaded in (demo, other)
+    )
+    with pytest.raises(UsageError, match="baseline has 24 heads in 4 layers, the model 16 in 4"):
+        beside_baseline(now, before)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--gate", "js<0.1"), "js takes the weights of both sides"),
+        (("--gate", "visible=same,weight<0.1"), "weight takes the weights of both sides"),
+        (("--compare-model", "demo"), "--baseline takes the place of a second side"),
+        (("--save-baseline", "b.json"), "--baseline and --save-baseline were both given"),
+    ],
+)
+def test_what_a_baseline_cannot_answer_is_refused(baseline, flags, message):
+    result = beside_it(baseline, *flags)
+    assert (result.code, result.out, len(result.err.splitlines())) == (2, b"", 1)
+    assert message in result.err
+
+
+def spoiled(document, how):
+    """The text of a baseline's file with one thing wrong."""
+    if isinstance(how, str):
+        return how
+    field, value = how
+    return json.dumps({**document, field: value})
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        "",
+        "[]",
+        "{}",
+        "[" * 100_000,
+        '{"schema": 3}',
+        ("schema", "compare/2"),
+        ("schema", "baseline/9"),
+        ("heads", []),
+        ("heads", [["decoder", 0, 0]] * 24),
+        ("heads", [["nowhere", 0, at] for at in range(24)]),
+        ("heads", [[1, 2]] * 24),
+        ("texts", ["x"]),
+        ("metrics", {}),
+        ("metrics", {"entropy": "much"}),
+        ("roles", [[99] * 24] * 2),
+        ("roles", [[-1] * 24] * 2),
+        ("roles", None),
+        ("role_names", ["\x1b[31mred"] * 9),
+        ("own", [[0.5, "x"]] * 2),
+        ("masks", [[7] * 24] * 2),
+        ("mask_names", ["../../etc/passwd"]),
+    ],
+)
+def test_a_damaged_baseline_is_one_line(baseline, tmp_path, how):
+    path = tmp_path / "base.json"
+    path.write_text(spoiled(json.loads((baseline / "base.json").read_text()), how))
+    result = call("compare", "--text", "a bank", "--baseline", str(path), "-q")
+    assert result.code in (2, 4)
+    assert (result.out, len(result.err.splitlines())) == (b"", 1)
+    assert "base.json" in result.err
+    assert "\x1b" not in result.err
+
+
+def test_the_folder_of_a_run_is_a_baseline(tmp_path, demo):
+    text, run = "the river bank is green and the river bank", tmp_path / "run"
+    attnscope.capture(demo, text).export(run, figures=())
+    for path in (run, run / "manifest.json"):
+        flags = ("compare", "--text", text, "--baseline", str(path), "-q", "--gate")
+        held = call(*flags, "entropy<1e-4,induction<1e-5")
+        assert (held.code, held.err, len(held.rows)) == (0, "", 24)
+        assert call(*flags, "entropy<1e-4", "--dtype", "bfloat16").code == 1
+        refused = call(*flags, "visible=same")
+        assert (refused.code, refused.out) == (2, b"")
+        assert "does not hold which keys its queries saw; save a baseline with --save-baseline" in refused.err
+    (run / "heads.csv").write_text("layer,head\n1,2\n")
+    damaged = call("compare", "--text", text, "--baseline", str(run), "-q")
+    assert (damaged.code, damaged.out, len(damaged.err.splitlines())) == (4, b"", 1)
