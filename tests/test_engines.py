@@ -12,7 +12,7 @@ import torch
 from torch.nn.attention import SDPBackend
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import AttentionInterface
+from transformers import AttentionInterface, DynamicCache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 import attnscope
@@ -21,10 +21,10 @@ from attnscope.attention.tiling import TiledAttention
 from attnscope.certificate.check import check_parity
 from attnscope.certificate.oracle import from_call
 from attnscope.certificate.verdicts import weights_allowed
-from attnscope.errors import MemoryLimitError, ModelError, UsageError
+from attnscope.errors import ForwardError, MemoryLimitError, ModelError, UsageError
 from attnscope.hooks.calls import CHECKED_ROWS, AttentionCall, sampled_rows
 from attnscope.hooks.engines import ENGINES, Engine, engine_named
-from attnscope.hooks.listen import calls_interface, listen
+from attnscope.hooks.listen import calls_interface, listen, listening
 from attnscope.inputs.prompt import from_text
 from attnscope.model.geometry import geometry_of, stretch_positions
 from attnscope.model.loaded import LoadedModel
@@ -508,3 +508,86 @@ def test_the_probe_sees_a_window_that_a_kernel_has_wrong(width: int, dtype: torc
     worst = reports["narrow"].layers[0]
     assert worst.implementation.weights > 1e-3
     assert check_parity(as_loaded(model), ids_BT, engine=ENGINES["eager"]).holds  # which that kernel has no part in
+
+
+def test_what_the_probe_cannot_do_is_refused(loaded: LoadedModel) -> None:
+    model = tiny_model("bloom")
+    bloom = LoadedModel(model, None, loaded.geometry, "bloom", None, "cpu", "float32")
+    with pytest.raises(UsageError, match='no kernel can be called again; use engine="eager"'):
+        choose(bloom, 10, "probe")
+    with pytest.raises(UsageError, match='no logits, only weights; use engine="eager"'):
+        choose(loaded, 10, "probe", request=Request(view=View(weights="scores")))
+    with pytest.raises(UsageError, match="leaves the outputs to the model"):
+        choose(loaded, 10, "probe", listen=True)
+    with pytest.raises(UsageError, match="reads outputs and changes none"):
+        listen(model, torch.tensor([[1, 2]]), print, engine=PROBE, change=lambda call: None)
+    with pytest.raises(UsageError, match=r"no attention named nonsense; .* eager, .*flex_attention, sdpa"):
+        load(LoadOptions(attention="nonsense"))
+    with pytest.raises(UsageError, match="no attention named hub/kernel"):  # which is code from the hub
+        load(LoadOptions(attention="hub/kernel"))
+
+
+def test_the_probe_reads_the_attention_that_was_chosen(loaded: LoadedModel) -> None:
+    """Where nobody chose, what transformers takes: sdpa, and eager of a family that has none."""
+    words = [choose(load(LoadOptions(attention=name)), 10, "probe").words for name in (None, "eager", "sdpa")]
+    assert words == ["probe (sdpa)", "probe (eager)", "probe (sdpa)"]
+    capped = replace(loaded, model=tiny_model("gemma2"), options=LoadOptions())
+    assert choose(capped, 10, "probe").words == "probe (eager)"
+
+
+def test_layers_without_a_head_that_is_kept_are_not_probed(loaded: LoadedModel) -> None:
+    how = {"request": Request(relations=True), "select": "L2H1"}
+    seen, eager = (attnscope.capture(loaded, TEXT[:60], engine=engine, **how) for engine in ("probe", "eager"))
+    assert [check.route for check in seen.calls] == ["unread", "unread", "interface", "unread"]
+    assert {check.kernel for check in seen.calls} == {"flash"}
+    assert seen.unmeasured == seen.failures == []
+    probed, of_eager = (record.relations().to_pylist() for record in (seen, eager))
+    assert [row["key"] for row in probed] == [row["key"] for row in of_eager]
+    assert {(row["layer"], row["head"]) for row in probed} == {(2, 1)}
+
+
+def test_the_probe_sees_the_arithmetic_of_the_caller_and_the_keys_of_the_cache() -> None:
+    """Under autocast the kernel's weights are rounded; of a cache that rounds its keys they are those of these keys."""
+    model, ids_BT = tiny_model("llama"), torch.randint(6, 100, (1, 30))
+    with torch.autocast("cpu", torch.bfloat16):
+        eager, probe = (read_all(model, ids_BT, engine) for engine in (ENGINES["eager"], PROBE))
+    for expected, seen in zip(eager, probe, strict=True):
+        assert torch.equal(seen.weights_BHQK, expected.weights_BHQK.bfloat16().float())
+
+    class Rounded(DynamicCache):
+        def update(self, key, value, *args, **kwargs):
+            return super().update((4 * key).round() / 4, value, *args, **kwargs)
+
+    calls = []
+    model.set_attn_implementation("sdpa")
+    with listening(model, lambda call: calls.append((call.spec.k_BGKD, call.P.dense())), engine=PROBE), torch.no_grad():
+        model(ids_BT, past_key_values=Rounded(), use_cache=True)
+    for k_BGKD, weights_BHQK in calls:
+        assert torch.equal(4 * k_BGKD, (4 * k_BGKD).round())
+        assert_close(weights_BHQK.sum(-1), torch.ones(1, 4, 30))
+    assert not torch.equal(calls[0][1], probe[0].weights_BHQK)
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("family", ["llama", "mistral", "gemma2"])
+def test_the_probe_of_flex_attention_reads_the_compiled_kernel(family: str) -> None:
+    """Windows are rules there, soft-cap is in the kernel; what is compiled is what the model itself runs."""
+    ids_BT = torch.randint(6, 100, (1, 40))
+    model = tiny_model(family, attention="flex_attention")
+    plain = model.model(ids_BT, use_cache=False).last_hidden_state
+    calls = read_all(model, ids_BT, PROBE)
+    report = listen(model, ids_BT, lambda call: call.P.entropy(), engine=PROBE)
+    assert torch.equal(report.output.last_hidden_state, plain)
+    assert {seen.kernel for seen in calls} == {"flex (flex_attention)"}
+    for seen, eager in zip(calls, read_all(model, ids_BT, ENGINES["eager"]), strict=True):
+        assert_close(seen.weights_BHQK, from_call(seen).weights_BHQK.float(), atol=5e-7, rtol=0)
+        assert torch.equal(seen.visible.rows(0, 40), eager.visible.rows(0, 40))
+    window = model.config.get_text_config().sliding_window if family != "llama" else None
+    assert (calls[0].weights_BHQK[0, 0, 39] > 0).sum() == (window or 40)
+
+
+@pytest.mark.e2e
+def test_sinks_that_flex_attention_refuses_are_told_in_its_words() -> None:
+    model = tiny_model("gpt_oss", attention="flex_attention")
+    with pytest.raises(ForwardError, match="Attention sinks cannot be run on CPU with flex attention"):
+        listen(model, torch.tensor([[1, 2, 3]]), print, engine=PROBE)

@@ -29,6 +29,7 @@ from attnscope.certificate.check import (
     weights_sha256,
 )
 from attnscope.cli import run
+from attnscope.cli.parity import parity_sheet
 from attnscope.errors import ForwardError, UsageError
 from attnscope.hooks.listen import listen
 from attnscope.hooks.modules import ModuleRecorder
@@ -38,6 +39,7 @@ from attnscope.model.loading import load
 from attnscope.model.options import LoadOptions
 from attnscope.reference.layouts import layout_of
 from attnscope.utils.files import save_json
+from helpers.command_line import call
 from helpers.compiling import compiling  # noqa: F401
 from helpers.families import tiny_config
 from helpers.parity_models import as_loaded, ids_for, in_half, roused_model, within
@@ -451,6 +453,18 @@ def test_the_command_leaves_with_1_and_names_the_layers(capsys: pytest.CaptureFi
     lines = capsys.readouterr().err.splitlines()
     assert [line.split(":")[1].strip() for line in lines if line.startswith("check failed")] == ["layer 1", "layer 2"]
     assert lines[-1].startswith("parity does not hold: ")
+
+
+def test_the_kernel_is_a_column_where_its_rows_are_compared(tmp_path: Path) -> None:
+    file = tmp_path / "certificate.json"
+    done = call("parity", "--engine", "probe", "--select", "0,last", "--format", "jsonl", "--out", str(file)).ok()
+    assert "engine probe (sdpa) (output model, " in done.err
+    assert [row["kernel"] for row in done.records] == ["flash (sdpa)"] * 2
+    record = json.loads(file.read_text())
+    assert (record["engine"], {layer["kernel"] for layer in record["layers"]}) == ("probe", {"flash (sdpa)"})
+    table = attnscope.parity(attnscope.load("demo"), [1, 2, 3]).table()
+    assert set(table["kernel"].to_pylist()) == {"eager"}
+    assert [("kernel" in parity_sheet(table, engine).rows[0]) for engine in ("eager", "probe")] == [False, True]
 
 
 def test_a_tolerance_below_zero_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -131,8 +131,9 @@ def test_weights_are_the_towers_own_at_true_places(
     assert [tower.visible[layer] for layer in range(3)] == ["in windows of 16", "full", "in windows of 16"]
 
 
-def test_fused_is_eager(loaded: LoadedModel, field: str) -> None:
-    eager, fused = (attnscope.capture(loaded, TEXT, picture=field, engine=one).of(VISION) for one in ("eager", "fused"))
+@pytest.mark.parametrize("engine", ["fused", pytest.param("probe", marks=pytest.mark.families)])
+def test_an_engine_is_eager(engine: str, loaded: LoadedModel, field: str) -> None:
+    eager, fused = (attnscope.capture(loaded, TEXT, picture=field, engine=one).of(VISION) for one in ("eager", engine))
     for layer, weights in fused.weights.items():
         torch.testing.assert_close(weights, eager.weights[layer], atol=1e-5, rtol=0)
     for name, score in fused.columns.scores.items():

@@ -44,7 +44,7 @@ class AttentionCall:
     weights_BHQK: the model's own matrix, None under fused implementations. output_BQHV: what the model's own attention
     gave, before the output projection; None where it is not known, or attnscope is to give it. seen_values: v where a
     family that bypasses the interface was seen to use it. kernel: the kernel that its rows are of, and in brackets
-    transformers' implementation that it belongs to, where that has another name.
+    transformers' implementation that it belongs to, where that has another name; "attnscope" where it computes them.
     """
 
     place: CallSite

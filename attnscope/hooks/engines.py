@@ -214,7 +214,7 @@ class Engine:
             # The model's own attention runs; its matrix, where it makes one, answers the questions.
             output, weights = original()
             P = self.operator(spec) if weights is None else DenseAttention(weights, spec.visible, spec)
-            call = AttentionCall(place, P, spec, weights, output)
+            call = AttentionCall(place, P, spec, weights, output, kernel="attnscope" if weights is None else "eager")
             with full_precision(P.device):
                 check = check_own(call, original) if self.checked else _unmeasured(call, output)
                 on_call(call)
@@ -223,7 +223,7 @@ class Engine:
             P = self.operator(spec)
             assert isinstance(P, TiledAttention), f"engine {self.name}: its operator gives no output"
             P.with_output = True
-            call = AttentionCall(place, P, spec)
+            call = AttentionCall(place, P, spec, kernel="attnscope")
             with full_precision(P.device):
                 on_call(call)
                 output = P.output().contiguous()  # as the families' own attention gives it: some view it flat
