@@ -132,6 +132,50 @@ def test_a_generation_is_one_map_of_each_text(family: str, way: str) -> None:
     assert seen.notes == []
 
 
+OTHERWISE = {  # a family and its cache, whose forwards are other numbers than one pass over the text
+    "gpt_neo": {"cache_implementation": "static"},  # its own mask counts from the end of the cache
+    "moshi": {},  # a window in cached steps alone
+    "nemotron_h": {},  # cached steps leave out the least time step
+    "zamba2": {},
+}
+
+
+@pytest.mark.parametrize("family", few(OTHERWISE, also=["gpt_neo", "moshi"]))
+def test_rows_are_those_of_the_forwards_themselves(family: str) -> None:
+    """Where cached steps compute something else than one pass: the weights that the model itself returned."""
+    model, ids = copy.deepcopy(model_of(family)), ids_of(1)
+    if model.config._attn_implementation != "eager":
+        model.set_attn_implementation("eager")
+    with attnscope.recording(model, keep=WEIGHTS) as seen:
+        made = model.generate(
+            ids,
+            max_new_tokens=NEW,
+            do_sample=False,
+            output_attentions=True,
+            return_dict_in_generate=True,
+            **OTHERWISE[family],
+        )
+    [text] = seen.of(made)
+    differences = []
+    for step, attentions in enumerate(made.attentions):
+        heard = [weights for weights in attentions if weights is not None]
+        rows = slice(0, PROMPT) if step == 0 else slice(PROMPT + step - 1, PROMPT + step)
+        for weights_HQK, own_BHQK in zip(text.weights.values(), heard, strict=True):
+            keys = min(own_BHQK.shape[-1], rows.stop)
+            first = rows.stop - keys if own_BHQK.shape[-1] < rows.stop else 0  # a window holds the last keys alone
+            differences.append((weights_HQK[:, rows, first : rows.stop] - own_BHQK[0, ..., :keys]).abs().max())
+            assert not weights_HQK[:, rows, :first].any()
+    assert max(differences) < 1e-6
+    whole = whole_pass(model, made.sequences[0])
+    heard = [weights for weights in whole.attentions if weights is not None]
+    pairs = zip(text.weights.values(), heard, strict=True)
+    others = [
+        (weights_HQK - own[0, :, : weights_HQK.shape[1], : weights_HQK.shape[1]]).abs().max()
+        for weights_HQK, own in pairs
+    ]
+    assert max(others) > 1e-5
+
+
 @pytest.mark.parametrize("family", few(["t5", "bart"], also=()))
 @pytest.mark.parametrize("beams", [1, 3])
 def test_an_encoder_decoder_is_encoder_decoder_and_cross(family: str, beams: int) -> None:
