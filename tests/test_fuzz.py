@@ -31,6 +31,7 @@ AFTER_A_COMMAND = {  # which damage what a command has left
     "foreign_tables",
     "folders",
     "manifests",
+    "baselines",
     "links",
     "pages",
     "kernels",

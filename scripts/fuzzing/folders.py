@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from attnscope.corpus.folder import SCHEMA
-from fuzzing.made import COMMANDS, command, copied, left, other_table
+from fuzzing.made import COMMANDS, TEXT, baseline, command, copied, left, other_table
 from fuzzing.trying import Ended, Try, full_disk, kind, outside
 from fuzzing.words import JSONS, NASTY, RAW_JSON, damage, odd_file, spoil
 
@@ -75,6 +75,20 @@ def manifests(rng: random.Random, folder: Path) -> Try:
     rng.choice((damage, damage, damage, spoil, odd_file))(rng, path)
     more = [str(runs), "--query", "last"], [str(runs)], ["--from", str(path)]
     return Try([rng.choice(("heads", "relations")), "-q", *rng.choice(more)], terminal=rng.random() < 0.5)
+
+
+@kind
+def baselines(rng: random.Random, folder: Path) -> Try:
+    """What a gate holds a model to: the file of a baseline, or the folder of a run."""
+    if rng.random() < 0.7:
+        path = folder / "base.json"
+        path.write_bytes(baseline())
+        rng.choice((damage, damage, damage, spoil, odd_file))(rng, path)
+    else:
+        path = copied(left("run"), folder, "runs")
+        rng.choice((damage, spoil, odd_file))(rng, path / rng.choice(("manifest.json", "manifest.json", "heads.csv")))
+    gate = rng.choice(([], ["--gate", "visible=same,role=same,entropy<0.1"], ["--gate", "entropy<0.1"]))
+    return Try(["compare", "-q", "--text", TEXT, "--baseline", str(path), *gate])
 
 
 @kind

@@ -155,6 +155,14 @@ def left(name: str) -> Path:
 
 
 @cache
+def baseline() -> bytes:
+    """The file that a comparison saves for a later one."""
+    path = room() / "base.json"
+    ran("baseline", Try(["compare", "-q", "--text", TEXT, "--save-baseline", str(path)]))
+    return path.read_bytes()
+
+
+@cache
 def stopped(name: str) -> Path:
     """The folder of a study that a signal has stopped, with the first batch of its first part."""
     runs = room() / f"stopped-{name}" / "here" / "runs"
