@@ -69,14 +69,21 @@ class Divergence(NamedTuple):
     map: np.ndarray | None = None
 
 
+def own_matrix(P: AttentionOperator) -> Tensor | None:
+    """The matrix that an operator has, in the dtype in which it was computed; None where it follows from q and k."""
+    matrix: Tensor | None = getattr(P, "weights_BHQK", None)
+    return matrix
+
+
 def readable(P: AttentionOperator, whole: bool = False) -> AttentionOperator:
     """The weights as they follow from q and k, which can be kept of every layer; its matrix where none are shown.
 
     whole: its matrix in any case, such as that of a kernel whose work q and k do not tell.
     """
-    if P.spec is not None and not (whole and isinstance(P, DenseAttention)):
-        return TiledAttention(P.spec)
-    return DenseAttention(P.weights_BHQK, P.visible) if isinstance(P, DenseAttention) else P
+    matrix = own_matrix(P) if whole or P.spec is None else None
+    if matrix is not None:
+        return DenseAttention(matrix, P.visible, P.spec)
+    return TiledAttention(P.spec) if P.spec is not None else P
 
 
 def diverge(
@@ -198,7 +205,8 @@ def least_mass(P: AttentionOperator) -> float:
     A softmax is computed in float32 at the least, whose numbers below its smallest normal one may be taken for 0; it is
     stored in the dtype of the weights, which keeps numbers that are smaller than its normal ones.
     """
-    stored = torch.finfo(P.weights_BHQK.dtype if isinstance(P, DenseAttention) else torch.float32)
+    matrix = own_matrix(P)
+    stored = torch.finfo(torch.float32 if matrix is None else matrix.dtype)
     return UNDERFLOW * max(torch.finfo(torch.float32).smallest_normal, stored.smallest_normal * stored.eps)
 
 
@@ -207,7 +215,7 @@ def own_pairs(P: AttentionOperator) -> np.ndarray:
 
     0 of what has no matrix of its own, or shows no q and k: there is nothing to hold it against.
     """
-    if P.spec is None or not isinstance(P, DenseAttention):
+    if P.spec is None or own_matrix(P) is None:
         return np.zeros(P.heads, np.int64)
     changes = key_changes(TiledAttention(P.spec), P)
     return changes.gained + changes.gone
