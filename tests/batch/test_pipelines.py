@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -9,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from attnscope.cli import run
+from attnscope.export import study_figures
 from helpers.command_line import spawn
 from helpers.corpora import jsonl, rows, written
 from helpers.forks import shim
@@ -73,6 +76,24 @@ def test_python_block(place: Path) -> None:
     done = subprocess.run([sys.executable, "-c", block], cwd=place, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("here") == 10
+
+
+@pytest.mark.e2e
+def test_the_workflow_fails_a_pull_request(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its command ends with 0 on the baseline's own model, and with 1 where a bound is less than what rounding does."""
+    [workflow] = map(yaml.safe_load, blocks("yaml"))
+    [command] = [
+        step["run"] for step in workflow["jobs"]["gate"]["steps"] if "attnscope compare" in step.get("run", "")
+    ]
+    words = shlex.split(command.partition(">")[0])[1:]
+    monkeypatch.chdir(place)
+    monkeypatch.setattr(study_figures, "save_differences", lambda *given: ())
+    corpus = words[words.index("--texts") + 1]
+    assert run(["compare", "--texts", corpus, "--save-baseline", "baseline.json", "-q"]) == 0
+    assert run([*words, "-q"]) == 0
+    gate = words.index("--gate") + 1
+    moved = [*words[:gate], "visible=same,entropy<0.0005", *words[gate + 1 :], "--dtype", "bfloat16", "--force", "-q"]
+    assert run(moved) == 1
 
 
 @pytest.mark.parametrize("block", blocks("python", SCHEMAS), ids=["duckdb", "pandas"])
