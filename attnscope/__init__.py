@@ -21,7 +21,7 @@ from attnscope._version import __version__
 if TYPE_CHECKING:
     from attnscope.api.ablate import ablate
     from attnscope.api.batch import batch
-    from attnscope.api.capture import capture, from_weights, load, save_weights
+    from attnscope.api.capture import capture, from_tensors, from_weights, load, save_tensors, save_weights
     from attnscope.api.compare import compare
     from attnscope.api.explain import explain
     from attnscope.api.knockout import knockout, patch
@@ -52,6 +52,7 @@ __all__ = [
     "compare",
     "connect",
     "explain",
+    "from_tensors",
     "from_weights",
     "knockout",
     "listen",
@@ -59,6 +60,7 @@ __all__ = [
     "parity",
     "patch",
     "recording",
+    "save_tensors",
     "save_weights",
     "scan",
     "why",
@@ -78,6 +80,7 @@ _HOMES = {
     "compare": "attnscope.api.compare",
     "connect": "attnscope.serve.client",
     "explain": "attnscope.api.explain",
+    "from_tensors": "attnscope.api.capture",
     "from_weights": "attnscope.api.capture",
     "knockout": "attnscope.api.knockout",
     "patch": "attnscope.api.knockout",
@@ -85,6 +88,7 @@ _HOMES = {
     "load": "attnscope.api.capture",
     "parity": "attnscope.api.parity",
     "recording": "attnscope.api.recording",
+    "save_tensors": "attnscope.api.capture",
     "save_weights": "attnscope.api.capture",
     "scan": "attnscope.api.scan",
     "why": "attnscope.api.why",

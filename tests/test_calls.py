@@ -34,7 +34,7 @@ KEYWORDS = {
     "CaptureOptions": {*CaptureOptions.__annotations__, *Request.__dataclass_fields__, *View.__dataclass_fields__}
 }
 # positional arguments, else two
-GIVEN = {"connect": 0, "compare": 3, "explain": 3, "listen": 3, "save_weights": 3, "why": 3}
+GIVEN = {"connect": 0, "compare": 3, "explain": 3, "listen": 3, "save_tensors": 3, "save_weights": 3, "why": 3}
 GIVEN |= dict.fromkeys(("load", "parity", "recording", "scan", "Session.capture"), 1)
 COMMAND = re.compile(r"attnscope [a-z]+ |llama-gguf-split --")
 TEXTS = (SENTENCE, "the cat", "a small dog sat by the old mill on the river", "the cat sat")

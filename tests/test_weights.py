@@ -19,7 +19,8 @@ from attnscope.errors import InputError, MemoryLimitError, UsageError
 from attnscope.export.drawing import about
 from attnscope.export.export import manifest
 from attnscope.inputs import tensor_files as files
-from attnscope.inputs.tensors import prompt_of_tokens, read_tensors
+from attnscope.inputs.tensor_files import read_tensors
+from attnscope.inputs.tensors import prompt_of_tokens
 from attnscope.metrics.metrics import METRICS
 from attnscope.model.loading import wrap
 from attnscope.observe.request import Request, View
@@ -201,7 +202,7 @@ def test_a_sink_takes_what_is_left_of_a_row(demo, tmp_path):
     for name in ("sinks.npz", "sinks.safetensors"):  # a file says it too
         attnscope.save_weights(tmp_path / name, layers, expected.prompt, sink_logits=True)
         same(attnscope.from_weights(tmp_path / name, request=ALL), expected, kv=False)
-    done = call("heads", "--weights-file", str(tmp_path / "sinks.npz"), "--format", "csv")
+    done = call("heads", "--tensors", str(tmp_path / "sinks.npz"), "--format", "csv")
     assert (done.code, done.out.count(b"\n")) == (0, 9), done.err
 
 
@@ -709,7 +710,7 @@ def test_what_a_file_unpacks_to_is_known_before_it_is(tmp_path, monkeypatch):
 
 
 def test_commands_read_a_file_as_they_read_a_text(saved, captured, tmp_path):
-    file = ("--weights-file", str(saved / "bank.npz"))
+    file = ("--tensors", str(saved / "bank.npz"))
     done = call("relations", *file, "--out", str(tmp_path / "run"), "--format", "csv")
     assert done.code == 0, done.err
     assert "weights from bank.npz, not verified  mine  4 layers x 6 heads" in done.err
@@ -728,12 +729,12 @@ def test_commands_read_a_file_as_they_read_a_text(saved, captured, tmp_path):
 
 @pytest.mark.e2e
 def test_pages_and_pictures_are_drawn_of_a_file(saved, tmp_path):
-    file = ("--weights-file", str(saved / "bank.npz"))
+    file = ("--tensors", str(saved / "bank.npz"))
     assert call("heatmap", *file, "--select", "1.4", "--out", str(tmp_path / "one.png")).code == 0
     assert call("view", *file, "--query", "last", "--key", "bank", "--out", str(tmp_path / "bank.html")).code == 0
     page = (tmp_path / "bank.html").read_text()
     assert "weights not verified: mine" in page
-    assert f"--weights-file {saved / 'bank.npz'}" in page
+    assert f"--tensors {saved / 'bank.npz'}" in page
     assert "--model" not in page.partition('"copied"')[2][:2000]
     assert call("heads", *file, "--out", str(tmp_path / "run"), "--figures", "overview").code == 0
     for source in (("--from-tables",), ()):
@@ -756,8 +757,8 @@ def test_pages_and_pictures_are_drawn_of_a_file(saved, tmp_path):
         (("heads", "--atlas", "."), "an atlas is of a model"),
         (("heads", "--select", "@induction"), "'@induction' names a role, and weights alone have no atlas"),
         (("heads", "--select", "9.1"), "'9.1' names layer 9, but this set of weights has layers 0 to 3"),
-        (("heads", "--text", "the bank"), "--text and --weights-file were both given"),
-        (("keys", "the bank"), "TEXT and --weights-file were both given"),
+        (("heads", "--text", "the bank"), "--text and --tensors were both given"),
+        (("keys", "the bank"), "TEXT and --tensors were both given"),
         (("view", "--out", "x.html", "--why", "1.4"), "leave out --why"),
         (("view", "--out", "x.html", "--compare-text", "a"), "leave out --compare-text"),
         (("view", "--out", "x.html", "--compare-model", "demo"), "leave out --compare-model"),
@@ -765,7 +766,7 @@ def test_pages_and_pictures_are_drawn_of_a_file(saved, tmp_path):
     ],
 )
 def test_options_that_need_the_model_are_refused_by_name(saved, command, words):
-    done = call(*command, "--weights-file", str(saved / "half.npz"))
+    done = call(*command, "--tensors", str(saved / "half.npz"))
     assert (done.code, done.out) == (2, b"")
     assert words in done.err
 
@@ -773,20 +774,20 @@ def test_options_that_need_the_model_are_refused_by_name(saved, command, words):
 def test_the_name_of_such_a_file_in_place_of_a_text_says_how_it_is_read(saved):
     file = str(saved / "bank.npz")
     done = call("heads", file)
-    assert (done.code, done.err.endswith(f"read its weights with --weights-file {file}\n")) == (2, True)
+    assert (done.code, done.err.endswith(f"read its layers with --tensors {file}\n")) == (2, True)
 
 
 def test_a_run_of_weights_is_repeated_with_the_same_ones_or_not_at_all(saved, captured, layers, tmp_path):
     file = tmp_path / "bank.npz"
     file.write_bytes((saved / "bank.npz").read_bytes())
     run = tmp_path / "run"
-    assert call("keys", "--weights-file", str(file), "--out", str(run)).code == 0
+    assert call("keys", "--tensors", str(file), "--out", str(run)).code == 0
     attnscope.save_weights(file, layers[:2], captured.prompt)
     done = call("keys", str(run))
-    assert (done.code, "does not hold the weights of the run" in done.err) == (2, True)
+    assert (done.code, "does not hold the tensors of the run" in done.err) == (2, True)
     attnscope.from_weights(layers, captured.prompt).export(tmp_path / "memory", figures=())
     done = call("keys", str(tmp_path / "memory"))
-    assert (done.code, "was given weights in memory; save them with" in done.err) == (2, True)
+    assert (done.code, "was given tensors in memory; save them with" in done.err) == (2, True)
     file.write_bytes((saved / "bank.npz").read_bytes())
     done = call("keys", str(run), "--device", "cpu")
     assert (done.code, "--device needs a model" in done.err) == (2, True)

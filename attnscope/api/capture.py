@@ -1,4 +1,4 @@
-"""The library in three lines: load a model, capture a text, read the numbers; or those of weights that you have.
+"""The library in three lines: load a model, capture a text, read the numbers; or those of tensors that you have.
 
 Several texts through one model, in padded passes: an observation each, as if each were read alone.
 """
@@ -16,6 +16,7 @@ import torch
 from torch.overrides import has_torch_function
 
 from attnscope.api.captured import Capture
+from attnscope.attention.spec import AttentionSpec, by_place
 from attnscope.corpus.item_requests import KERNEL, KERNEL_TOKENS, batch_limit, batches
 from attnscope.errors import AttnscopeError, InputError, UnknownOptionError, UsageError, hints_of, nearest
 from attnscope.hooks.engines import Engine, engine_named
@@ -35,6 +36,7 @@ from attnscope.utils.schema import takes_fields
 
 if TYPE_CHECKING:
     from attnscope.inputs.prompt import Prompt
+    from attnscope.inputs.tensors import GivenTensors
     from attnscope.observe.request import Text
 
 T = TypeVar("T")
@@ -226,6 +228,7 @@ def from_weights(
     attention_mask: Any = None,
     query_attention_mask: Any = None,
     mask: Any = None,
+    query_positions: Any = None,
     request: Request | None = None,
     query: str | int | None = None,
     key: str | int | None = None,
@@ -241,8 +244,8 @@ def from_weights(
     {"encoder": ..., "decoder": ..., "cross": ...}, tokens the text, and query_tokens the target.
 
     model: a name for captions. kv_heads: how many a layer has; null without it. sink_logits: rows may sum to less than
-    1. attention_mask, query_attention_mask: 0 for tokens of padding, as tokenizers give it. request, query, key,
-    define, select: as of `capture`.
+    1. attention_mask, query_attention_mask: 0 for tokens of padding, as tokenizers give it. query_positions: the last
+    tokens, where these alone have queries. request, query, key, define, select: as of `capture`.
 
     Which keys a query sees is read off the weights, where those in some head are the keys of a mask: causal, a window,
     chunks, a prefix. Elsewhere it is not known, unless mask says it: "causal", or an array (queries, keys).
@@ -253,26 +256,116 @@ def from_weights(
         >>> seen = attnscope.from_weights(model(ids, output_attentions=True).attentions, ["the", "bank"])
         >>> seen.page().save("bank.html")
     """
-    from attnscope.inputs.tensors import read_tensors, tensors_of
-    from attnscope.observe.tensors import observe_tensors
-
     masks = {"attention_mask": attention_mask, "query_attention_mask": query_attention_mask, "mask": mask}
-    if isinstance(weights, str | os.PathLike):
+    axes = {"query_tokens": query_tokens, "tokenizer": tokenizer, "query_positions": query_positions}
+    given = _given(weights, tokens, masks, **axes, kv_heads=kv_heads)
+    sinks = given.sink_logits if sink_logits is None else sink_logits
+    given = replace(given, name=model or given.name, sink_logits=sinks)
+    return _observed(given, request, query, key, define, select)
+
+
+@hints_of()
+def from_tensors(
+    layers: Any,
+    tokens: Any = None,
+    *,
+    query_tokens: Any = None,
+    tokenizer: Any = None,
+    model: str | None = None,
+    attention_mask: Any = None,
+    query_attention_mask: Any = None,
+    query_positions: Any = None,
+    request: Request | None = None,
+    query: str | int | None = None,
+    key: str | int | None = None,
+    define: Mapping[str, str] | None = None,
+    select: str | None = None,
+) -> Capture:
+    """Attention of any runtime from its q and k, as what `capture` returns: marked as not verified.
+
+    layers: for each layer {"q": (heads, queries, width), "k": (kv heads, keys, width), "scale": number, ...}, in a list
+    or as {layer: ...}; or `call.spec` of `attnscope.listen`; or finished weights, as of `from_weights`. q and k are
+    those after position encoding. Other names: v; output, P V before the output projection, which is compared; mask,
+    boolean or added to the logits, or window or chunk; causal; softcap; bias; sinks; key_positions. Or the path of a
+    file, see `save_tensors`.
+
+    query_positions: the last tokens, where these alone have queries, as in a step of decoding. The other arguments are
+    those of `from_weights`. With `view=View(weights="scores")` entries are logits, with "value" norms of v.
+
+    Raises InputError for shapes that do not fit and for numbers that are not finite, UsageError for what only the model
+    can tell.
+
+        >>> seen = attnscope.from_tensors([{"q": q, "k": k, "scale": 0.125}], ["the", "bank"])
+        >>> seen.table("focus")
+    """
+    masks = {"attention_mask": attention_mask, "query_attention_mask": query_attention_mask}
+    given = _given(
+        layers, tokens, masks, query_tokens=query_tokens, tokenizer=tokenizer, query_positions=query_positions
+    )
+    return _observed(replace(given, name=model or given.name), request, query, key, define, select)
+
+
+def _given(layers: Any, tokens: Any, masks: Mapping[str, Any], **axes: Any) -> GivenTensors:
+    """Layers from Python, or from a file. Raises UsageError for an argument that a file has of its own."""
+    from attnscope.inputs.tensor_files import read_tensors
+    from attnscope.inputs.tensors import tensors_of
+
+    if isinstance(layers, str | os.PathLike):
         # A file has tokens and names of its own, which an argument would contradict.
-        own = {"tokens": tokens, "query_tokens": query_tokens, "tokenizer": tokenizer, "kv_heads": kv_heads} | masks
+        own = {"tokens": tokens, **axes, **masks}
         other = next((name for name, value in own.items() if value is not None), None)
         if other is not None:
             raise UsageError(f"a file of weights has its own {other}", f"leave out {{{other}}}")
-        matrices = read_tensors(Path(weights))
-    elif tokens is None:
+        return read_tensors(Path(layers))
+    if tokens is None:
         raise UsageError("expected the tokens of the weights", "give {tokens} as a list of strings")
-    else:
-        matrices = tensors_of(weights, tokens, query_tokens, tokenizer, masks, kv_heads=kv_heads)
-    sinks = matrices.sink_logits if sink_logits is None else sink_logits
-    matrices = replace(matrices, name=model or matrices.name, sink_logits=sinks)
-    # A request as of a text: the same collectors read these matrices.
+    return tensors_of(_without_specs(layers), tokens, masks=masks, **axes)
+
+
+def _observed(
+    given: GivenTensors,
+    request: Request | None,
+    query: str | int | None,
+    key: str | int | None,
+    define: Mapping[str, str] | None,
+    select: str | None,
+) -> Capture:
+    from attnscope.observe.tensors import observe_tensors
+
+    # A request as of a text: the same collectors read these layers.
     keep = kept(None, request, query, key, define, {})
-    return Capture.made_of(observe_tensors(matrices, CaptureSpec("", keep, select=select)))
+    return Capture.made_of(observe_tensors(given, CaptureSpec("", keep, select=select)))
+
+
+def _without_specs(layers: Any) -> Any:
+    """The layers with calls that were listened to as their arrays and numbers by name."""
+    if isinstance(layers, AttentionSpec):
+        return _parts_of(layers)
+    if isinstance(layers, Mapping):
+        return {name: _without_specs(layer) for name, layer in layers.items()}
+    return [_without_specs(layer) for layer in layers] if isinstance(layers, list | tuple) else layers
+
+
+def _parts_of(spec: AttentionSpec) -> dict[str, Any]:
+    """The arrays and numbers of a call over one text. Raises InputError for one of several."""
+    if spec.batch != 1:
+        raise InputError(f"the call is of {spec.batch} texts, expected one", "give spec.first_texts(1)")
+    visible, bias = spec.visible, spec.bias
+    if visible.mask is not None:  # a causal mask, with or without a window, is said in one number
+        visible = by_place(visible, [None, int(visible.rows(visible.queries - 1, visible.queries).sum(-1).max())])
+    mask = visible.as_mask
+    parts = {"q": spec.q_BHQD, "k": spec.k_BGKD, "v": spec.v_BGKV, "scale": spec.scale, "softcap": spec.softcap}
+    if mask is None:
+        parts |= {"causal": int(visible.causal), "window": visible.window}
+    else:
+        parts["mask"] = mask[..., : visible.keys].expand(-1, -1, visible.queries, -1)
+    if bias is not None:
+        parts["bias"] = bias[..., : visible.keys].expand(-1, -1, visible.queries, visible.keys)
+    if spec.sinks is not None:
+        sinks = spec.sinks[0]
+        parts |= {"sinks": sinks[:, 0] if sinks.shape[-1] == 1 else sinks}
+        parts["sinks_scale_output"] = int(spec.sinks_scale_output)
+    return parts
 
 
 @hints_of()
@@ -289,19 +382,55 @@ def save_weights(
     attention_mask: Any = None,
     query_attention_mask: Any = None,
     mask: Any = None,
+    query_positions: Any = None,
 ) -> Path:
-    """Write attention matrices and their tokens to an npz or safetensors file, which `heads --weights-file` reads.
+    """Write attention matrices and their tokens to an npz or safetensors file, which `heads --tensors` reads.
 
     The arguments are those of `from_weights`. npz has `layer.0`, ... and `tokens_utf8`, a JSON list; in safetensors the
     tokens are metadata. Raises as `from_weights` for shapes, UsageError for another suffix.
 
         >>> attnscope.save_weights("bank.npz", attentions, tokenizer.convert_ids_to_tokens(ids[0]), model="my-model")
     """
-    from attnscope.inputs.tensors import save_weights, tensors_of
-
     masks = {"attention_mask": attention_mask, "query_attention_mask": query_attention_mask, "mask": mask}
-    matrices = tensors_of(weights, tokens, query_tokens, tokenizer, masks, kv_heads=kv_heads)
-    return save_weights(path, replace(matrices, name=model, sink_logits=sink_logits))
+    axes = {"query_tokens": query_tokens, "tokenizer": tokenizer, "query_positions": query_positions}
+    return _saved(path, weights, tokens, masks, model, sink_logits, kv_heads=kv_heads, **axes)
+
+
+@hints_of()
+def save_tensors(
+    path: str | Path,
+    layers: Any,
+    tokens: Any,
+    *,
+    query_tokens: Any = None,
+    tokenizer: Any = None,
+    model: str | None = None,
+    attention_mask: Any = None,
+    query_attention_mask: Any = None,
+    query_positions: Any = None,
+) -> Path:
+    """Write q and k of layers and their tokens to a safetensors or npz file, which `heads --tensors` reads.
+
+    The arguments are those of `from_tensors`; docs/tensors.md has the names in the file. Raises as `from_tensors` for
+    shapes, UsageError for another suffix.
+
+        >>> calls = {}
+        >>> attnscope.listen(model.model, ids, lambda call: calls.setdefault(call.layer, call.spec))
+        >>> attnscope.save_tensors("calls.safetensors", calls, model.tokenizer.convert_ids_to_tokens(ids[0]))
+    """
+    masks = {"attention_mask": attention_mask, "query_attention_mask": query_attention_mask}
+    axes = {"query_tokens": query_tokens, "tokenizer": tokenizer, "query_positions": query_positions}
+    return _saved(path, layers, tokens, masks, model, False, **axes)
+
+
+def _saved(
+    path: str | Path, layers: Any, tokens: Any, masks: Mapping[str, Any], model: str | None, sinks: bool, **axes: Any
+) -> Path:
+    from attnscope.inputs.tensor_files import save_tensors
+    from attnscope.inputs.tensors import tensors_of
+
+    given = tensors_of(_without_specs(layers), tokens, masks=masks, **axes)
+    return save_tensors(path, replace(given, name=model, sink_logits=sinks))
 
 
 def _of_module(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -164,6 +165,76 @@ class DenseAttention(AttentionOperator):
             return super().block(start, stop)
         self._whole = self._whole or super().block(start, stop)  # of a short text: its check has asked for its sums
         return self._whole
+
+
+class LastQueries(AttentionOperator):
+    """P of a text whose last tokens alone have queries, known by theirs over all keys; the rows before are zeros.
+
+    visible: which keys every token sees, as if all had queries.
+    """
+
+    def __init__(self, of: AttentionOperator, visible: Visibility) -> None:
+        super().__init__(of.batch, of.heads, visible, None, of.device)
+        self.of, self.first, self.sums_to_one = of, visible.queries - of.queries, of.sums_to_one
+
+    def rows(self, start: int, stop: int) -> Tensor:
+        return self.placed(start, stop, self.of.rows)
+
+    @property
+    def shows_logits(self) -> bool:
+        return self.of.shows_logits
+
+    def scores(self, start: int, stop: int) -> Tensor:
+        return self.placed(start, stop, self.of.scores)
+
+    def placed(self, start: int, stop: int, rows: Callable[[int, int], Tensor]) -> Tensor:
+        """A block of rows of the text, of a reader of ranges of the queries that there are."""
+        if stop <= self.first:
+            return torch.zeros(self.batch, self.heads, stop - start, self.keys, device=self.device)
+        return self._whole(rows(max(start - self.first, 0), stop - self.first), stop - start)
+
+    def together(self, questions: Iterable[Question]) -> Mapping[Question, Any]:
+        """From the queries that there are; what is no question of these is read off rows."""
+        distinct = list(dict.fromkeys(questions))
+        known = (question for question in distinct if type(question) in OF_LAST)
+        own = {question: OF_LAST[type(question)](question, self.first) for question in known}
+        answers = self.of.together(own.values())
+        whole = {question: self._answer(question, answers[inner]) for question, inner in own.items()}
+        return {**whole, **super().together([question for question in distinct if question not in own])}
+
+    def _answer(self, question: Question, answer: Any) -> Any:
+        if isinstance(question, ask.GroupMass | ask.Received | ask.Strongest):  # which have no axis of all queries
+            return answer
+        if isinstance(answer, tuple):
+            return tuple(self._whole(part, self.queries) for part in answer)
+        return self._whole(answer, self.queries)
+
+    @staticmethod
+    def _whole(values: Tensor, rows: int) -> Tensor:
+        """(B, H, q, ...) -> (B, H, rows, ...): zeros before the queries that there are."""
+        before = (0, 0) * (values.ndim - 3)
+        return torch.nn.functional.pad(values, (*before, rows - values.shape[2], 0))
+
+
+# How a question about all queries is put to the last ones, from query `first` on.
+OF_LAST: Mapping[type[Question], Callable[[Any, int], Question]] = {
+    **dict.fromkeys(
+        (
+            *(ask.RowSum, ask.Entropy, ask.SumOfSquares, ask.MaxWeight, ask.Holding, ask.Distance),
+            *(ask.AbsoluteDistance, ask.Back, ask.Key, ask.Window, ask.Features, ask.TopK),
+        ),
+        lambda question, first: question,
+    ),
+    ask.At: lambda question, first: ask.At(question.key_BQ[:, first:]),
+    ask.EqualLabels: lambda question, first: replace(question, query_label_BQ=question.query_label_BQ[:, first:]),
+    ask.GroupMass: lambda question, first: ask.GroupMass(
+        question.query_group_BQ[:, first:], question.key_group_BK, question.counts
+    ),
+    ask.Received: lambda question, first: ask.Received(question.query_share_BQ[:, first:]),
+    ask.Strongest: lambda question, first: replace(
+        question, query=tuple([row - first for row in rows] for rows in question.query)
+    ),
+}
 
 
 class UniformAttention(AttentionOperator):

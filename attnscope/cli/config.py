@@ -312,7 +312,7 @@ def repeated(context: typer.Context, groups: tuple[type, ...], settings: Mapping
         raise UsageError(f"{path} lacks the model or the options of a run", "name another manifest")
     commit = {"revision": model["revision"]} if model.get("revision") else {}  # the hub may have moved on
     recorded = {"model": model.get("name"), **options, **commit}
-    if SOURCE in manifest:  # weights from a file: there is no model to load
+    if SOURCE in manifest:  # tensors from a file: there is no model to load
         del recorded["model"]
     repeatable = {
         name: option
@@ -336,7 +336,7 @@ def repeated(context: typer.Context, groups: tuple[type, ...], settings: Mapping
 
 
 def tokens_of(path: Path) -> Prompt | Sound | GivenTensors:
-    """The tokens that the run of a manifest read, or its sound, or the weights that it was given.
+    """The tokens that the run of a manifest read, or its sound, or the tensors that it was given.
 
     Raises UsageError where that file holds another now, and where there were pictures with the tokens.
     """
@@ -362,21 +362,20 @@ def tokens_of(path: Path) -> Prompt | Sound | GivenTensors:
 
 
 def _tensors_of(path: Path, manifest: Mapping[str, Any]) -> GivenTensors:
-    """The weights that a run was given. Raises UsageError where the file holds others now, or was none."""
+    """The tensors that a run was given. Raises UsageError where the file holds others now, or was none."""
     from attnscope.export.manifest import SOURCE
-    from attnscope.inputs.tensors import read_tensors
+    from attnscope.inputs.tensor_files import read_tensors
 
     options, source = manifest.get("options"), manifest[SOURCE]
-    file = options.get("weights_file") if isinstance(options, Mapping) else None
+    named = (options.get(name) for name in ("tensors", "weights_file")) if isinstance(options, Mapping) else ()
+    file = next((name for name in named if name is not None), None)
     if file is None:
-        how = "save them with attnscope.save_weights, and name that file with {weights_file}"
-        raise UsageError(f"the run of {path} was given weights in memory", how)
-    matrices = read_tensors(str(file))
-    if not isinstance(source, Mapping) or matrices.sha256 != source.get("sha256"):
-        raise UsageError(
-            f"{file} does not hold the weights of the run of {path}", "name their file with {weights_file}"
-        )
-    return matrices
+        how = "save them with attnscope.save_tensors, and name that file with {tensors}"
+        raise UsageError(f"the run of {path} was given tensors in memory", how)
+    given = read_tensors(str(file))
+    if not isinstance(source, Mapping) or given.sha256 != source.get("sha256"):
+        raise UsageError(f"{file} does not hold the tensors of the run of {path}", "name their file with {tensors}")
+    return given
 
 
 def with_options(

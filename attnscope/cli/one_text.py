@@ -51,14 +51,14 @@ def observe_text(
 
         begin(load_drawing, "attnscope.export.drawing")
     tell, check = output.TerminalProgress(writing.quiet), partial(check_out, writing=writing, options=options)
-    if not isinstance(ask.text, str | list):  # for a plain text nothing of weights is imported
+    if not isinstance(ask.text, str | list):  # for a plain text nothing of tensors is imported
         from attnscope.inputs.tensors import GivenTensors
 
         if isinstance(ask.text, GivenTensors):
             from attnscope.observe.tensors import observe_tensors
 
             if selected.atlas is not None:
-                raise UsageError("an atlas is of a model, and weights are read without one", "leave out {atlas}")
+                raise UsageError("an atlas is of a model, and tensors are read without one", "leave out {atlas}")
             return observe_tensors(ask.text, ask, tell)
     seen: Observation | None = served(asked, ask, Observe(), tell, writing.verbose, check)
     if seen is not None:
@@ -120,11 +120,11 @@ def check_out(run: RunInfo, writing: Exporting, options: Mapping[str, Any]) -> N
 
 
 def read_run(asked: TextRun, writing: Writing) -> Text:
-    """The text that was given, or weights of one; without them, what the run that --from names has read."""
-    if asked.weights_file is not None:
-        from attnscope.inputs.tensors import read_tensors
+    """The text that was given, or tensors of one; without them, what the run that --from names has read."""
+    if asked.tensors_file is not None:
+        from attnscope.inputs.tensor_files import read_tensors
 
-        return read_tensors(asked.weights_file)
+        return read_tensors(asked.tensors_file)
     if asked.from_ is None or asked.has_text:
         return read_given(asked, writing)
     if asked.picture:

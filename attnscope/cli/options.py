@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 # The sections of --help in their order.
 PANELS = ("What to ask", "Input", "Output", "Model and engine", "Settings")
 OF_RECORDS = (".jsonl", ".csv", ".tsv", ".parquet")  # suffixes of corpora
-OF_WEIGHTS = (".npz", ".safetensors")
+OF_TENSORS = (".npz", ".safetensors")
 ENDS = r"txt|md|json|jsonl|csv|tsv|html?|ya?ml|log|pdf"
 FILE_NAME = re.compile(rf"[^\s\"'<>]*/[^\s\"'<>]*|[^\s\"'<>]+\.({ENDS})")  # one word: what else has a slash is a text
 
@@ -199,8 +199,8 @@ class OneText(Tokens):
             if suffix in OF_RECORDS:
                 steps.insert(0, f"read its records with {{texts={self.given}}}")
                 steps.insert(1, f"measure each record with `attnscope batch {self.given} --out DIR`")
-            elif suffix in OF_WEIGHTS and isinstance(self, GivenFile):
-                steps = [f"read its weights with {{weights_file={self.given}}}"]
+            elif suffix in OF_TENSORS and isinstance(self, GivenFile):
+                steps = [f"read its layers with {{tensors={self.given}}}"]
             raise UsageError(f"TEXT is the name of a file, {self.given}", "; ".join(steps))
         if self.given and os.path.isdir(self.given):
             raise UsageError(f"TEXT is the name of a folder, {self.given}", f"--text {self.given} reads the name")
@@ -322,14 +322,29 @@ class Answer(Generated):
 
 @option_group
 class GivenFile:
-    """Attention weights that somebody else computed, in place of a text and its model."""
+    """Attention that somebody else computed, in place of a text and its model."""
 
     panel = "Input"
-    weights_file: Annotated[
-        str | None, "Attention weights and tokens of any model, not verified: npz or safetensors.", "FILE"
+    tensors: Annotated[
+        str | None,
+        "q and k, or attention weights, and tokens of any runtime, not verified: safetensors or npz.",
+        "FILE",
     ] = None
+    weights_file: Annotated[str | None, "Another name of --tensors.", "FILE", HIDDEN] = None
 
-    WITHOUT_MODEL = frozenset({"weights_file", "given", "text", "file", "ids", "from_", "offline", "no_server"})
+    WITHOUT_MODEL = frozenset(
+        {"tensors", "weights_file", "given", "text", "file", "ids", "from_", "offline", "no_server"}
+    )
+
+    @property
+    def tensors_file(self) -> str | None:
+        """The file, by either name."""
+        return self.tensors if self.weights_file is None else self.weights_file
+
+    @property
+    def file_places(self) -> dict[str, str | None]:
+        """Both names, and what was given under each."""
+        return {"--tensors": self.tensors, "--weights-file": self.weights_file}
 
     def refuse_model(self) -> None:
         """Raise UsageError for an option that needs the model."""
@@ -337,7 +352,7 @@ class GivenFile:
             value = getattr(self, name)
             if name not in self.WITHOUT_MODEL and value != default_of(type(self), name):
                 flag = " ".join(option.words(value)[: 1 + option.is_setting])
-                raise UsageError(f"{flag} needs a model, and weights are read without one", f"leave out {{{name}}}")
+                raise UsageError(f"{flag} needs a model, and tensors are read without one", f"leave out {{{name}}}")
 
 
 @option_group
@@ -357,7 +372,7 @@ class TextRun(GivenFile, EngineChoice, Answer, MayAsk, ModelTexts):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.weights_file is not None:
+        if self.tensors_file is not None:
             self.refuse_model()
         if self.answered:  # most texts have none
             from attnscope.inputs.answers import check_answer
@@ -373,7 +388,7 @@ class TextRun(GivenFile, EngineChoice, Answer, MayAsk, ModelTexts):
 
     @property
     def _places(self) -> dict[str, str | None]:
-        return super()._places | {"--weights-file": self.weights_file}
+        return super()._places | self.file_places
 
     @property
     def answered(self) -> bool:

@@ -31,7 +31,7 @@ def reproduce(asked: TextRun, other: OtherSide, ask: CaptureSpec) -> Copied:
     beside = [*_given_words(other, None, OtherSide)] if any((other.compare_text, other.compare_model)) else []
     if beside:
         commands["view"] = commands["compare"] = f"{run} {shlex.join(beside)}"
-    elif not asked.answered and asked.from_ is None and asked.weights_file is None:
+    elif not asked.answered and asked.from_ is None and asked.tensors_file is None:
         commands |= dict.fromkeys(("explain", "why"), shlex.join(words_of(asked, ask, PairedText)))
     return Copied(commands, python(asked, ask))
 
@@ -44,7 +44,7 @@ def words_of(asked: TextRun, ask: CaptureSpec, group: type = TextRun) -> list[st
 def _with_model(asked: ModelText, words: Iterable[str]) -> list[str]:
     """The words with the model's name, though it is the default: a command says what it reads."""
     words = list(words)
-    if getattr(asked, "weights_file", None) is not None:
+    if getattr(asked, "tensors_file", None) is not None:
         return words
     return words if "--model" in words else ["--model", str(asked.model), *words]
 
@@ -100,7 +100,7 @@ def python(asked: TextRun, ask: CaptureSpec) -> list[str]:
     from attnscope.inputs.tensors import GivenTensors
 
     if isinstance(ask.text, GivenTensors):
-        return ["import attnscope", "", f"seen = attnscope.from_weights({str(ask.text.file)!r})"]
+        return ["import attnscope", "", f"seen = attnscope.from_tensors({str(ask.text.file)!r})"]
     text = ask.text if isinstance(ask.text, str) else getattr(ask.text, "ids", ask.text)
     lines, first = ["import attnscope", ""], repr(list(text) if isinstance(text, tuple) else text)
     if asked.file not in (None, STDIN):

@@ -39,12 +39,12 @@ class Listed(Pair, OneText, MayAsk, GivenFile):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.weights_file is not None:
+        if self.tensors_file is not None:
             self.refuse_model()
 
     @property
     def _places(self) -> dict[str, str | None]:
-        return super()._places | {"--weights-file": self.weights_file}
+        return super()._places | self.file_places
 
 
 @with_options(Listed, Question, Format, Noise)
@@ -57,10 +57,10 @@ def tokens(asked: Listed, question: Question, printing: Format, noise: Noise) ->
     asks = question.asks()
     format = output.wanted_format(printing.format)
 
-    if asked.weights_file is None:
+    if asked.tensors_file is None:
         read = read_tokens(asked, read_text(asked, noise), noise)
     else:
-        read = given_tokens(asked.weights_file)
+        read = given_tokens(asked.tensors_file)
 
     from attnscope.inputs.tokens import choose, chosen_lines
     from attnscope.utils.tables import integers
@@ -94,12 +94,12 @@ def read_tokens(asked: Listed, text: str | list[int], noise: Noise) -> Tokenised
 
 
 def given_tokens(file: str) -> Tokenised:
-    """The tokens of a file of weights: those that are attended to."""
-    from attnscope.inputs.tensors import read_tensors
+    """The tokens of a file of tensors: those that are attended to."""
+    from attnscope.inputs.tensor_files import read_tensors
     from attnscope.serve.questions import Tokenised
 
-    matrices = read_tensors(file)
-    return Tokenised(matrices.text, f"weights from {matrices.source}", None)
+    given = read_tensors(file)
+    return Tokenised(given.text, f"{given.kind} from {given.source}", None)
 
 
 def header(read: Tokenised) -> str:

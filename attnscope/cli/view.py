@@ -114,7 +114,7 @@ def shown_sides(
     ask = asked.ask(read_run(asked, pages), selected, Request(**question.asks()))
     if isinstance(ask.text, GivenTensors):
         if pages.compare_model is not None:
-            raise UsageError("another model needs a text, and these are weights alone", "leave out {compare_model}")
+            raise UsageError("another model needs a text, and these are tensors alone", "leave out {compare_model}")
         return ask, [purpose.of_tensors(ask.text, ask, output.TerminalProgress(pages.quiet))]
     side = model_beside(asked, ask, pages, purpose) if pages.compare_model else answer(asked, ask, purpose, pages)
     return ask, [side, *([side.other] if side.other else [])]

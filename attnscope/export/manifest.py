@@ -43,10 +43,11 @@ SCHEMA = "run/4"  # of a folder; goes up when a file or a column is renamed, or 
 BEFORE = "run/3"  # whose heads.csv has the text's role alone, as `role`: what reads it knows that
 NAME, MARK = "manifest.json", "unfinished.json"
 PROMPT, TARGET = "prompt", "target_prompt"  # where a manifest says the tokens of a text, and of its target
-SOURCE = "source"  # of weights that were given instead of a text to a model
+SOURCE = "source"  # of tensors that were given instead of a text to a model
 # What a folder had by default, and what it has now.
 FIGURES_BY_DEFAULT = [["overview", "layers", "heads", "metrics"], ["overview", "top", "heads"]]
-MEDIA = {"media": "sha256", "step": "step", "unasked": "unasked"}  # what it says there of a Medium, and as which field
+# What it says there of a Medium, and as which field.
+MEDIA = {"media": "sha256", "step": "step", "unasked": "unasked", "virtual": "virtual"}
 # Options that say where a run comes from, where it goes and what it may do; the rest says what it is.
 AROUND = frozenset(
     {
@@ -55,6 +56,7 @@ AROUND = frozenset(
         "ids",
         "audio",
         "picture",
+        "tensors",
         "weights_file",
         "generate",
         "offline",
@@ -88,6 +90,7 @@ def tokens_of(prompt: Prompt) -> dict[str, Any]:
     medium = prompt.medium
     columns = asdict(replace(prompt, medium=Medium()))
     columns |= {"media": medium.sha256, "step": medium.step, "windows": (), "unasked": medium.unasked}
+    columns |= {} if medium.virtual else {"virtual": False}
     values: dict[str, Any] = jsonable({name: value for name, value in columns.items() if name != "medium"})
     return values
 

@@ -224,25 +224,39 @@ def check_call(call: AttentionCall, route: str, rows: RowChecks | None = None) -
         row_sum_error = None if check.sink_logits else torch.stack(checks.off).max()
         check.note(row_sum_error=row_sum_error, masked_weight=torch.stack(checks.largest).max())
 
-    # P V against the call's output, over some rows; not where sinks take their share of that output alone.
-    v_BGKV, output_BQHV = call.v_BGKV, call.output_BQHV
-    shape = None if v_BGKV is None else (P.batch, P.queries, P.heads, v_BGKV.shape[-1])
-    sinks_apart = call.spec is not None and call.spec.sinks_scale_output
-    if v_BGKV is not None and output_BQHV is not None and output_BQHV.shape == shape and not sinks_apart:
-        if rows is None:
-            sample = sampled(P.visible, REPEATED_ROWS, P.device)
-            weights = [P.rows(start, stop) for start, stop in sample.runs]
-            weights_BHRK = torch.cat(weights, 2) if len(weights) > 1 else weights[0]
-            own_BRHV = sample.of(output_BQHV)
-        else:
-            row_R, weights_BHRK = rows.sample
-            own_BRHV = output_BQHV[:, row_R.to(output_BQHV.device)]
-        expected_BGRV = weights_BHRK.reshape(P.batch, v_BGKV.shape[1], -1, P.keys) @ v_BGKV.float()
-        expected_BHRV = expected_BGRV.view(P.batch, P.heads, own_BRHV.shape[1], -1)
-        check.note(value_error=relative_error(expected_BHRV, own_BRHV.transpose(1, 2)))
+    # P V against the call's output; not where sinks take their share of that output alone.
+    if not (call.spec is not None and call.spec.sinks_scale_output):
+        sample = None if rows is None else rows.sample
+        check.note(value_error=value_error(P, call.v_BGKV, call.output_BQHV, sample))
     own = call.weights_BHQK if call.output_BQHV is None else call.output_BQHV
     check.dtype = None if own is None else own.dtype
     return check
+
+
+def value_error(
+    P: AttentionOperator,
+    v_BGKV: Tensor | None,
+    output_BQHV: Tensor | None,
+    sample: tuple[Tensor, Tensor] | None = None,
+) -> Tensor | None:
+    """How far P V is from a call's output over some rows, see `relative_error`; None where they cannot be compared.
+
+    sample: the positions of rows that are gone, and these rows (B, H, R, K); without it they are asked of P.
+    """
+    shape = None if v_BGKV is None else (P.batch, P.queries, P.heads, v_BGKV.shape[-1])
+    if v_BGKV is None or output_BQHV is None or output_BQHV.shape != shape:
+        return None
+    if sample is None:
+        rows = sampled(P.visible, REPEATED_ROWS, P.device)
+        weights = [P.rows(start, stop) for start, stop in rows.runs]
+        weights_BHRK = torch.cat(weights, 2) if len(weights) > 1 else weights[0]
+        own_BRHV = rows.of(output_BQHV)
+    else:
+        row_R, weights_BHRK = sample
+        own_BRHV = output_BQHV[:, row_R.to(output_BQHV.device)]
+    expected_BGRV = weights_BHRK.reshape(P.batch, v_BGKV.shape[1], -1, P.keys) @ v_BGKV.float()
+    expected_BHRV = expected_BGRV.view(P.batch, P.heads, own_BRHV.shape[1], -1)
+    return relative_error(expected_BHRV, own_BRHV.transpose(1, 2))
 
 
 def _hidden(visible: Visibility, start: int, stop: int, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -47,7 +47,8 @@ class Medium:
     of what was read with the text, or instead of it. step: seconds from one token to the next, where they are frames.
     patches: the tokens that are parts of pictures; images: the pictures, to be drawn on. tower: how a vision tower
     reads the patches, a prompt for each text of its batch; windows: of such a prompt, in the order in which the tower
-    reads them, the tokens of each. unasked: so many of the first tokens are keys and no queries.
+    reads them, the tokens of each. unasked: so many of the first tokens are keys and no queries. virtual: whether
+    no token of the text follows these.
     """
 
     inputs: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
@@ -58,6 +59,7 @@ class Medium:
     tower: tuple["Prompt", ...] = field(default=(), repr=False, compare=False)
     windows: tuple[tuple[int, ...], ...] = field(default=(), repr=False, compare=False)
     unasked: int = 0
+    virtual: bool = True
 
     @property
     def parts(self) -> dict[str, Sequence[int]]:

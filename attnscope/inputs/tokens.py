@@ -295,7 +295,7 @@ def _with_queries(prompt: Prompt, match: TokenMatch | None) -> TokenMatch | None
     positions = tuple(at for at in match.positions if at >= prompt.medium.unasked)
     if not positions:
         raise NotThereError(
-            f"{match.expression} names virtual tokens alone, which are keys and have no queries",
+            f"{match.expression} names tokens that are keys and have no queries",
             f"name tokens from {prompt.medium.unasked} on",
         )
     return replace(match, positions=positions)

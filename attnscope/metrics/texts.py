@@ -38,9 +38,9 @@ class Texts:
     query_BT, key_BT: True on the queries that metrics are means over, and on the keys that `mass` is of; None for all
     queries, and where no keys were named. answer_B: where the answer to a prompt begins, the length of a text that is
     none; None where no text is. stack: the stack that reads them; in cross-attention the keys are another text's.
-    unasked: the first so many tokens are keys and no queries, and come before no token of the text. asked: what each
-    metric asks, once it was asked. counted, rows_of: the rows that count for metrics of a kind, and for some metrics
-    together, by mask, once they were counted.
+    unasked: the first so many tokens are keys and no queries. virtual: so many come before no token of the text.
+    asked: what each metric asks, once it was asked. counted, rows_of: the rows that count for metrics of a kind, and
+    for some metrics together, by mask, once they were counted.
     """
 
     ids_BT: Tensor
@@ -50,6 +50,7 @@ class Texts:
     answer_B: Tensor | None = None
     stack: str = DECODER
     unasked: int = 0
+    virtual: int = 0
     asked: dict[str, tuple[Question, ...]] = field(default_factory=dict, compare=False, repr=False)
     counted: WeakKeyDictionary[Visibility, dict[str, Tensor]] = _by_mask()
     rows_of: WeakKeyDictionary[Visibility, dict[tuple[str, ...], tuple[Tensor, Tensor]]] = _by_mask()
@@ -129,10 +130,10 @@ class Texts:
 
     @cached_property
     def previous_BT(self) -> Tensor:
-        """The id of the token before each position; -1 before the first that has a query."""
+        """The id of the token before each position; -1 before the first of the text."""
         import torch
 
-        return torch.nn.functional.pad(self.ids_BT[:, self.unasked : -1], (self.unasked + 1, 0), value=-1)
+        return torch.nn.functional.pad(self.ids_BT[:, self.virtual : -1], (self.virtual + 1, 0), value=-1)
 
     def to(self, device: torch.device) -> Texts:
         """The same texts on another device."""
@@ -141,7 +142,7 @@ class Texts:
         optional = (self.query_BT, self.key_BT, self.answer_B)
         query_BT, key_BT, answer_B = (None if part is None else part.to(device) for part in optional)
         ids_BT, length_B = self.ids_BT.to(device), self.length_B.to(device)
-        return Texts(ids_BT, length_B, query_BT, key_BT, answer_B, self.stack, self.unasked)
+        return Texts(ids_BT, length_B, query_BT, key_BT, answer_B, self.stack, self.unasked, self.virtual)
 
 
 MAP_SIDE = 200  # the most rows and columns of a drawn map; longer texts are binned

@@ -75,7 +75,9 @@ def texts_of(asked: Sequence[TextInputs], device: str, stack: str) -> Texts:
     answer_B = None
     if is_causal(stack) and any(prompt.answer is not None for prompt in prompts):  # of others where it would begin
         answer_B = torch.tensor([len(prompt) if prompt.answer is None else prompt.answer for prompt in prompts])
-    texts = Texts(ids_BT, lengths, query_BT, key_BT, answer_B, stack, prompts[0].medium.unasked)
+    unasked = prompts[0].medium.unasked
+    virtual = unasked * prompts[0].medium.virtual
+    texts = Texts(ids_BT, lengths, query_BT, key_BT, answer_B, stack, unasked, virtual)
     return texts.to(torch.device(device))
 
 
@@ -533,11 +535,15 @@ def _observed(forward: Pass) -> list[Observation]:
 
 
 class ReadyLayer(NamedTuple):
-    """A layer whose attention was computed outside a pass: an operator to ask, what is known of it, and its check."""
+    """A layer whose attention was computed outside a pass: an operator to ask, what is known of it, and its check.
+
+    written: what a whole weight on a key writes, see `Layer`; None where that is not known.
+    """
 
     P: AttentionOperator
     geometry: LayerGeometry
     check: CallCheck
+    written: Callable[..., torch.Tensor] | None = None
 
 
 @dataclass(frozen=True)
@@ -594,7 +600,7 @@ def observe_layers(
             collector = StackCollector(reading, stack, [text])
             for key, layer in layers.items():
                 if key.stack == stack:
-                    collector.ask(collector.layer(key.layer, layer.P))
+                    collector.ask(replace(collector.layer(key.layer, layer.P), written=layer.written))
             own = replace(report.of(stack), tokens=len(text.key_prompt))
             of_stacks[stack] = collector.observation(0, own, facts)
     return replace(of_stacks[plain], other_stacks={stack: of for stack, of in of_stacks.items() if stack != plain})

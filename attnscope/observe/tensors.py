@@ -1,19 +1,22 @@
-"""Attention weights that somebody else computed -> an Observation, made without a pass.
+"""Attention that somebody else computed -> an Observation, made without a pass.
 
     seen = observe_tensors(tensors_of([A0, A1], ["the", "cat", "sat"]), CaptureSpec("", Request(relations=True)))
 
-The weights are checked as data: they are finite, and every row sums to 1 within what their dtype allows. Which keys a
+Weights are checked as data: they are finite, and every row sums to 1 within what their dtype allows. Which keys a
 query sees is read off them where the keys with weight in some head are those of a mask: causal, a window, runs of
 tokens such as chunks, texts or a prefix. Elsewhere it is not known: numbers that need it are null, and no key counts as
-hidden. What only a model could tell is refused, or listed as not measured.
+hidden. q and k are finite too; their mask is what is given with them, and no matrix is made of them but where one is
+asked for. What only a model could tell is refused, or listed as not measured.
 
-Shapes: H head, Q query, K key, T token.
+Shapes: H head, G kv head, Q query, K key, T token, D width of q and k, V width of v.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,13 +24,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attnscope.attention.operator import DenseAttention
-from attnscope.attention.spec import Visibility
+from attnscope.attention.operator import AttentionOperator, DenseAttention, LastQueries
+from attnscope.attention.spec import AttentionSpec, Visibility
 from attnscope.errors import InputError, UsageError, visible
+from attnscope.hooks.calls import value_error
+from attnscope.hooks.engines import select_operator
 from attnscope.hooks.report import GIVEN, CallCheck, tolerance
-from attnscope.inputs.prompt import Prompt
+from attnscope.inputs.prompt import Medium, Prompt
 from attnscope.inputs.tensor_files import check_room
-from attnscope.inputs.tensors import FLAGS, MASK, MEMORY, GivenTensors, axes_of
+from attnscope.inputs.tensors import ARRAYS, FLAGS, MASK, MEMORY, SEEN, WHOLE, GivenLayer, GivenTensors, axes_of
 from attnscope.model.geometry import KEYS_NOT_KNOWN, LayerGeometry
 from attnscope.model.selection import CROSS, DECODER, ENCODER, as_ranges, prefix, select_stacks
 from attnscope.observe.collect import ReadyLayer, observe_layers
@@ -38,7 +43,7 @@ if TYPE_CHECKING:
     from attnscope.observe.observation import Observation
     from attnscope.observe.request import CaptureSpec, Request
 
-NOT_VERIFIED = "not verified"
+NOT_VERIFIED, AS_GIVEN = "not verified", "mask as given"
 THESE = "this set of weights"
 AXES = ("text", "queries")  # the names of texts 0 and 1, see `_axes`
 NARROW = ("bfloat16", "float16")  # dtypes that numbers may have gone through, whatever holds them now
@@ -149,7 +154,8 @@ class LayerMask:
     def looks_ahead(self) -> bool:
         """Whether queries see keys after them, other than those of a prefix or a picture in a causal text."""
         if self.sight is None:
-            return bool(self.visible.rows(0, self.visible.queries)[0, 0].triu(1).any())
+            queries, keys = self.visible.queries, self.visible.keys
+            return bool(self.visible.rows(0, queries)[0, 0].triu(1 + keys - queries).any())
         before, after = self.sight
         return after != 0 and (not isinstance(after, tuple) or isinstance(before, tuple))
 
@@ -170,21 +176,21 @@ class LayerWeights(NamedTuple):
 
 
 class CheckedLayer(NamedTuple):
-    """A layer whose every number was looked at; error: its largest |row sum - 1|."""
+    """A layer whose every number was looked at; error: of weights the largest |row sum - 1|."""
 
-    weights_HQK: Tensor
+    layer: Tensor | GivenLayer
     mask: LayerMask
-    error: float
+    error: float | None
 
 
-Layers = Mapping[LayerKey, LayerWeights]
+Layers = Mapping[LayerKey, LayerWeights | GivenLayer]
 
 
 @dataclass(frozen=True)
 class CheckedTensors:
-    """Weights whose every number was looked at. dtype: that their rows allow. notes: what was left out, in words."""
+    """Layers whose every number was looked at. dtype: that their rows allow. notes: what was left out, in words."""
 
-    matrices: GivenTensors
+    given: GivenTensors
     layers: Mapping[LayerKey, CheckedLayer]
     dtype: str
     notes: Sequence[str] = ()
@@ -195,31 +201,38 @@ class CheckedTensors:
         return {stack: [*keys] for stack, keys in groupby(self.layers, key=lambda key: key.stack)}
 
 
-def checked(matrices: GivenTensors) -> CheckedTensors:
+def checked(given: GivenTensors) -> CheckedTensors:
     """The same with its numbers checked, without padding, and each stack called by which way it looks.
 
-    Raises InputError for weights that are none: not finite, negative, or with a row that does not sum to 1.
+    Raises InputError for weights that are none: not finite, negative, or with a row that does not sum to 1; and for q
+    and k that are not finite, or of which a query sees no key.
     """
-    layers = {
-        LayerKey(index, stack): LayerWeights.of(weights_HQK)
-        for stack, of_stack in matrices.stacks.items()
-        for index, weights_HQK in of_stack.items()
+    layers: Layers = {
+        LayerKey(index, stack): layer if isinstance(layer, GivenLayer) else LayerWeights.of(layer)
+        for stack, of_stack in given.stacks.items()
+        for index, layer in of_stack.items()
     }
-    matrices, layers, notes = without_padding(matrices, layers)
-    masks, narrowest, read = _masks(matrices, layers), "float32", dict[LayerKey, CheckedLayer]()
+    notes: list[str] = []
+    if given.last is None:
+        given, layers, notes = without_padding(given, layers)
+    masks, narrowest, read = _masks(given, layers), "float32", dict[LayerKey, CheckedLayer]()
     # One stack over one text is an encoder's where a layer looks ahead.
-    both_ways = matrices.stacks.keys() == {DECODER} and any(mask.looks_ahead for mask in masks.values())
-    for key, (weights_HQK, _) in layers.items():
-        name = f"{key.stack} " * (len(matrices.stacks) > 1) + f"L{key.layer}"
-        dtype, error = _check_numbers(name, weights_HQK, matrices.sink_logits)
+    both_ways = given.stacks.keys() == {DECODER} and any(mask.looks_ahead for mask in masks.values())
+    for key, layer in layers.items():
+        name, error = f"{key.stack} " * (len(given.stacks) > 1) + f"L{key.layer}", None
+        if isinstance(layer, GivenLayer):
+            dtype = _check_finite(name, layer)
+        else:
+            dtype, error = _check_numbers(name, layer.weights_HQK, given.sink_logits)
+        whole = layer if isinstance(layer, GivenLayer) else layer.weights_HQK
         narrowest = max(narrowest, dtype, key=lambda name: tolerance(name)[0])
-        read[key._replace(stack=ENCODER) if both_ways else key] = CheckedLayer(weights_HQK, masks[key], error)
-    whole = CheckedTensors(matrices, read, narrowest, notes)
-    stacks = {stack: {key.layer: read[key].weights_HQK for key in keys} for stack, keys in whole.stacks.items()}
-    return replace(whole, matrices=replace(matrices, stacks=stacks))
+        read[key._replace(stack=ENCODER) if both_ways else key] = CheckedLayer(whole, masks[key], error)
+    result = CheckedTensors(given, read, narrowest, notes)
+    stacks = {stack: {key.layer: read[key].layer for key in keys} for stack, keys in result.stacks.items()}
+    return replace(result, given=replace(given, stacks=stacks))
 
 
-def _masks(matrices: GivenTensors, layers: Layers) -> dict[LayerKey, LayerMask]:
+def _masks(given: GivenTensors, layers: Layers) -> dict[LayerKey, LayerMask]:
     """The masks of all layers; those that are alike share what is made of them. InputError where one is contradicted.
 
     A mask that somebody gives says what the weights leave open.
@@ -227,16 +240,26 @@ def _masks(matrices: GivenTensors, layers: Layers) -> dict[LayerKey, LayerMask]:
     rules: dict[tuple[Sight, torch.Size], LayerMask] = {}
 
     def mask_of(seen_QK: Tensor) -> LayerMask | None:
-        if (sight := Sight.of(seen_QK)) is None:
+        # Of queries of the last tokens the rule is that of a text whose other tokens see all before them.
+        sight = Sight.of(seen_QK if given.last is None else _below_causal(seen_QK))
+        if sight is None:
             return None
         mask = LayerMask(sight.words(seen_QK.shape[1]), sight.visible(seen_QK), sight)
         return rules.setdefault((sight, seen_QK.shape), mask)
 
     masks, named = dict[LayerKey, LayerMask](), None
-    allowed_QK = torch.from_numpy(np.array(matrices.flags[MASK])) if MASK in matrices.flags else None
+    allowed_QK = torch.from_numpy(np.array(given.flags[MASK])) if MASK in given.flags else None
     if allowed_QK is not None:
-        named = mask_of(allowed_QK) or LayerMask("mask as given", _as_listed(allowed_QK))
-    for key, (_, seen_QK) in layers.items():
+        named = mask_of(allowed_QK) or LayerMask(AS_GIVEN, _as_listed(allowed_QK))
+    for key, layer in layers.items():
+        if isinstance(layer, GivenLayer):
+            name = f"{key.stack} " * (len(given.stacks) > 1) + f"layer {key.layer}"
+            shown = allowed_QK if all(getattr(layer, part) is None for part in SEEN) else None
+            layer = layer if shown is None else replace(layer, mask=shown)
+            _, keys = axes_of(key.stack, given.text, given.target)
+            masks[key] = _mask_of_layer(layer, name, len(keys), key.stack == DECODER, mask_of)
+            continue
+        seen_QK = layer.seen_QK
         if allowed_QK is not None and bool((seen_QK & ~allowed_QK).any()):
             query, hidden = (seen_QK & ~allowed_QK).nonzero()[0].tolist()
             message = f"layer {key.layer}: query {query} gives weight to key {hidden}, which the mask hides"
@@ -244,6 +267,111 @@ def _masks(matrices: GivenTensors, layers: Layers) -> dict[LayerKey, LayerMask]:
         unknown = LayerMask(KEYS_NOT_KNOWN, _as_listed(seen_QK, known=False))
         masks[key] = mask_of(seen_QK) or named or unknown
     return masks
+
+
+def _below_causal(seen_QK: Tensor) -> Tensor:
+    """Which keys all tokens of a text see whose last ones see these, and the others all before them, (K, K)."""
+    queries, keys = seen_QK.shape
+    check_room("the mask of all tokens takes", keys * keys, "save the keys that the queries see alone")
+    whole_KK = torch.ones(keys, keys, dtype=torch.bool).tril()
+    whole_KK[keys - queries :] = seen_QK
+    return whole_KK
+
+
+def _mask_of_layer(
+    layer: GivenLayer, name: str, keys: int, causal: bool, mask_of: Callable[[Tensor], LayerMask | None]
+) -> LayerMask:
+    """Which keys the queries of a layer see, from what is given with its q and k. InputError where one sees none.
+
+    keys: of the text. causal: whether the stack is, where the layer does not say it. mask_of: the rule of a mask.
+    """
+    queries, positions_K = layer.q.shape[1], _positions(layer, name, keys)
+    causal = causal if layer.causal is None else bool(layer.causal)
+    if layer.mask is not None:
+        return _mask_as_given(layer.mask, positions_K, name, keys, mask_of)
+    if not causal and (layer.window or layer.chunk):
+        word = "window" if layer.window else "chunk"
+        raise InputError(f"{name}: a {word} is of a causal layer", f"give mask in place of {word}")
+    visible = Visibility(queries, keys, causal=causal, window=layer.window)
+    chunk = layer.chunk if layer.chunk is not None and layer.chunk < keys else None
+    if chunk is None and positions_K is None:
+        sight = Sight(None if layer.window is None else layer.window - 1, 0 if causal else None)
+        return LayerMask(sight.words(keys), visible, sight)
+    place_Q, place_K = torch.arange(keys - queries, keys), torch.arange(keys)
+    seen_QK = visible.rows(0, queries)[0, 0]
+    if chunk is not None:
+        seen_QK = seen_QK & (place_Q[:, None] // chunk == place_K // chunk)
+    if positions_K is None:
+        return mask_of(seen_QK) or LayerMask(AS_GIVEN, _as_listed(seen_QK))
+    seen_QK = seen_QK & torch.isin(place_K, positions_K)
+    _check_sees(seen_QK[None], name, keys)
+    # A cache that holds the last keys alone is a window, for the one query after them.
+    window = Visibility(queries, keys, window=len(positions_K))
+    if torch.equal(window.rows(0, queries)[0, 0], seen_QK):
+        sight = Sight(len(positions_K) - 1, 0)
+        return LayerMask(sight.words(keys), window, sight)
+    return LayerMask(AS_GIVEN, _as_listed(seen_QK))
+
+
+def _mask_as_given(
+    mask: Tensor, positions_K: Tensor | None, name: str, keys: int, mask_of: Callable[[Tensor], LayerMask | None]
+) -> LayerMask:
+    """A layer's own mask over all keys of the text, boolean or additive, (Q, K) or (H or 1, Q, K)."""
+    mask_HQK = mask if mask.ndim == 3 else mask[None]
+    added = mask_HQK.is_floating_point()
+    if not added:
+        if mask_HQK.dtype != torch.bool and bool(((mask_HQK != 0) & (mask_HQK != 1)).any()):
+            raise InputError(f"{name}: expected mask of 0 and 1, or of floats", "give booleans")
+        mask_HQK = mask_HQK.bool()
+    elif bool((torch.isnan(mask_HQK) | (mask_HQK == torch.inf)).any()):
+        raise InputError(f"{name}: mask has NaN or infinite numbers", "give -inf for a key that is hidden, else 0")
+    if positions_K is not None:
+        short_HQK, hidden = mask_HQK, float("-inf") if added else False
+        check_room("the mask takes", 4 * short_HQK[..., 0].numel() * keys, "save fewer queries")
+        mask_HQK = short_HQK.new_full((*short_HQK.shape[:2], keys), hidden)
+        mask_HQK[..., positions_K] = short_HQK
+    visible = Visibility(mask_HQK.shape[1], keys, mask_HQK[None])
+    seen_HQK = visible.rows(0, visible.queries)[0]
+    _check_sees(seen_HQK, name, keys)
+    biased = added and bool((mask_HQK.masked_fill(~seen_HQK, 0) != 0).any())
+    if bool((seen_HQK != seen_HQK[:1]).any()):
+        return LayerMask(AS_GIVEN, visible if biased else replace(visible, mask=seen_HQK[None], _once={}))
+    rule = mask_of(seen_HQK[0])
+    if biased:
+        return LayerMask(AS_GIVEN, visible) if rule is None else replace(rule, visible=visible)
+    return rule or LayerMask(AS_GIVEN, _as_listed(seen_HQK[0]))
+
+
+def _positions(layer: GivenLayer, name: str, keys: int) -> Tensor | None:
+    """The tokens that a layer's keys are of, None of all. Raises InputError for what are no places of a text."""
+    if layer.key_positions is None:
+        return None
+    if layer.key_positions.is_floating_point() or layer.key_positions.dtype == torch.bool:
+        raise InputError(f"{name}: expected key_positions as numbers of tokens", "save them as whole numbers")
+    positions_K = layer.key_positions.long()
+    if bool((positions_K.diff() <= 0).any()) or not 0 <= int(positions_K[0]) <= int(positions_K[-1]) < keys:
+        raise InputError(f"{name}: expected key_positions from 0 to {keys - 1}, each once, in order", "correct them")
+    return None if len(positions_K) == keys else positions_K
+
+
+def _check_sees(seen_HQK: Tensor, name: str, keys: int) -> None:
+    """Raise InputError where a query sees no key."""
+    blind_Q = ~seen_HQK.any(-1).all(0)
+    if (row := _first(blind_Q)) is not None:
+        query = keys - len(blind_Q) + row if len(blind_Q) <= keys else row
+        raise InputError(f"{name}: the mask hides every key from query {query}", "correct it, or leave out its token")
+
+
+def _check_finite(name: str, layer: GivenLayer) -> str:
+    """The dtype of a layer's q. Raises InputError for an array with NaN or infinite numbers."""
+    for part, value in layer.parts.items():
+        if part not in ARRAYS or part == MASK or not value.is_floating_point():
+            continue
+        for head, of_head in enumerate(value if value.ndim > 1 else value[None]):
+            if not bool(torch.isfinite(of_head).all()):
+                where = f" in head {head}" if len(value) > 1 and value.ndim > 1 else ""
+                raise InputError(f"{name}: {part} has NaN or infinite numbers{where}", "give finite numbers")
+    return str(layer.q.dtype).removeprefix("torch.")
 
 
 def _as_listed(seen_QK: Tensor, known: bool = True) -> Visibility:
@@ -290,64 +418,84 @@ def _precision(weights: Tensor) -> str:
     return "float32"
 
 
-def without_padding(
-    matrices: GivenTensors, layers: Layers
-) -> tuple[GivenTensors, dict[LayerKey, LayerWeights], list[str]]:
+def without_padding(given: GivenTensors, layers: Layers) -> tuple[GivenTensors, Layers, list[str]]:
     """The same without the tokens of padding at the ends of its texts, and what was left out, in words.
 
     Raises InputError where a token of padding is between others, and where it receives weight.
     """
     kept, notes = [slice(0), slice(0)], list[str]()
-    for which, text in enumerate((matrices.text, matrices.target)):
+    for which, text in enumerate((given.text, given.target)):
         if text is None:
             continue
-        padding_T, note = _padding(matrices, layers, which)
+        padding_T, note = _padding(given, layers, which)
         full = (~padding_T).nonzero()[:, 0].tolist()
         if not full:
             raise InputError("all rows are zeros: no query has weights", "give weights after the softmax")
         kept[which] = slice(full[0], full[-1] + 1)
         if (inside := _first(padding_T[kept[which]])) is not None:
-            why = "padding" if FLAGS[which] in matrices.flags else "all zeros in every head, expected a sum of 1"
+            why = "padding" if FLAGS[which] in given.flags else "all zeros in every head, expected a sum of 1"
             raise InputError(f"row {full[0] + inside} is {why}", "leave out its token")
         lost = len(text) - (full[-1] + 1 - full[0])
         left_out = f"{lost} tokens of padding at the ends of the {AXES[which]} were left out" if lost else ""
         notes += filter(None, (note, left_out))
     # Cut as views, without a copy; a row that loses weight by it looked at padding, which a mask would forbid.
-    cut = dict[LayerKey, LayerWeights]()
-    for key, (weights_HQK, seen_QK) in layers.items():
-        rows, columns = (kept[which] for which in _axes(matrices, key.stack))
-        outside_QK = seen_QK[rows].clone()
+    cut = dict[LayerKey, LayerWeights | GivenLayer]()
+    for key, layer in layers.items():
+        rows, columns = (kept[which] for which in _axes(given, key.stack))
+        name = f"{prefix(key.stack) if len(given.stacks) > 1 else ''}layer {key.layer}"
+        texts = (given.text, given.target)
+        whole = columns == slice(0, len(texts[_axes(given, key.stack)[1]] or ()))
+        if not whole and isinstance(layer, GivenLayer) and layer.key_positions is not None:
+            raise InputError(f"{name} has key_positions and tokens of padding too", "leave out the tokens of padding")
+        seen_QK = layer.seen_QK if isinstance(layer, LayerWeights) else _seen(layer.mask)
+        outside_QK = torch.zeros(1, 1, dtype=torch.bool) if seen_QK is None else seen_QK[rows].clone()
         outside_QK[:, columns] = False
         if bool(outside_QK.any()):
-            name = f"{prefix(key.stack) if len(matrices.stacks) > 1 else ''}layer {key.layer}"
             raise InputError(f"{name}: tokens of padding receive weight", "leave out their rows and columns")
-        cut[key] = LayerWeights(weights_HQK[:, rows, columns], seen_QK[rows, columns])
-    target = matrices.target and _part(matrices.target, kept[1])
-    flags = dict(matrices.flags)
+        if isinstance(layer, GivenLayer):
+            cut[key] = layer.cut(rows, columns)
+        else:
+            cut[key] = LayerWeights(layer.weights_HQK[:, rows, columns], layer.seen_QK[rows, columns])
+    target = given.target and _part(given.target, kept[1])
+    flags = dict(given.flags)
     if MASK in flags:  # of one stack alone
         flags[MASK] = flags[MASK][rows, columns]
-    return replace(matrices, text=_part(matrices.text, kept[0]), target=target, flags=flags), cut, notes
+    return replace(given, text=_part(given.text, kept[0]), target=target, flags=flags), cut, notes
 
 
-def _axes(matrices: GivenTensors, stack: str) -> tuple[int, int]:
+def _seen(mask: Tensor | None) -> Tensor | None:
+    """The keys that a mask shows in any head, (Q, K); None without one."""
+    if mask is None:
+        return None
+    mask_HQK = mask if mask.ndim == 3 else mask[None]
+    _, queries, keys = mask_HQK.shape
+    return Visibility(queries, keys, mask_HQK[None]).rows(0, queries)[0].any(0)
+
+
+def _axes(given: GivenTensors, stack: str) -> tuple[int, int]:
     """Of which text a stack's queries are and its keys: 0 the text, 1 the target."""
-    return axes_of(stack, 0, None if matrices.target is None else 1)
+    return axes_of(stack, 0, None if given.target is None else 1)
 
 
-def _padding(matrices: GivenTensors, layers: Layers, which: int) -> tuple[Tensor, str]:
+def _of_weights(layers: Layers) -> Iterator[tuple[LayerKey, LayerWeights]]:
+    """The layers that are weights."""
+    return ((key, layer) for key, layer in layers.items() if isinstance(layer, LayerWeights))
+
+
+def _padding(given: GivenTensors, layers: Layers, which: int) -> tuple[Tensor, str]:
     """Which tokens of a text are padding, (T,), and a note of those that may be; which: as of `_axes`.
 
     Padding is what an attention mask says, else tokens without a row in any layer, and special tokens whose rows cannot
     be those of tokens.
     """
-    text, flag = (matrices.text, matrices.target)[which], FLAGS[which]
+    text, flag = (given.text, given.target)[which], FLAGS[which]
     assert text is not None
-    if flag in matrices.flags:
-        return ~torch.from_numpy(np.array(matrices.flags[flag])), ""
+    if flag in given.flags:
+        return ~torch.from_numpy(np.array(given.flags[flag])), ""
     # In any layer: one empty row may be of a head that was dropped.
-    empty = [~seen_QK.any(-1) for key, (_, seen_QK) in layers.items() if _axes(matrices, key.stack)[0] == which]
+    empty = [~layer.seen_QK.any(-1) for key, layer in _of_weights(layers) if _axes(given, key.stack)[0] == which]
     padding_T = torch.stack(empty).all(0) if empty else torch.zeros(len(text), dtype=torch.bool)
-    suspects = _cannot_be(matrices, layers, which, padding_T)
+    suspects = _cannot_be(given, layers, which, padding_T)
     named = [at for at in suspects if text.special[at]]
     if suspects == named and (len(named) > 1 or any("pad" in text.tokens[at].lower() for at in named)):
         padding_T[named] = True
@@ -357,7 +505,7 @@ def _padding(matrices: GivenTensors, layers: Layers, which: int) -> tuple[Tensor
     return padding_T, ""
 
 
-def _cannot_be(matrices: GivenTensors, layers: Layers, which: int, padding_T: Tensor) -> list[int]:
+def _cannot_be(given: GivenTensors, layers: Layers, which: int, padding_T: Tensor) -> list[int]:
     """The tokens at one end of a text with rows that no token has, although they hold weights.
 
     No token gives them weight in any layer, nor do they themselves; or each of their rows is uniform in all heads,
@@ -365,8 +513,8 @@ def _cannot_be(matrices: GivenTensors, layers: Layers, which: int, padding_T: Te
     """
     tokens = len(padding_T)
     odd_T, received_TT = ~padding_T, torch.zeros(tokens, tokens, dtype=torch.bool)
-    for key, (weights_HQK, seen_QK) in layers.items():
-        queries, keys = _axes(matrices, key.stack)
+    for key, (weights_HQK, seen_QK) in _of_weights(layers):
+        queries, keys = _axes(given, key.stack)
         if keys != which:
             continue
         none_T = ~seen_QK.any(0)
@@ -394,39 +542,56 @@ def _part(prompt: Prompt, places: slice) -> Prompt:
     return Prompt(text="".join(columns["plain"]), turns=(), removed=prompt.removed + lost, **columns)
 
 
-def observe_tensors(matrices: GivenTensors, ask: CaptureSpec, tell: Progress = NO_PROGRESS) -> Observation:
-    """The observation of weights that were given, as of a pass; the ask's `keep` and `select` say what is kept.
+def observe_tensors(given: GivenTensors, ask: CaptureSpec, tell: Progress = NO_PROGRESS) -> Observation:
+    """The observation of layers that were given, as of a pass; the ask's `keep` and `select` say what is kept.
 
-    Raises InputError for weights that are none, UsageError for what only a model can tell.
+    Raises InputError for layers that are none, UsageError for what only a model can tell.
     """
     # What is refused is refused before every number is looked at.
-    check_request(matrices, ask.keep)
-    whole = checked(matrices)
-    matrices, stacks = whole.matrices, whole.stacks
+    check_request(given, ask.keep)
+    whole = checked(given)
+    given, stacks = whole.given, whole.stacks
     shown = {
-        stack: {key.layer: _geometry(whole.layers[key], key.layer, matrices.kv_heads) for key in keys}
+        stack: {key.layer: _geometry(whole.layers[key], key.layer, given.kv_heads) for key in keys}
         for stack, keys in stacks.items()
     }
     plain = next(stack for stack in (DECODER, ENCODER, CROSS) if stack in stacks)
     request = _selected(ask, shown, plain)
     _check_room(whole, request, plain)
-    prompt, source = (matrices.text, None) if matrices.target is None else (matrices.target, matrices.text)
+    prompt, source = (given.text, None) if given.target is None else (given.target, given.text)
+    if given.last is not None:
+        prompt = replace(prompt, medium=Medium(unasked=len(prompt) - given.last, virtual=False))
     texts = TextInputs(prompt, request.chosen(prompt, source), source)
     for line in tensors_lines(whole):
         tell.say(line)
-    ready = {key: _ready(whole, key, shown[key.stack][key.layer]) for key in whole.layers}
-    with tell.stage("reading weights", len(ready), "layers") as advance:
-        return observe_layers(ready, texts, request, facts_of(whole), plain=plain, advance=advance, say=tell.say)
+    facts = facts_of(whole)
+    if request.view.weights == "value":
+        facts["unverified"].append("norms are those of v, before the output projection")
+    with torch.no_grad(), tell.stage(f"reading {given.kind}", len(whole.layers), "layers") as advance:
+        ready = {key: _ready(whole, key, shown[key.stack][key.layer]) for key in whole.layers}
+        return observe_layers(ready, texts, request, facts, plain=plain, advance=advance, say=tell.say)
 
 
-def check_request(matrices: GivenTensors, request: Request) -> None:
-    """Raise UsageError for what weights alone do not tell."""
+def check_request(given: GivenTensors, request: Request) -> None:
+    """Raise UsageError for what these layers alone do not tell."""
+    every = [(index, layer) for layers in given.stacks.values() for index, layer in layers.items()]
     what = WITHOUT_MODEL.get(request.view.weights)
-    if what is not None:
-        raise UsageError(f"{what} need the model, and these are weights alone", "use {weights=softmax}")
-    if request.operands:
+    weights_alone = any(not isinstance(layer, GivenLayer) for _, layer in every)
+    if what is not None and (weights_alone or request.view.weights == "logit"):
+        raise UsageError(f"{what} need the model, and these are {given.kind} alone", "use {weights=softmax}")
+    if request.operands and weights_alone:
         raise UsageError("q, k and v need the model, and these are weights alone", "ask for weights")
-    if request.view.by_kv and matrices.kv_heads is None:
+    lacks = next((index for index, layer in every if isinstance(layer, GivenLayer) and layer.v is None), None)
+    if lacks is not None and (request.operands or request.view.weights == "value"):
+        what = what or "q, k and v"
+        raise UsageError(f"{what} need v, and layer {lacks} has none", "save v too, or use {weights=softmax}")
+    if given.last is not None and (request.operands or request.rollout):
+        what = "a rollout" if request.rollout else "what keeps q and k"
+        raise UsageError(
+            f"{what} needs the query of every token, and these are of the last {given.last}",
+            "use attnscope heads, relations, draw or text",
+        )
+    if request.view.by_kv and weights_alone and given.kv_heads is None:
         raise UsageError(
             "weights alone do not tell which heads share a kv head", "give {kv_heads=N}, or leave out {by}"
         )
@@ -451,17 +616,19 @@ def _check_room(whole: CheckedTensors, request: Request, plain: str) -> None:
         return
     needed = 0
     for key, layer in whole.layers.items():
-        of_stack, weights = request.of(key.stack, plain), layer.weights_HQK
+        of_stack, (every, queries, keys) = request.of(key.stack, plain), layer.layer.shape
         heads = of_stack.view_of(of_stack.weights).heads
-        kept = len(weights) if heads is None else len(heads.get(key.layer, ()))
-        needed += 4 * kept * weights[0].numel() * (weights.dtype != torch.float32)
+        kept = every if heads is None else len(heads.get(key.layer, ()))
+        same = isinstance(layer.layer, Tensor) and layer.layer.dtype == torch.float32 and whole.given.last is None
+        needed += 4 * kept * (queries if whole.given.last is None else keys) * keys * (not same)
     hint = "ask for fewer heads with {select}, or for a Request without weights"
     check_room("the matrices take as float32", needed, hint)
 
 
-def _geometry(layer: CheckedLayer, index: int, kv_heads: int | None) -> LayerGeometry:
-    """A layer as far as its weights tell; 0 for what they do not."""
-    (heads, _, keys), mask = layer.weights_HQK.shape, layer.mask
+def _geometry(checked: CheckedLayer, index: int, kv_heads: int | None) -> LayerGeometry:
+    """A layer as far as it tells; 0 for what it does not."""
+    layer, mask = checked.layer, checked.mask
+    (heads, _, _), keys = layer.shape, mask.visible.keys
     before, after = mask.sight or (UNKNOWN, UNKNOWN)
     window, kind, words = None, "full", ""
     if isinstance(before, tuple) and after == 0 and (window := _chunk(before, keys)):
@@ -470,33 +637,98 @@ def _geometry(layer: CheckedLayer, index: int, kv_heads: int | None) -> LayerGeo
         kind, words = "sparse", mask.words
     elif before is not None:
         kind, window = "sliding", before + (after == 0)
-    both_ways = mask.sight is not None and after != 0
-    return LayerGeometry(index, kind, heads, kv_heads or 0, 0, 0, window, both_ways=both_ways, keys=words)
+    both_ways, widths = mask.sight is not None and after != 0, (0, 0)
+    if isinstance(layer, GivenLayer):
+        kv_heads, widths = layer.k.shape[0], (layer.q.shape[-1], 0 if layer.v is None else layer.v.shape[-1])
+    return LayerGeometry(index, kind, heads, kv_heads or 0, *widths, window, both_ways=both_ways, keys=words)
 
 
 def _ready(whole: CheckedTensors, key: LayerKey, geometry: LayerGeometry) -> ReadyLayer:
-    """A layer as it is read. What was measured is how far its rows are from 1; masked keys are those without weight."""
-    matrices, layer = whole.matrices, whole.layers[key]
-    heads, queries, keys = layer.weights_HQK.shape
-    P = DenseAttention(layer.weights_HQK[None], layer.mask.visible)
-    P.sums_to_one = not matrices.sink_logits
-    error = layer.error if P.sums_to_one else None
-    check = CallCheck(key.layer, 0, matrices.source, heads, GIVEN, error, stack=key.stack, keys=keys, queries=queries)
-    check.sink_logits, check.kernel, check.dtype = matrices.sink_logits, "none", whole.dtype
-    return ReadyLayer(P, geometry, check)
+    """A layer as it is read, and what was measured of it.
+
+    Of weights that is how far their rows are from 1, and masked keys are those without weight; of q and k how far P V
+    is from the output that was given with them.
+    """
+    given, (layer, mask, error) = whole.given, whole.layers[key]
+    (heads, queries, _), keys = layer.shape, mask.visible.keys
+    check = CallCheck(key.layer, 0, given.source, heads, GIVEN, stack=key.stack, keys=keys, queries=queries)
+    check.kernel, check.dtype, written = "none", whole.dtype, None
+    if isinstance(layer, GivenLayer):
+        spec = _spec(layer, mask.visible)
+        P: AttentionOperator = (operator := select_operator(spec))
+        check.answered_by, check.sink_logits = operator.answered_by, spec.row_sinks is not None
+        if layer.output is not None and layer.v is not None and not spec.sinks_scale_output:
+            check.note(value_error=value_error(P, spec.v_BGKV, layer.output.transpose(0, 1)[None]))
+            check.dtype = layer.output.dtype
+        norm_1H1K = spec.v_BGKV.float().norm(dim=-1).repeat_interleave(spec.heads // spec.kv_heads, 1)[:, :, None]
+
+        def norms(start: int, stop: int) -> Tensor:
+            shares = spec.output_shares(start, stop)
+            return norm_1H1K.expand(-1, -1, stop - start, -1) if shares is None else norm_1H1K * shares
+    else:
+        P = DenseAttention(layer[None], mask.visible)
+        check.sink_logits, P.sums_to_one = given.sink_logits, not given.sink_logits
+        check.row_sum_error = error if P.sums_to_one else None
+    if given.last is not None:
+        P = LastQueries(P, _of_text(mask.visible))
+    if isinstance(layer, GivenLayer) and layer.v is not None:
+        written = partial(_written, P, norms)
+    return ReadyLayer(P, geometry, check, written)
+
+
+def _written(
+    P: AttentionOperator, norms: Callable[[int, int], Tensor], start: int, stop: int, *of_rows: object
+) -> Tensor:
+    """The norm of what a whole weight on a key writes before the output projection, of a block of a text's queries."""
+    return P.placed(start, stop, norms) if isinstance(P, LastQueries) else norms(start, stop)
+
+
+def _spec(layer: GivenLayer, visible: Visibility) -> AttentionSpec:
+    """A layer as the call that it was, keys that are missing as zeros that no query sees."""
+    kv = {name: value for name in ("k", "v", "bias") if (value := getattr(layer, name)) is not None}
+    if layer.k.shape[1] < visible.keys:
+        assert layer.key_positions is not None
+        places_K = layer.key_positions.long()
+        for name, value in kv.items():
+            axis = value.ndim - 1 if name == "bias" else 1
+            shape = [*value.shape[:axis], visible.keys, *value.shape[axis + 1 :]]
+            check_room(f"{name} of all tokens takes", value.element_size() * math.prod(shape), "save fewer tokens")
+            kv[name] = value.new_zeros(shape).index_copy_(axis, places_K, value)
+    bias, sinks = kv.get("bias"), layer.sinks
+    return AttentionSpec(
+        layer.q[None],
+        kv["k"][None],
+        kv["v"][None] if "v" in kv else kv["k"][None, ..., :0],
+        layer.scale,
+        visible,
+        layer.softcap,
+        bias if bias is None else (bias if bias.ndim == 3 else bias[None])[None],
+        sinks if sinks is None else (sinks if sinks.ndim == 2 else sinks[:, None])[None],
+        bool(layer.sinks_scale_output),
+    )
+
+
+def _of_text(visible: Visibility) -> Visibility:
+    """Which keys all tokens of a text see whose last ones have queries; what the others do is not asked."""
+    keys, mask = visible.keys, visible.mask
+    if mask is None:
+        return Visibility(keys, keys, causal=visible.causal, window=visible.window)
+    of_heads = [_below_causal(seen_QK) for seen_QK in visible.rows(0, visible.queries)[0]]
+    return replace(visible, queries=keys, mask=torch.stack(of_heads)[None], _once={})
 
 
 def tensors_lines(whole: CheckedTensors) -> Iterator[str]:
     """What is read, in a line as before a pass, and what was left out."""
-    matrices = whole.matrices
-    source = "weights" if matrices.source == MEMORY else f"weights from {visible(matrices.source)}"
-    parts = [f"{source}, {NOT_VERIFIED}", *([visible(matrices.name)] if matrices.name else [])]
+    given = whole.given
+    source = given.kind if given.source == MEMORY else f"{given.kind} from {visible(given.source)}"
+    parts = [f"{source}, {NOT_VERIFIED}", *([visible(given.name)] if given.name else [])]
     for stack, keys in whole.stacks.items():
-        counts = sorted({len(whole.layers[key].weights_HQK) for key in keys})
+        counts = sorted({whole.layers[key].layer.shape[0] for key in keys})
         heads = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
         parts.append(f"{stack} " * (len(whole.stacks) > 1) + f"{len(keys)} layers x {heads} heads")
-    target = "" if matrices.target is None else f", target {len(matrices.target)}"
-    yield "  ".join([*parts, f"{len(matrices.text)} tokens{target}", whole.dtype, masks_in_words(whole)])
+    target = "" if given.target is None else f", target {len(given.target)}"
+    target = target if given.last is None else f", queries of the last {given.last}"
+    yield "  ".join([*parts, f"{len(given.text)} tokens{target}", whole.dtype, masks_in_words(whole)])
     yield from whole.notes
 
 
@@ -513,33 +745,40 @@ def masks_in_words(whole: CheckedTensors) -> str:
 
 
 def facts_of(whole: CheckedTensors) -> dict[str, Any]:
-    """What a manifest says of the weights: in the place of the model, and that nothing of them was verified."""
-    matrices = whole.matrices
-    name = matrices.name or (None if matrices.source == MEMORY else matrices.source)
+    """What a manifest says of the layers: in the place of the model, and that nothing of them was verified."""
+    given = whole.given
+    name = given.name or (None if given.source == MEMORY else given.source)
+    every, kind = [layer.layer for layer in whole.layers.values()], given.kind
+    read_off = "read off the weights" if kind == WHOLE else "read as they were given"
     lines = [
-        "the weights are not verified: no model computed them here, and no layer was compared with the oracle",
-        f"masks were read off the weights: {masks_in_words(whole)}",
+        f"the {kind} are not verified: no model computed them here, and no layer was compared with the oracle",
+        f"masks were {read_off}: {masks_in_words(whole)}",
     ]
     if any(not layer.mask.visible.known for layer in whole.layers.values()):
         lines.append(
             f"{KEYS_NOT_KNOWN}: some keys have no weight in any head; an array `{MASK}` says which a query sees"
         )
-    lines += ["kv heads: weights alone do not tell which heads share one"] if matrices.kv_heads is None else []
+    weights_alone = not all(isinstance(layer, GivenLayer) for layer in every)
+    if given.kv_heads is None and weights_alone:
+        lines.append("kv heads: weights alone do not tell which heads share one")
+    without = [key.layer for key, layer in whole.layers.items() if getattr(layer.layer, "output", layer) is None]
+    if without:
+        lines.append(f"layers {without}: no output was given with q and k, and P V was compared with none")
     # The names are those of a pass, which all readers of a manifest expect.
     return {
         "model": {
-            "name": f"weights {NOT_VERIFIED}" + (f": {name}" if name else ""),
+            "name": f"{kind} {NOT_VERIFIED}" + (f": {name}" if name else ""),
             "revision": None,
-            "type": "weights",
+            "type": kind,
             "layers": len(whole.layers),
             "layers_without_attention": {},
         },
         "device": "cpu",
         "dtype": whole.dtype,
         "attention": GIVEN,
-        "engine": "none",
+        "engine": "none" if kind == WHOLE else "fused",
         "output": "none",
-        "source": {"weights": matrices.source, "sha256": matrices.sha256, "verified": False},
+        "source": {kind: given.source, "sha256": given.sha256, "verified": False},
         "unverified": lines,
         **({"notes": whole.notes} if whole.notes else {}),
     }

@@ -304,7 +304,7 @@ class ShowPage(Purpose):
         return prepare_told(loaded, ask, tell)
 
     def of_tensors(self, given: GivenTensors, ask: CaptureSpec, tell: Progress) -> PageSide:
-        """What the page holds of weights that were given. Raises UsageError for what needs their model."""
+        """What the page holds of layers that were given. Raises UsageError for what needs their model."""
         from attnscope.inputs.tokens import chosen_lines
         from attnscope.model.geometry import LayerGeometry
         from attnscope.observe.request import Request
@@ -314,7 +314,10 @@ class ShowPage(Purpose):
 
         for name in ("why", "compare_text"):
             if getattr(self, name) is not None:
-                raise UsageError("a page of weights alone has no model to ask", f"leave out {{{name}}}")
+                raise UsageError(f"a page of {given.kind} alone has no model to ask", f"leave out {{{name}}}")
+        if given.last is not None:
+            what = f"a page needs the query of every token, and these are of the last {given.last}"
+            raise UsageError(what, "use attnscope heads, relations, draw or text")
         of_two, whole = given.target is not None, dict[int, tuple[int, ...]]()
         shapes = [(index, of.shape[0]) for layers in given.stacks.values() for index, of in layers.items()]
         if self.whole is not None and not of_two:

@@ -81,4 +81,4 @@ def weights_files(rng: random.Random, folder: Path) -> Try:
     path = folder / rng.choice(("bank.npz", "bank.npz", "bank.safetensors", "bank"))
     path.write_bytes(_weights(rng))
     command = rng.choice(("heads", "heads", "relations", "tokens", "keys"))
-    return Try([command, "-q", "--weights-file", str(path)], b"", terminal=True)
+    return Try([command, "-q", "--tensors", str(path)], b"", terminal=True)
