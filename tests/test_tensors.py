@@ -1,17 +1,22 @@
 """q and k of a runtime: the tables and pictures of a pass, checked as data, marked as not verified."""
 
+import json
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import transformers
+from safetensors.torch import save_file
 
 import attnscope
 from attnscope.api.captured import Capture
+from attnscope.errors import AttnscopeError, InputError, UsageError
+from attnscope.inputs.tensor_files import read_tensors
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.loading import wrap
-from attnscope.observe.request import Request
+from attnscope.observe.request import Request, View
+from helpers.command_line import call
 from helpers.families import tiny_config
 
 TEXT = "the financial bank is located on river bank, the financial bank is"
@@ -36,8 +41,8 @@ def specs(loaded: LoadedModel, ids: tuple[int, ...], **inputs: Any) -> dict[str,
     calls: dict[str, dict[int, Any]] = {}
     body = getattr(loaded.model, "model", loaded.model) if not inputs else loaded.model
 
-    def hear(call: Any) -> None:
-        calls.setdefault(call.stack, {})[call.layer] = call.spec
+    def hear(heard: Any) -> None:
+        calls.setdefault(heard.stack, {})[heard.layer] = heard.spec
 
     attnscope.listen(body, torch.tensor([ids]), hear, **inputs)
     return calls
@@ -108,3 +113,404 @@ def test_a_dump_of_a_family_gives_the_tables_and_pictures_of_its_pass(demo, tmp_
     seen = attnscope.from_tensors(path, request=ALL)
     same(seen, expected)
     assert not seen.failures
+
+
+@pytest.mark.parametrize("model_type", ["bart", pytest.param("t5", marks=pytest.mark.families)])
+def test_an_encoder_decoder_has_its_three_stacks_and_biases(demo, tmp_path, model_type):
+    loaded = random(demo, model_type, "Seq2SeqLM")
+    expected = bare(attnscope.capture(loaded, TEXT, target="Mary saw John", request=OF_TWO, engine="eager"))
+    target = torch.tensor([expected.queries.ids])
+    calls = specs(loaded, expected.prompt.ids, decoder_input_ids=target)
+    assert all((spec.bias is not None) == (model_type == "t5") for of in calls.values() for spec in of.values())
+    axes = {"query_tokens": expected.queries}
+    path = attnscope.save_tensors(tmp_path / "calls.safetensors", calls, expected.prompt, **axes)
+    same(attnscope.from_tensors(path, request=OF_TWO), expected)
+    alone = attnscope.from_tensors(calls["cross"], expected.prompt, **axes, request=OF_TWO)
+    same(alone, bare(expected.of("cross")))
+
+
+# The last tokens' queries alone
+
+
+@pytest.fixture(scope="module")
+def windowed(demo):
+    """A model with windows in every other layer, and what its layers were called with."""
+    loaded = random(demo, "gemma2", sliding_window=8)
+    ids = attnscope.capture(loaded, LONG, request=Request(metrics=())).prompt.ids
+    [calls] = specs(loaded, ids).values()
+    return loaded, calls
+
+
+def step(spec: Any, count: int, cached: int | None) -> dict[str, Any]:
+    """What a runtime has of the last tokens: their q, and of the keys those that its cache holds."""
+    tokens = spec.k_BGKD.shape[2]
+    parts = {"q": spec.q_BHQD[:, :, -count:], "scale": spec.scale, "softcap": spec.softcap}
+    kept = slice(None) if cached is None else slice(tokens - cached, None)
+    parts |= {"k": spec.k_BGKD[:, :, kept], "v": spec.v_BGKV[:, :, kept], "window": cached}
+    return parts | ({} if cached is None else {"key_positions": torch.arange(tokens)[kept]})
+
+
+@pytest.mark.parametrize(("count", "cached"), [(1, 8), (6, 13)])
+def test_a_step_of_decoding_gives_the_rows_of_a_whole_pass(windowed, tmp_path, count, cached):
+    """A sliding cache holds the keys of the window of each query, and no others."""
+    loaded, calls = windowed
+    whole = attnscope.capture(loaded, LONG, request=Request(metrics=())).prompt
+    layers = {index: step(spec, count, None if index % 2 else cached) for index, spec in calls.items()}
+    layers = {index: {**layer, "window": None if index % 2 else 8} for index, layer in layers.items()}
+    asked = Request(relations=True, top_k=None, maps="all", weights=True, per_token=True)
+    places = {"query_positions": range(len(whole) - count, len(whole))}
+    path = attnscope.save_tensors(tmp_path / "step.safetensors", layers, whole, **places)
+    seen = attnscope.from_tensors(path, request=asked)
+    rows = f"{len(whole) - count}-{len(whole) - 1}"
+    expected = bare(
+        attnscope.capture(
+            loaded, LONG, request=Request(**{**vars(asked), "query": rows, "weights": False}), engine="eager"
+        )
+    )
+    for table, other in zip(tables(seen), tables(expected), strict=True):
+        if {"query", "head"} <= {*table.column_names}:
+            table, other = by_place(table), by_place(other)
+        for name in table.column_names:
+            mine, theirs = table.column(name).to_pylist(), other.column(name).to_pylist()
+            if str(table.column(name).type) in ("float", "double"):
+                np.testing.assert_allclose(np.array(mine, float), np.array(theirs, float), 1e-6, 2e-6, err_msg=name)
+            else:
+                assert mine == theirs, name
+    for key, values in expected.maps.values.items():
+        np.testing.assert_allclose(seen.maps.values[key], values, atol=1e-6)
+        assert not seen.weights[key][:, :-count].any()
+
+
+def test_what_needs_every_query_is_refused_of_the_last_ones(windowed, tmp_path):
+    _, calls = windowed
+    names = [f"t{place}" for place in range(calls[1].k_BGKD.shape[2])]
+    places = {"query_positions": [len(names) - 1]}
+    path = attnscope.save_tensors(tmp_path / "step.npz", {1: step(calls[1], 1, None)}, names, **places)
+    for asked in (Request(rollout="tokens"), Request(operands=True)):
+        with pytest.raises(UsageError, match="needs the query of every token, and these are of the last 1"):
+            attnscope.from_tensors(path, request=asked)
+    done = call("view", "--tensors", str(path), "--out", str(tmp_path / "page.html"))
+    assert (done.code, "a page needs the query of every token" in done.err) == (2, True)
+    done = call("heads", "--tensors", str(path), "--query", "first")
+    assert (done.code, "names tokens that are keys and have no queries" in done.err) == (4, True)
+    # Finished rows of the last tokens are read as well.
+    weights = attnscope.from_tensors(path, request=Request(weights=True)).weights[1][:, -1:]
+    rows = attnscope.from_weights({1: weights}, names, request=Request(relations=True, top_k=None), **places)
+    expected = attnscope.from_tensors(path, request=Request(relations=True, top_k=None))
+    assert rows.relations()["weight"].to_pylist() == pytest.approx(expected.relations()["weight"].to_pylist())
+    assert rows.visible == expected.visible
+
+
+# By hand
+
+
+def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def by_loops(layer: dict[str, Any], sees: Any) -> np.ndarray:
+    """The weights of a layer in Python; sees(head, query, key): whether one does."""
+    heads, queries, _ = layer["q"].shape
+    groups, keys = layer["k"].shape[:2]
+    weights = np.zeros((heads, queries, keys))
+    for head, query in np.ndindex(heads, queries):
+        logits = {}
+        for key in range(keys):
+            if sees(head, query, key):
+                q, k = layer["q"][head, query], layer["k"][head // (heads // groups), key]
+                logit = layer["scale"] * float(q @ k)
+                logit = layer["softcap"] * np.tanh(logit / layer["softcap"]) if "softcap" in layer else logit
+                logit += float(layer["bias"][head, query, key]) if "bias" in layer else 0.0
+                logit += float(layer["mask"][head, query, key]) if "mask" in layer else 0.0
+                logits[key] = np.exp(logit)
+        total = sum(logits.values()) + (float(np.exp(layer["sinks"][head])) if "sinks" in layer else 0)
+        for key, number in logits.items():
+            weights[head, query, key] = number / total
+    return weights
+
+
+QK = {"q": numbers(4, 6, 3), "k": numbers(2, 6, 3, seed=1), "scale": 0.7}
+NEXT = torch.full((6, 6), -torch.inf).triu(2)  # each sees the key after its own too
+BY_HAND = {
+    "causal": (QK, lambda head, query, key: key <= query, "full"),
+    "a window": ({**QK, "window": 3}, lambda head, query, key: 0 <= query - key < 3, "window 3"),
+    "chunks": ({**QK, "chunk": 2}, lambda head, query, key: key <= query and key // 2 == query // 2, "chunk 2"),
+    "both ways": ({**QK, "causal": 0}, lambda head, query, key: True, "full"),
+    "sinks, soft-cap and bias": (
+        {**QK, "sinks": numbers(4), "softcap": 2.0, "bias": numbers(4, 6, 6, seed=3)},
+        lambda head, query, key: key <= query,
+        "full",
+    ),
+    "a boolean mask": (
+        {**QK, "mask": NEXT.isneginf().logical_not()},
+        lambda head, query, key: key <= query + 1,
+        "both ways, 1 after",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+def test_weights_are_those_of_a_plain_loop(name):
+    layer, sees, words = BY_HAND[name]
+    seen = attnscope.from_tensors([layer], list("abcdef"), request=Request(weights=True, relations=True, top_k=None))
+    plain = {part: value for part, value in layer.items() if part != "mask"}
+    np.testing.assert_allclose(seen.weights[0], by_loops(plain, sees), atol=1e-6)
+    assert dict(seen.visible) == {next(iter(seen.kv_of)): words}
+    assert seen.kv_of[next(iter(seen.kv_of))] == (4, 2)
+    wrong = by_loops({**plain, "k": plain["k"].flip(0)}, sees)  # kv heads in another order
+    assert np.abs(seen.weights[0].numpy() - wrong).max() > 0.01
+
+
+def test_a_mask_of_each_head_may_add_to_the_logits():
+    mask = torch.stack([NEXT + 0.3, NEXT.mT, NEXT, NEXT - torch.arange(6)])
+    layer = {**QK, "mask": mask}
+    seen = attnscope.from_tensors([layer], list("abcdef"), request=Request(weights=True))
+    expected = by_loops(layer, lambda head, query, key: mask[head, query, key] > -torch.inf)
+    np.testing.assert_allclose(seen.weights[0], expected, atol=1e-6)
+    assert "mask as given" in " ".join(seen.unmeasured)
+
+
+def test_logits_and_norms_of_values_need_q_k_and_v():
+    layer = {**QK, "v": numbers(2, 6, 5, seed=4)}
+    asked = {"relations": True, "top_k": None}
+    scores = attnscope.from_tensors([layer], list("abcdef"), request=Request(view=View(weights="scores"), **asked))
+    norms = attnscope.from_tensors([layer], list("abcdef"), request=Request(view=View(weights="value"), **asked))
+    weights = by_loops(QK, lambda head, query, key: key <= query)
+    for row in scores.relations().to_pylist():
+        q, k = QK["q"][row["head"], row["query"]], QK["k"][row["head"] // 2, row["key"]]
+        assert row["score"] == pytest.approx(0.7 * float(q @ k), abs=1e-5)
+    for row in norms.relations().to_pylist():
+        size = float(layer["v"][row["head"] // 2, row["key"]].norm())
+        assert row["norm"] == pytest.approx(weights[row["head"], row["query"], row["key"]] * size, abs=1e-5)
+    assert "norms are those of v, before the output projection" in norms.unmeasured
+    for view, words in (
+        ("value", "norms of what keys write need v, and layer 0 has none"),
+        ("logit", "need the model"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            attnscope.from_tensors([QK], list("abcdef"), request=Request(view=View(weights=view), relations=True))
+
+
+def test_the_output_of_a_runtime_is_compared_with_p_v(tmp_path):
+    v = numbers(2, 6, 5, seed=4)
+    weights = torch.tensor(by_loops(QK, lambda head, query, key: 0 <= query - key < 3))
+    layer = {**QK, "v": v, "output": weights @ v.repeat_interleave(2, 0), "window": 3}
+    right = attnscope.from_tensors([layer], list("abcdef"))
+    assert right.report.calls[0].value_error < 1e-6
+    assert not right.failures
+    path = attnscope.save_tensors(tmp_path / "off.safetensors", [{**layer, "window": 4}], list("abcdef"))
+    done = call("heads", "--tensors", str(path))
+    assert done.code == 1
+    assert "check failed: layer 0: P V differs from the layer's own output by" in done.err
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_half_precision_is_read_as_it_is(tmp_path, dtype):
+    layer = {name: value.to(dtype) if name != "scale" else value for name, value in QK.items()}
+    for suffix in ("safetensors", "npz"):
+        path = attnscope.save_tensors(tmp_path / f"half.{suffix}", [layer], list("abcdef"))
+        seen = attnscope.from_tensors(path, request=Request(weights=True))
+        rounded = {**layer, "q": layer["q"].double(), "k": layer["k"].double()}
+        expected = by_loops(rounded, lambda head, query, key: key <= query)
+        np.testing.assert_allclose(seen.weights[0], expected, atol=2e-6)
+        narrow = dtype == torch.bfloat16 and suffix == "npz"
+        assert seen.facts["dtype"] == ("float32" if narrow else str(dtype).removeprefix("torch."))
+
+
+# Files
+
+
+LETTERS = {"tokens": '["a", "b", "c"]'}
+ONE = {"layer.0.q": numbers(2, 3, 4), "layer.0.k": numbers(1, 3, 4)}
+
+
+def file_of(path: Any, arrays: dict[str, torch.Tensor | None] | None = None, **said: str) -> Any:
+    """A safetensors file of one layer over three tokens, with other arrays and texts of its metadata."""
+    tensors = {name: value for name, value in {**ONE, **(arrays or {})}.items() if value is not None}
+    metadata = LETTERS | {"layer.0.scale": "0.5"} | {name.replace("__", "."): text for name, text in said.items()}
+    save_file(tensors, path, {name: text for name, text in metadata.items() if text})
+    return path
+
+
+def test_what_all_layers_share_is_said_once_and_a_layer_says_its_own(tmp_path):
+    more = {name.replace("0", "1"): value.clone() for name, value in ONE.items()}
+    path = file_of(tmp_path / "a.safetensors", more, scale="0.5", window="2", layer__1__window="1", layer__0__scale="")
+    given = read_tensors(path)
+    layers = given.stacks["decoder"]
+    assert [(layer.scale, layer.window) for layer in layers.values()] == [(0.5, 2), (0.5, 1)]
+    path = file_of(tmp_path / "b.safetensors", {"layer.0.mask": torch.ones(3, 3).tril().bool()}, window="2")
+    assert read_tensors(path).stacks["decoder"][0].window is None
+    path = file_of(tmp_path / "c.safetensors", {"mask": torch.ones(3, 3, dtype=torch.bool)})
+    assert attnscope.from_tensors(path).stack == "encoder"
+
+
+def test_padding_is_left_out_where_a_file_says_which_it_is(tmp_path):
+    whole = attnscope.from_tensors(
+        [{**ONE_LAYER}], list("abc"), attention_mask=[0, 1, 1], request=Request(weights=True)
+    )
+    expected = attnscope.from_tensors([cut(ONE_LAYER, 1)], ["b", "c"], request=Request(weights=True))
+    torch.testing.assert_close(whole.weights[0], expected.weights[0])
+    assert whole.facts["notes"] == ["1 tokens of padding at the ends of the text were left out"]
+    with pytest.raises(InputError, match="tokens of padding receive weight"):
+        attnscope.from_tensors([{**ONE_LAYER, "mask": np.tri(3, dtype=bool)}], list("abc"), attention_mask=[0, 1, 1])
+
+
+ONE_LAYER = {"q": ONE["layer.0.q"], "k": ONE["layer.0.k"], "scale": 0.5}
+
+
+def cut(layer: dict[str, Any], start: int) -> dict[str, Any]:
+    return {name: value[:, start:] if name != "scale" else value for name, value in layer.items()}
+
+
+HIDES_1 = torch.tensor([[1, 0, 0], [0, 0, 0], [1, 1, 1]]).bool()
+MALFORMED = {
+    "keys": ({"layer.0.k": numbers(1, 2, 4)}, {}, r"expected k \(kv heads, keys, .*\) as \(1, 3, 4\), got \(1, 2, 4\)"),
+    "width": ({"layer.0.k": numbers(1, 3, 5)}, {}, r"expected k .* as \(1, 3, 4\), got \(1, 3, 5\)"),
+    "queries": ({"layer.0.q": numbers(2, 1, 4)}, {}, r"expected q .* as \(2, 3, 4\), got \(2, 1, 4\); give query_pos"),
+    "axes": ({"layer.0.q": numbers(3, 4)}, {}, r"expected q of 3 axes \(heads, queries, .*, got \(3, 4\)"),
+    "two texts": ({"layer.0.q": numbers(2, 2, 3, 4)}, {}, "expected q of 3 axes"),
+    "kv heads": ({"layer.0.k": numbers(2, 3, 4), "layer.0.q": numbers(3, 3, 4)}, {}, "3 heads, which 2 kv heads do"),
+    "no heads": ({"layer.0.q": numbers(0, 3, 4)}, {}, "q is empty"),
+    "values": ({"layer.0.v": numbers(1, 2, 4)}, {}, r"expected v .* as \(1, 3, 4\)"),
+    "output": (
+        {"layer.0.v": numbers(1, 3, 5), "layer.0.output": numbers(2, 3, 4)},
+        {},
+        r"expected output .*\(2, 3, 5\)",
+    ),
+    "NaN": ({"layer.0.q": numbers(2, 3, 4) * torch.nan}, {}, "L0: q has NaN or infinite numbers in head 0"),
+    "infinite": ({"layer.0.k": numbers(1, 3, 4) * torch.inf}, {}, "L0: k has NaN or infinite numbers"),
+    "sinks": ({"layer.0.sinks": torch.tensor([1.0, torch.nan])}, {}, "L0: sinks has NaN"),
+    "no k": ({"layer.0.k": None}, {}, "layer 0 has no k; a layer is its weights, or q, k and scale"),
+    "no scale": ({}, {"layer__0__scale": ""}, "layer 0 has no scale"),
+    "a missing layer": ({"layer.2.v": numbers(1, 3, 4)}, {}, "layer 2 has no q"),
+    "weights too": ({"layer.0": torch.eye(3)[None]}, {}, "layer 0 has weights and [qk] too; keep one form"),
+    "all of a stack too": ({"weights": torch.eye(3)[None, None]}, {}, "it has `weights` and `layer.0` too"),
+    "many layers": ({f"layer.{10**9}.q": numbers(2, 3, 4)}, {}, "an array 'layer.1000000000.q', which is none"),
+    "misspelt": ({}, {"layer__0__windw": "3"}, "'layer.0.windw', which is none of"),
+    "tokens": ({}, {"tokens": '["a", "b"]'}, r"expected q .* as \(2, 2, 4\), got \(2, 3, 4\)"),
+    "whole numbers": (
+        {"layer.0.q": numbers(2, 3, 4).long()},
+        {},
+        "layer 0: q: expected floating-point numbers, got I64",
+    ),
+    "negative window": ({}, {"layer__0__window": "-1"}, "expected layer.0.window as a whole number from 1, got '-1'"),
+    "half a window": ({"layer.0.window": torch.tensor(1.5)}, {}, "layer.0.window as a whole number from 1, got '1.5'"),
+    "no chunk": ({}, {"chunk": "0"}, "expected chunk as a whole number from 1, got '0'"),
+    "scale of 0": ({}, {"layer__0__scale": "0.0"}, "expected layer.0.scale as a number above 0, got '0.0'"),
+    "scale of nan": ({}, {"layer__0__scale": "nan"}, "a number above 0, got 'nan'"),
+    "scale of many": ({"layer.0.scale": numbers(3)}, {"layer__0__scale": ""}, r"a number above 0, got 'F64 \(3\)'"),
+    "causal or so": ({}, {"causal": "perhaps"}, "expected causal as 0 or 1, got 'perhaps'"),
+    "scale twice": ({"layer.0.scale": torch.tensor(1.0)}, {}, "it has layer.0.scale twice, in two forms"),
+    "by two names": ({"decoder.layer.0.q": numbers(2, 3, 4)}, {}, "twice, by two names"),
+    "window and chunk": ({}, {"layer__0__window": "2", "layer__0__chunk": "2"}, "layer 0 has window and chunk too"),
+    "mask and window": (
+        {"layer.0.mask": torch.ones(3, 3)},
+        {"layer__0__window": "2"},
+        "layer 0 has mask and window too",
+    ),
+    "window both ways": ({}, {"causal": "0", "window": "2"}, "layer 0: a window is of a causal layer"),
+    "mask of none": ({"layer.0.mask": torch.zeros(3, 3).bool()}, {}, "layer 0: the mask hides every key from query 0"),
+    "a hidden row": ({"layer.0.mask": HIDES_1}, {}, "hides every key from query 1"),
+    "mask of NaN": ({"layer.0.mask": torch.full((3, 3), torch.nan)}, {}, "layer 0: mask has NaN"),
+    "mask of 2": ({"layer.0.mask": torch.full((3, 3), 2)}, {}, "layer 0: expected mask of 0 and 1, or of floats"),
+    "mask of 4": ({"layer.0.mask": torch.ones(4, 4).bool()}, {}, r"expected mask \(queries, keys\) as \(3, 3\), got"),
+    "places": (
+        {"layer.0.key_positions": torch.tensor([0, 2, 1])},
+        {},
+        "key_positions from 0 to 2, each once, in order",
+    ),
+    "places beyond": ({"layer.0.key_positions": torch.tensor([0, 1, 3])}, {}, "key_positions from 0 to 2"),
+    "many places": ({"layer.0.key_positions": torch.arange(9)}, {}, "key_positions of 1 to 3 tokens, got 9"),
+    "places in floats": ({"layer.0.key_positions": torch.arange(3.0)}, {}, "key_positions as numbers of tokens"),
+    "first queries": (
+        {"query_positions": torch.tensor([0])},
+        {},
+        "expected query_positions of the last tokens, 2 to 2",
+    ),
+    "many queries": ({"query_positions": torch.arange(9)}, {}, r"expected query_positions as .*, got I64 \(9\)"),
+    "a later form": (
+        {},
+        {"schema": "tensors/2"},
+        "expected schema as tensors/1, the form that this attnscope reads, got",
+    ),
+    "cross": (
+        {"cross.layer.0.q": numbers(2, 3, 4), "cross.layer.0.k": numbers(2, 3, 4)},
+        {"scale": "1"},
+        "the queries",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+def test_a_malformed_file_costs_one_line(tmp_path, name):
+    arrays, said, words = MALFORMED[name]
+    path = file_of(tmp_path / "calls.safetensors", arrays, **said)
+    with pytest.raises(AttnscopeError, match=words) as refused:
+        attnscope.from_tensors(path)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_layer_that_takes_hours_is_refused_before_it_is_unpacked(tmp_path, monkeypatch):
+    monkeypatch.setattr("attnscope.inputs.tensors.MOST_WEIGHTS", 17)
+    with pytest.raises(InputError, match="q and k make 18 weights, expected at most 17"):
+        read_tensors(file_of(tmp_path / "calls.safetensors"))
+
+
+@pytest.mark.parametrize(
+    ("layer", "error", "words"),
+    [
+        ({"q": ONE["layer.0.q"]}, InputError, "layer 0 has no k"),
+        ({**ONE_LAYER, "sclae": 1.0}, UsageError, "layer 0 has no 'sclae'; it may have q, k, v, output, mask"),
+        ({**ONE_LAYER, "window": 0}, InputError, "expected layer 0: window as a whole number from 1, got '0'"),
+        ({**ONE_LAYER, "scale": "much"}, InputError, "expected layer 0: scale as a number above 0, got 'much'"),
+        ({**ONE_LAYER, "q": "abc"}, UsageError, "layer 0: q: expected an array, got str"),
+    ],
+)
+def test_a_layer_from_python_that_is_none_is_refused(layer, error, words):
+    with pytest.raises(error, match=words):
+        attnscope.from_tensors([layer], list("abc"))
+    with pytest.raises(error, match=words):
+        attnscope.save_tensors("never.safetensors", [layer], list("abc"))
+
+
+# The command line
+
+
+def test_commands_read_a_file_by_either_name_of_the_option(demo, tmp_path):
+    seen = attnscope.capture(demo, TEXT)
+    [calls] = specs(demo, seen.prompt.ids).values()
+    names = demo.tokenizer.convert_ids_to_tokens(list(seen.prompt.ids))
+    path = str(attnscope.save_tensors(tmp_path / "bank.safetensors", calls, names, model="mine"))
+    done = call("keys", "--tensors", path, "--out", str(tmp_path / "run"), "--format", "csv")
+    assert done.code == 0, done.err
+    assert (
+        "tensors from bank.safetensors, not verified  mine  4 layers x 6 heads  14 tokens  float32  causal" in done.err
+    )
+    manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
+    assert manifest["source"] == {
+        "tensors": "bank.safetensors",
+        "sha256": manifest["source"]["sha256"],
+        "verified": False,
+    }
+    assert (manifest["engine"], manifest["options"]["tensors"]) == ("fused", path)
+    for again in (("--weights-file", path), (str(tmp_path / "run"),)):
+        assert call("keys", *again, "--format", "csv").out == done.out
+    for command in ("heads", "relations", "rollout", "text", "tokens"):
+        done = call(command, "--tensors", path, "--query", "last", "--format", "csv")
+        assert (done.code, done.out.count(b"\n") > 1) == (0, True), done.err
+    both = call("heads", "--tensors", path, "--weights-file", path)
+    assert (both.code, "--tensors and --weights-file were both given" in both.err) == (2, True)
+    for command in ("knockout", "ablate", "explain"):
+        done = call(command, "--tensors", path)
+        assert (done.code, "No such option: --tensors" in done.err) == (2, True)
+
+
+@pytest.mark.e2e
+def test_a_page_has_the_arithmetic_of_q_k_and_v(demo, tmp_path):
+    seen = attnscope.capture(demo, TEXT)
+    [calls] = specs(demo, seen.prompt.ids).values()
+    path = str(attnscope.save_tensors(tmp_path / "bank.safetensors", calls, seen.prompt))
+    done = call("view", "--tensors", path, "--out", str(tmp_path / "bank.html"))
+    assert (done.code, "steps 0." in done.err) == (0, True), done.err
+    assert "attnscope.from_tensors" in (tmp_path / "bank.html").read_text()
+    assert call("heatmap", "--tensors", path, "--select", "1.4", "--out", str(tmp_path / "one.png")).code == 0

@@ -232,7 +232,7 @@ OF_LAST: Mapping[type[Question], Callable[[Any, int], Question]] = {
     ),
     ask.Received: lambda question, first: ask.Received(question.query_share_BQ[:, first:]),
     ask.Strongest: lambda question, first: replace(
-        question, query=tuple([row - first for row in rows] for rows in question.query)
+        question, query=tuple(tuple(row - first for row in rows) for rows in question.query)
     ),
 }
 

@@ -108,6 +108,11 @@ class GivenLayer:
         return self.q.shape[0], self.q.shape[1], self.k.shape[1]
 
     @property
+    def widths(self) -> tuple[int, int]:
+        """The width of q and k, and that of v, 0 without one."""
+        return self.q.shape[-1], 0 if self.v is None else self.v.shape[-1]
+
+    @property
     def parts(self) -> dict[str, Any]:
         """Its arrays and numbers by name, without those that it lacks."""
         return {part.name: value for part in fields(self) if (value := getattr(self, part.name)) is not None}
@@ -272,6 +277,11 @@ def _of_parts(parts: Mapping[str, Any], name: str) -> GivenLayer:
         if part in parts:
             array = _tensor(parts[part], f"{name}: {part}", whole=part in (MASK, "key_positions"))
             arrays[part] = array.reshape(of_one_text(array.shape, max(map(len, forms))))
+    mask = arrays.get(MASK)
+    if mask is not None and not mask.is_floating_point():
+        if bool(((mask != 0) & (mask != 1)).any()):
+            raise InputError(f"{name}: expected mask of 0 and 1, or of floats", "give booleans")
+        arrays[MASK] = mask.bool()
     return GivenLayer(**arrays | numbers)
 
 

@@ -319,11 +319,7 @@ def _mask_as_given(
     """A layer's own mask over all keys of the text, boolean or additive, (Q, K) or (H or 1, Q, K)."""
     mask_HQK = mask if mask.ndim == 3 else mask[None]
     added = mask_HQK.is_floating_point()
-    if not added:
-        if mask_HQK.dtype != torch.bool and bool(((mask_HQK != 0) & (mask_HQK != 1)).any()):
-            raise InputError(f"{name}: expected mask of 0 and 1, or of floats", "give booleans")
-        mask_HQK = mask_HQK.bool()
-    elif bool((torch.isnan(mask_HQK) | (mask_HQK == torch.inf)).any()):
+    if added and bool((torch.isnan(mask_HQK) | (mask_HQK == torch.inf)).any()):
         raise InputError(f"{name}: mask has NaN or infinite numbers", "give -inf for a key that is hidden, else 0")
     if positions_K is not None:
         short_HQK, hidden = mask_HQK, float("-inf") if added else False
@@ -639,7 +635,7 @@ def _geometry(checked: CheckedLayer, index: int, kv_heads: int | None) -> LayerG
         kind, window = "sliding", before + (after == 0)
     both_ways, widths = mask.sight is not None and after != 0, (0, 0)
     if isinstance(layer, GivenLayer):
-        kv_heads, widths = layer.k.shape[0], (layer.q.shape[-1], 0 if layer.v is None else layer.v.shape[-1])
+        kv_heads, widths = layer.k.shape[0], layer.widths
     return LayerGeometry(index, kind, heads, kv_heads or 0, *widths, window, both_ways=both_ways, keys=words)
 
 
@@ -763,7 +759,7 @@ def facts_of(whole: CheckedTensors) -> dict[str, Any]:
         lines.append("kv heads: weights alone do not tell which heads share one")
     without = [key.layer for key, layer in whole.layers.items() if getattr(layer.layer, "output", layer) is None]
     if without:
-        lines.append(f"layers {without}: no output was given with q and k, and P V was compared with none")
+        lines.append(f"layers {as_ranges(without)}: no output was given with q and k, and P V was compared with none")
     # The names are those of a pass, which all readers of a manifest expect.
     return {
         "model": {

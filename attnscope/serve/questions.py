@@ -305,6 +305,8 @@ class ShowPage(Purpose):
 
     def of_tensors(self, given: GivenTensors, ask: CaptureSpec, tell: Progress) -> PageSide:
         """What the page holds of layers that were given. Raises UsageError for what needs their model."""
+        from torch import Tensor
+
         from attnscope.inputs.tokens import chosen_lines
         from attnscope.model.geometry import LayerGeometry
         from attnscope.observe.request import Request
@@ -319,13 +321,20 @@ class ShowPage(Purpose):
             what = f"a page needs the query of every token, and these are of the last {given.last}"
             raise UsageError(what, "use attnscope heads, relations, draw or text")
         of_two, whole = given.target is not None, dict[int, tuple[int, ...]]()
-        shapes = [(index, of.shape[0]) for layers in given.stacks.values() for index, of in layers.items()]
+        every = [pair for layers in given.stacks.values() for pair in layers.items()]
         if self.whole is not None and not of_two:
-            whole = select(self.whole, dict(shapes))
+            whole = select(self.whole, {index: layer.shape[0] for index, layer in every})
         plan = Plan(self.max_mb, 16 if self.bits == 16 else 8, whole)
         tokens = len(given.text) + len(given.target or ())
-        keep = plan.request([LayerGeometry(index, "full", heads, 0, 0, 0, None) for index, heads in shapes], tokens)
-        keep |= {"operands": False, **({"maps": None, "weights": keep["weights"] is True} if of_two else {})}
+        widths = [(0, 0) if isinstance(layer, Tensor) else layer.widths for _, layer in every]
+        layers = [
+            LayerGeometry(index, "full", layer.shape[0], 0, *of_layer, None)
+            for (index, layer), of_layer in zip(every, widths, strict=True)
+        ]
+        keep = plan.request(layers, tokens)
+        # The arithmetic of a row is shown where all layers have q, k and v.
+        keep |= {"operands": False} if of_two or not all(map(min, widths)) else {}
+        keep |= {"maps": None, "weights": keep["weights"] is True} if of_two else {}
         asked = replace(ask, keep=Request(**keep), select=ask.select if of_two else None)
         seen = observe_tensors(given, asked, tell)
         # The page holds all tokens: those that were named say where it opens.
