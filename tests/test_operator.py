@@ -11,7 +11,7 @@ from torch.testing import assert_close
 
 from attnscope.attention import questions as ask
 from attnscope.attention import spec
-from attnscope.attention.operator import AttentionOperator, DenseAttention, UniformAttention
+from attnscope.attention.operator import AttentionOperator, DenseAttention, LastQueries, UniformAttention
 from attnscope.attention.questions import EqualLabels, Holding, TopK, Window
 from attnscope.attention.spec import Visibility
 from attnscope.hooks.calls import AttentionCall
@@ -189,3 +189,43 @@ def test_questions_of_equal_values_are_one_question() -> None:
     others = [ask.Key(0), ask.TopK(2), ask.At(keys_BQ.clone()), ask.Entropy(skip_key0=True), ask.Back(1)]
     assert alike == again
     assert len({*alike, *again, *others}) == 9
+
+
+def of_all(P: AttentionOperator, first: int) -> dict[str, ask.Question]:
+    """A question of each kind about the queries from `first` on."""
+    labels, share = torch.arange(P.keys)[None] % 3, torch.zeros(1, P.keys)
+    share[:, first:] = 1 / (P.keys - first)
+    groups = torch.where(share > 0, torch.arange(P.keys)[None] % 2, -1)
+    row_alone = (ask.RowSum(), ask.Entropy(), ask.Entropy(True), ask.SumOfSquares(), ask.MaxWeight(), Holding(90))
+    of_places = (ask.Distance(), ask.AbsoluteDistance(), ask.Back(1), ask.Key(2), Window(3), ask.At(labels + 1))
+    of_keys = (EqualLabels(labels, labels, 1), ask.Features(torch.eye(P.keys)), TopK(3), ask.Received(share))
+    tokens = (tuple(range(first, P.keys)),) * P.batch
+    others = (ask.GroupMass(groups, labels), ask.Strongest(2, (1,), tokens, (tuple(range(P.keys)),) * P.batch))
+    return {
+        type(question).__name__ + str(place): question
+        for place, question in enumerate(row_alone + of_places + of_keys + others)
+    }
+
+
+FIRST, WHOLE = 5, random_attention(9, 9)
+
+
+@pytest.mark.parametrize("name", of_all(WHOLE, FIRST))
+def test_the_last_queries_answer_as_the_rows_of_a_whole_matrix(name: str) -> None:
+    """Before them rows are zeros; what has no axis of queries is of them alone."""
+    question = of_all(WHOLE, FIRST)[name]
+    rows = DenseAttention(WHOLE.dense()[:, :, FIRST:], Visibility(9 - FIRST, 9))
+    P = LastQueries(rows, WHOLE.visible)
+    answer, expected = P.ask(question), WHOLE.ask(question)
+    if isinstance(question, ask.Strongest):
+        for pair, other in zip(answer, expected, strict=True):
+            assert_close(pair, other, equal_nan=True)
+        return
+    pairs = zip(*((answer, expected) if isinstance(question, TopK) else ([answer], [expected])), strict=True)
+    for own, whole in pairs:
+        if isinstance(question, ask.GroupMass | ask.Received):
+            assert_close(own, whole)
+        else:
+            assert_close(own[:, :, FIRST:], whole[:, :, FIRST:], equal_nan=True)
+            assert not own[:, :, :FIRST].any()
+    assert_close(P.dense(), WHOLE.dense() * (torch.arange(9) >= FIRST)[:, None])
