@@ -23,6 +23,7 @@ from attnscope.hooks.functions import check_heard, hearing
 from attnscope.hooks.report import CaptureReport
 from attnscope.reference import naive
 from helpers import any_modules
+from helpers.command_line import Result, call
 
 T, E, HEADS = 10, 32, 4
 PADDED = torch.tensor([[False] * T, [False] * 6 + [True] * 4])
@@ -95,8 +96,8 @@ def test_weights_are_those_of_a_loop_and_the_output_stays(name: str, engine: str
     with torch.no_grad(), Spy() as spy:
         module(*inputs)
     expected = spy.weights[: len(calls)]  # of a language model a softmax over the vocabulary follows
-    for call, weights in zip(calls, expected, strict=True):
-        torch.testing.assert_close(call.P.dense().flatten(), weights.flatten().float(), rtol=0, atol=1e-6)
+    for heard_call, weights in zip(calls, expected, strict=True):
+        torch.testing.assert_close(heard_call.P.dense().flatten(), weights.flatten().float(), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -497,9 +498,9 @@ def test_what_is_refused_of_a_module(
 
 def test_what_needs_a_model_of_transformers_says_so() -> None:
     loaded: Any = attnscope.wrap(any_modules.NanoGPT().eval(), Characters())
-    for call in (attnscope.scan, attnscope.parity):
+    for study in (attnscope.scan, attnscope.parity):
         with pytest.raises(UsageError, match="NanoGPT is a module of other code"):
-            call(loaded)
+            study(loaded)
     view = attnscope.Request(view=attnscope.View(weights="value"), relations=True)
     with pytest.raises(UsageError, match="norms of what keys write need a model of transformers"):
         attnscope.capture(loaded, TEXT, request=view)
@@ -514,3 +515,107 @@ def test_finished_weights_of_all_layers_have_to_fit(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("attnscope.observe.any_module.free_memory", lambda device: 1000)
     with pytest.raises(MemoryLimitError, match="the weights of NanoGPT take over"):
         attnscope.capture(attnscope.wrap(any_modules.NanoGPT(flash=False).eval()), torch.arange(9)[None])
+
+
+# From the shell.
+
+NETS = """
+import torch
+from helpers.any_modules import NanoGPT, Vit
+from test_any_module import Characters
+
+def gpt():
+    torch.manual_seed(0)
+    return NanoGPT(), Characters()
+
+def vit():
+    return Vit(), None, lambda text: torch.full((1, 3, 32, 32), float(len(text)))
+
+def linear():
+    return torch.nn.Linear(2, 2), None, lambda text: torch.ones(1, 2)
+
+def number():
+    return 3
+
+def broken():
+    raise ValueError("no weights here")
+
+def leaving():
+    raise SystemExit(0)
+
+demo = __import__("attnscope").load
+"""
+
+
+@pytest.fixture
+def nets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "shell_nets.py").write_text(NETS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return tmp_path
+
+
+def ask(command: str, function: str, *more: str) -> Result:
+    return call(command, TEXT, "--module", f"shell_nets:{function}", "--trust-remote-code", *more)
+
+
+def test_a_module_from_the_shell(nets: Path) -> None:
+    done = ask("heads", "gpt", "--format", "csv", "--sort", "layer").ok()
+    torch.manual_seed(0)
+    seen = attnscope.capture(attnscope.wrap(any_modules.NanoGPT().eval(), Characters()), TEXT)
+    rows = [line.split(",") for line in done.out.decode().splitlines()]
+    entropy = rows[0].index("entropy")
+    assert [float(row[entropy]) for row in rows[1:]] == pytest.approx([head.score["entropy"] for head in seen.heads])
+    assert "gpt  cpu  float32  2 layers x 4 heads (h.0.attn to h.1.attn)  21 tokens" in done.err
+    assert "attnscope scan" not in done.err
+    assert ask("relations", "vit", "--top-k", "1").ok().out.count(b"img 3,3") > 0
+
+
+def test_a_page_and_a_run_of_a_module(nets: Path) -> None:
+    ask("view", "gpt", "--out", "page.html").ok()
+    page = Path("page.html").read_text("utf-8")
+    assert "load_module('shell_nets:gpt', trusted=True)" in page
+    assert "--module shell_nets:gpt" in page
+    assert "--model demo" not in page
+    ask("heads", "gpt", "--out", "run", "--figures", "top").ok()
+    assert "runs code of its own" in call("heads", "run", "--top", "2").refusal
+    again = call("heads", "run", "--top", "2", "--trust-remote-code").ok()
+    assert again.out.count(b"\n") == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (
+            ("--module", "shell_nets:gpt"),
+            3,
+            "the module shell_nets:gpt runs code of its own; read that code, then pass",
+        ),
+        (("--module", "shell_nets:gpt", "-m", "demo2"), 2, "--model needs a model, and --module gives a module"),
+        (("--module", "shell_nets:gpt", "--quantize", "8bit"), 2, "--quantize needs a model, and --module gives"),
+    ],
+)
+def test_what_is_refused_before_any_code_runs(nets: Path, arguments: tuple[str, ...], code: int, words: str) -> None:
+    done = call("heads", TEXT, *arguments)
+    assert (done.code, words in done.refusal) == (code, True), done.refusal
+
+
+@pytest.mark.parametrize(
+    ("function", "code", "words"),
+    [
+        ("linear", 3, "no attention was heard in linear; looked for scaled_dot_product_attention"),
+        ("number", 3, "expected a module of PyTorch from shell_nets:number, got int; have the function return it"),
+        ("broken", 3, "shell_nets:broken cannot be made: no weights here"),
+        ("leaving", 3, "shell_nets:leaving cannot be made"),
+        ("missing", 3, "shell_nets:missing cannot be made: module 'shell_nets' has no attribute 'missing'"),
+        ("gpt:x", 2, "expected PACKAGE.MODULE:FUNCTION, got 'shell_nets:gpt:x'"),
+    ],
+)
+def test_a_function_that_gives_no_module(nets: Path, function: str, code: int, words: str) -> None:
+    done = ask("heads", function)
+    assert (done.code, words in done.refusal) == (code, True), done.refusal
+
+
+def test_a_package_that_is_not_there(nets: Path) -> None:
+    done = call("heads", TEXT, "--module", "no_such_nets.gpt:make", "--trust-remote-code")
+    assert "there is no package no_such_nets for no_such_nets.gpt:make; run this in the folder" in done.refusal

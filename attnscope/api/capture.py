@@ -442,7 +442,7 @@ def _of_module(
     how: CaptureOptions,
 ) -> Capture | list[Capture]:
     """What `capture` returns of a module of other code: of a list of texts a list, each of a pass of its own."""
-    from attnscope.observe.any_module import read_module
+    from attnscope.observe.any_module import hear
 
     if layers is not None:
         if request is not None or how.get("select") is not None:
@@ -450,9 +450,8 @@ def _of_module(
         how = {**how, "select": ",".join(f"{layer}.*" for layer in layers)}
     keep = kept(None, request, *tokens, how)
     several = isinstance(value, list) and bool(value) and all(isinstance(item, str) for item in value)
-    seen = [
-        Capture.made_of(read_module(loaded, CaptureSpec(item, keep, **how))) for item in (value if several else [value])
-    ]
+    asks = [CaptureSpec(item, keep, **how) for item in (value if several else [value])]
+    seen = [Capture.made_of(hear(loaded, ask).observe(ask)) for ask in asks]
     return seen if several else seen[0]
 
 

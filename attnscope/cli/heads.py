@@ -305,6 +305,7 @@ def missing_support(seen: Observation) -> list[str]:
         lines
         and not seen.atlas
         and "source" not in seen.facts
+        and "modules" not in seen.facts["model"]
         and all(has_decoder_heads(key.stack) for key in seen.support)
     ):
         name = seen.facts["model"]["name"]

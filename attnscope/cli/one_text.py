@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO, Unpack
 
 from attnscope.cli import output
 from attnscope.cli.option_groups import Mark, option_group
-from attnscope.cli.options import Checkpoint, MayAsk, ModelTexts, OneText, Selected, TextRun
+from attnscope.cli.options import Checkpoint, MayAsk, ModelTexts, OneText, OwnModule, Selected, TextRun
 from attnscope.cli.output import ONE_PICTURE, Config, Exporting, Noise, Spreadsheet, Writing
 from attnscope.errors import UsageError
 from attnscope.utils.signals import unwinding
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from attnscope.export.export import ExportOptions
     from attnscope.figures import Style
     from attnscope.inputs.sound import Sound
-    from attnscope.model.loaded import LoadedModel
+    from attnscope.model.loaded import LoadedModel, LoadedModule
     from attnscope.observe.observation import Observation
     from attnscope.observe.records import Head
     from attnscope.observe.request import CaptureSpec, MapFields, Request, RunInfo, Text
@@ -60,10 +60,22 @@ def observe_text(
             if selected.atlas is not None:
                 raise UsageError("an atlas is of a model, and tensors are read without one", "leave out {atlas}")
             return observe_tensors(ask.text, ask, tell)
-    seen: Observation | None = served(asked, ask, Observe(), tell, writing.verbose, check)
-    if seen is not None:
-        return seen
-    loaded = load_model(asked, writing)
+    loaded: LoadedModel | LoadedModule
+    if asked.module is not None:
+        loaded = own_module(asked, writing)
+        from attnscope.model.loaded import LoadedModule
+
+        if isinstance(loaded, LoadedModule):
+            from attnscope.observe.any_module import hear
+
+            heard = hear(loaded, ask, tell)
+            check(heard.run_info)
+            return heard.observe(ask, tell)
+    else:
+        seen: Observation | None = served(asked, ask, Observe(), tell, writing.verbose, check)
+        if seen is not None:
+            return seen
+        loaded = load_model(asked, writing)
     if writing.draws and keep.rollout:
         from attnscope.figures import load_in_thread
 
@@ -177,6 +189,17 @@ def load_model(asked: Checkpoint, writing: Writing) -> LoadedModel:
     options = asked.load_options()
     with output.loading(str(options.model), writing.quiet):
         return (load if KEPT is None else KEPT.load)(options)
+
+
+def own_module(asked: OwnModule, writing: Writing) -> LoadedModel | LoadedModule:
+    """The module that a function of the user's returns, which may be a model of transformers too."""
+    from attnscope.model.libraries import silence_libraries
+    from attnscope.model.loading import load_module
+
+    assert asked.module is not None
+    silence_libraries(writing.verbose)
+    with output.loading(asked.module, writing.quiet):
+        return load_module(asked.module, asked.trust_remote_code)
 
 
 def export_text(seen: Observation, writing: Exporting, **how: Unpack[ExportOptions]) -> list[Path]:

@@ -356,7 +356,28 @@ class GivenFile:
 
 
 @option_group
-class TextRun(GivenFile, EngineChoice, Answer, MayAsk, ModelTexts):
+class OwnModule(Loading):
+    """A module of PyTorch of any code, in place of a model."""
+
+    panel = "Model and engine"
+    module: Annotated[
+        str | None,
+        "A PyTorch module in place of a model: what PACKAGE.MODULE:FUNCTION returns. Needs --trust-remote-code.",
+        "NAME",
+    ] = None
+
+    def check_module(self) -> None:
+        """Raise UsageError for an option that says how a model is loaded, where a module is given."""
+        declared = parameters(Loading)
+        for name in declared.keys() - {"trust_remote_code", "offline"} if self.module is not None else ():
+            value = getattr(self, name)
+            if value != default_of(Loading, name):
+                flag = " ".join(declared[name].words(value)[: 1 + declared[name].is_setting])
+                raise UsageError(f"{flag} needs a model, and --module gives a module", f"leave out {{{name}}}")
+
+
+@option_group
+class TextRun(GivenFile, OwnModule, EngineChoice, Answer, MayAsk, ModelTexts):
     """One text through one model, or a run that was written down."""
 
     panel = "Input"
@@ -374,6 +395,7 @@ class TextRun(GivenFile, EngineChoice, Answer, MayAsk, ModelTexts):
         super().__post_init__()
         if self.tensors_file is not None:
             self.refuse_model()
+        self.check_module()
         if self.answered:  # most texts have none
             from attnscope.inputs.answers import check_answer
 

@@ -31,7 +31,7 @@ def reproduce(asked: TextRun, other: OtherSide, ask: CaptureSpec) -> Copied:
     beside = [*_given_words(other, None, OtherSide)] if any((other.compare_text, other.compare_model)) else []
     if beside:
         commands["view"] = commands["compare"] = f"{run} {shlex.join(beside)}"
-    elif not asked.answered and asked.from_ is None and asked.tensors_file is None:
+    elif not asked.answered and asked.from_ is None and asked.tensors_file is None and asked.module is None:
         commands |= dict.fromkeys(("explain", "why"), shlex.join(words_of(asked, ask, PairedText)))
     return Copied(commands, python(asked, ask))
 
@@ -44,7 +44,7 @@ def words_of(asked: TextRun, ask: CaptureSpec, group: type = TextRun) -> list[st
 def _with_model(asked: ModelText, words: Iterable[str]) -> list[str]:
     """The words with the model's name, though it is the default: a command says what it reads."""
     words = list(words)
-    if getattr(asked, "tensors_file", None) is not None:
+    if any(getattr(asked, name, None) is not None for name in ("tensors_file", "module")):
         return words
     return words if "--model" in words else ["--model", str(asked.model), *words]
 
@@ -108,7 +108,11 @@ def python(asked: TextRun, ask: CaptureSpec) -> list[str]:
     if asked.audio is not None:
         first = f"audio={asked.audio!r}"
     how = _given(ask, "text", "keep", "select", "memory", "listen", "verify")
-    return [*lines, _load(asked), f"seen = attnscope.capture({', '.join(['model', first, *how])})"]
+    load = _load(asked)
+    if asked.module is not None:
+        lines[-1:] = ["from attnscope.model.loading import load_module", ""]
+        load = f"model = load_module({asked.module!r}, trusted=True)"
+    return [*lines, load, f"seen = attnscope.capture({', '.join(['model', first, *how])})"]
 
 
 def _given(record: Any, *without: str) -> Iterator[str]:

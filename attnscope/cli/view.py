@@ -12,7 +12,7 @@ from typer import Option
 from attnscope.cli import output
 from attnscope.cli.config import with_options
 from attnscope.cli.heads import GROUPS
-from attnscope.cli.one_text import answer, load_model, read_run, report_checks
+from attnscope.cli.one_text import answer, load_model, nothing, own_module, read_run, report_checks
 from attnscope.cli.option_groups import FIRST, SETTING, command_line, option_group
 from attnscope.cli.options import OtherSide, Question, Selected, TextRun
 from attnscope.cli.output import Config, Writing, check_file
@@ -116,8 +116,23 @@ def shown_sides(
         if pages.compare_model is not None:
             raise UsageError("another model needs a text, and these are tensors alone", "leave out {compare_model}")
         return ask, [purpose.of_tensors(ask.text, ask, output.TerminalProgress(pages.quiet))]
+    if asked.module is not None:
+        return ask, [module_side(asked, ask, pages, purpose)]
     side = model_beside(asked, ask, pages, purpose) if pages.compare_model else answer(asked, ask, purpose, pages)
     return ask, [side, *([side.other] if side.other else [])]
+
+
+def module_side(asked: TextRun, ask: CaptureSpec, pages: Pages, purpose: ShowPage) -> PageSide:
+    """What the page shows of a module of the user's."""
+    from attnscope.model.loaded import LoadedModule
+
+    if pages.compare_model is not None:
+        raise UsageError("another model needs a first one, and --module gives a module", "leave out {compare_model}")
+    loaded, tell = own_module(asked, pages), output.TerminalProgress(pages.quiet)
+    if isinstance(loaded, LoadedModule):
+        return purpose.of_module(loaded, ask, tell)
+    side: PageSide = purpose.answer(loaded, ask, tell, nothing)
+    return side
 
 
 def model_beside(asked: TextRun, ask: CaptureSpec, pages: Pages, purpose: ShowPage) -> PageSide:

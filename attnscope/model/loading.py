@@ -9,8 +9,10 @@ answers to a name: some objects of other libraries answer to every one.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import logging
+import os
 import re
 import sys
 import warnings
@@ -25,6 +27,7 @@ from attnscope.errors import (
     MemoryLimitError,
     ModelError,
     UsageError,
+    brief,
     first_line,
     hints_of,
     is_panic,
@@ -226,6 +229,48 @@ def as_deployed(holder: Any, tokenizer: Any = None) -> LoadedModel:
     geometry = _readable(geometry_of(model.config, count=False))
     name = getattr(model.config, "name_or_path", "") or geometry.model_type
     return _loaded(model, geometry, tokenizer=tokenizer, name=name, revision=None)
+
+
+FUNCTION = re.compile(r"([A-Za-z_]\w*(?:\.\w+)*):([A-Za-z_]\w*(?:\.\w+)*)")
+
+
+def load_module(name: str, trusted: bool) -> LoadedModel | LoadedModule:
+    """What a function of somebody's package returns, in eval mode: a module, or (module, tokenizer, feed), wrapped.
+
+    It is looked for where Python looks, and last in the working folder. name: PACKAGE.MODULE:FUNCTION. trusted: whether
+    its code may be run. Raises UsageError for another form, ModelError for code that may not be run, or fails.
+
+        >>> load_module("nets.gpt:make", trusted=True)
+    """
+    match = FUNCTION.fullmatch(name)
+    if match is None:
+        raise UsageError(f"expected PACKAGE.MODULE:FUNCTION, got {brief(name)}", "write it as mynets.gpt:make_model")
+    if not trusted:
+        raise ModelError(f"the module {name} runs code of its own", TRUST)
+    from torch import nn
+
+    package, function = match.groups()
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    try:
+        value: Any = importlib.import_module(package)
+        for part in function.split("."):
+            value = getattr(value, part)
+        value = value()
+    except (Exception, SystemExit) as error:  # anybody's code
+        if isinstance(error, ModuleNotFoundError) and f"{package}.".startswith(f"{error.name}."):
+            where = "run this in the folder that holds it, or install it"
+            raise ModelError(f"there is no package {error.name} for {name}", where) from error
+        raise read_error(name, error, "its cause says where it failed; {verbose} shows it", "made") from error
+    if isinstance(value, LoadedModel | LoadedModule):
+        return value
+    parts = value if isinstance(value, tuple) else (value,)
+    if not (isinstance(parts[0] if parts else None, nn.Module) and len(parts) <= 3):
+        kind = type(value).__name__
+        what = f"expected a module of PyTorch from {name}, got {kind}"
+        raise ModelError(what, "have the function return it, or (module, tokenizer, feed)")
+    module, tokenizer, feed = (*parts, None, None)[:3]
+    return wrap(module.eval(), tokenizer, function, feed=feed)
 
 
 def load_config(options: LoadOptions) -> Any:

@@ -1,6 +1,6 @@
 """A module of any code, and an input -> an Observation of the layers that were heard while it ran.
 
-    seen = read_module(wrap(net, tokenizer), CaptureSpec("the financial bank", Request(relations=True)))
+    seen = hear(wrap(net, tokenizer), ask).observe(ask)
 
 The calls of one pass are kept, and asked when it has ended: then it is known how many tokens there are. Self-attention
 over the tokens that most layers have is shown, and cross-attention from them; other layers are named as unread. A batch
@@ -38,7 +38,7 @@ from attnscope.model.loaded import LoadedModule
 from attnscope.model.selection import CROSS, DECODER, ENCODER, select_stacks
 from attnscope.observe.collect import ReadyLayer, observe_layers
 from attnscope.observe.observation import Observation
-from attnscope.observe.request import CaptureSpec, LayerKey, TextInputs
+from attnscope.observe.request import CaptureSpec, LayerKey, RunInfo, TextInputs
 from attnscope.utils.memory import free_memory, human_bytes
 from attnscope.utils.stages import NO_PROGRESS, Progress
 
@@ -48,6 +48,7 @@ OF_MODELS = ("memory", "atlas", "truncate", "generate", "answer", "target", "pic
 OF_MODELS_ALONE = ("listen", "verify", "chat")
 NEEDS_MODEL = {"value": "norms of what keys write", "logit": "effects on a logit"}
 SURELY_FREE = 2**28  # bytes that are not asked after
+AS_CALLED = "as called"  # in the place of transformers' implementation
 MOST_OTHERS = 8  # tokens before the patches of a picture: a class token, registers
 
 
@@ -92,13 +93,69 @@ class HeardCall:
         return bool(float(self.P.visible.ahead) == 0)
 
 
-def read_module(loaded: LoadedModule, ask: CaptureSpec, tell: Progress = NO_PROGRESS) -> Observation:
-    """One pass of the module over an input, and what is kept of it.
+@dataclass(frozen=True)
+class HeardModule:
+    """What was heard of a module in one pass, before anything is asked of it.
+
+    layers: as they are read. plain: the stack that is observed. prompt: its tokens; source: other keys that these look
+    at. notes: how tokens were named. unread: what is not shown, in words.
+    """
+
+    loaded: LoadedModule
+    layers: Mapping[LayerKey, ReadyLayer]
+    plain: str
+    prompt: Prompt
+    source: Prompt | None
+    notes: Sequence[str]
+    unread: Sequence[str]
+
+    @property
+    def heads(self) -> dict[str, dict[int, int]]:
+        """How many heads each layer has, by stack."""
+        shown: dict[str, dict[int, int]] = {}
+        for key, layer in self.layers.items():
+            shown.setdefault(key.stack, {})[key.layer] = layer.geometry.heads
+        return shown
+
+    @property
+    def run_info(self) -> RunInfo:
+        """What is known before the layers are read."""
+        loaded = self.loaded
+        return RunInfo(self.source or self.prompt, loaded.name, None, loaded.device, loaded.dtype)
+
+    def observe(self, ask: CaptureSpec, tell: Progress = NO_PROGRESS) -> Observation:
+        """What the ask keeps of the layers."""
+        request = ask.keep
+        if ask.select is not None:
+            if "@" in ask.select:
+                what = f"{ask.select!r} names a role, and a module of other code has no atlas"
+                raise UsageError(what, "name heads, as {select=1.4}")
+            heads = select_stacks(ask.select, self.heads, self.plain, of="this module")
+            request = request.selecting(heads, self.plain, len(self.heads) > 1)
+        texts = TextInputs(self.prompt, request.chosen(self.prompt, self.source), self.source)
+        facts = facts_of(self.loaded, self.layers, ask.engine)
+        facts |= {name: list(lines) for name, lines in (("unread", self.unread), ("notes", self.notes)) if lines}
+        for line in (module_line(self), *self.notes):
+            tell.say(line)
+        with tell.stage("reading layers", len(self.layers), "layers") as advance:
+            seen = observe_layers(
+                *(self.layers, texts, request, facts),
+                plain=self.plain,
+                attention=AS_CALLED,
+                advance=advance,
+                say=tell.say,
+            )
+        return replace(seen, ask=replace(ask, text=""))
+
+
+def hear(loaded: LoadedModule, ask: CaptureSpec, tell: Progress = NO_PROGRESS) -> HeardModule:
+    """One pass of the module over the input that the ask names.
 
     Raises UsageError for what needs a model of transformers, ModelError where nothing was heard, InputError for an
     input that cannot be given, MemoryLimitError where the weights of all layers do not fit.
 
-        >>> read_module(wrap(net), CaptureSpec(torch.arange(9)[None], Request(relations=True))).heads[0].role
+        >>> hear(wrap(net), CaptureSpec(torch.arange(9)[None])).heads
+        {'decoder': {0: 4, 1: 4}}
     """
     check_ask(loaded, ask)
     given = module_input(loaded, ask.text)
@@ -109,23 +166,7 @@ def read_module(loaded: LoadedModule, ask: CaptureSpec, tell: Progress = NO_PROG
     prompt, source, notes = prompts_of(stacks, plain, given, loaded.row)
     unread += [f"{path or loaded.name} {what}" for path, what in report.unheard.items()]
     layers = {key: _ready(call, key) for of_stack in stacks.values() for key, call in of_stack}
-    shown = {stack: {key.layer: layers[key].geometry.heads for key, _ in keys} for stack, keys in stacks.items()}
-    request = ask.keep
-    if ask.select is not None:
-        if "@" in ask.select:
-            raise UsageError(f"{ask.select!r} names a role, and a module of other code has no atlas", "name heads")
-        heads = select_stacks(ask.select, shown, plain, of="this module")
-        request = request.selecting(heads, plain, len(stacks) > 1)
-    texts = TextInputs(prompt, request.chosen(prompt, source), source)
-    facts = facts_of(loaded, layers, ask.engine) | ({"unread": unread} if unread else {})
-    facts |= {"notes": notes} if notes else {}
-    for line in (module_line(loaded, layers, prompt, source), *notes):
-        tell.say(line)
-    with tell.stage("reading layers", len(layers), "layers") as advance:
-        seen = observe_layers(
-            layers, texts, request, facts, plain=plain, attention="as called", advance=advance, say=tell.say
-        )
-    return replace(seen, ask=replace(ask, text=""))
+    return HeardModule(loaded, layers, plain, prompt, source, notes, unread)
 
 
 def check_ask(loaded: LoadedModule, ask: CaptureSpec) -> None:
@@ -412,26 +453,29 @@ def _ready(call: HeardCall, key: LayerKey) -> ReadyLayer:
     return ReadyLayer(P, geometry, check)
 
 
-def module_line(
-    loaded: LoadedModule, layers: Mapping[LayerKey, ReadyLayer], prompt: Prompt, source: Prompt | None
-) -> str:
+def module_line(heard: HeardModule) -> str:
     """What is read, in a line.
 
-    >>> module_line(loaded, layers, prompt, None)
+    >>> module_line(heard)
     'NanoGPT  cpu  float32  2 layers x 4 heads (h.0.attn to h.1.attn)  10 tokens'
     """
-    heads = sorted({layer.geometry.heads for layer in layers.values()})
+    loaded, layers = heard.loaded, [layer for _, layer in _in_order(heard.layers)]
+    heads = sorted({layer.geometry.heads for layer in layers})
     counted = str(heads[0]) if len(heads) == 1 else f"{heads[0]} to {heads[-1]}"
-    paths = [layer.check.path or loaded.name for _, layer in sorted(layers.items(), key=lambda item: item[0])]
+    paths = [layer.check.path or loaded.name for layer in layers]
     between = paths[0] if len(paths) == 1 else f"{paths[0]} to {paths[-1]}"
-    keys = f", {len(source)} other keys" if source is not None else ""
-    tokens = f"{len(layers)} layers x {counted} heads ({between})  {len(prompt)} tokens{keys}"
+    keys = f", {len(heard.source)} other keys" if heard.source is not None else ""
+    tokens = f"{len(layers)} layers x {counted} heads ({between})  {len(heard.prompt)} tokens{keys}"
     return f"{loaded.name}  {loaded.device}  {loaded.dtype}  {tokens}"
+
+
+def _in_order(layers: Mapping[LayerKey, ReadyLayer]) -> list[tuple[LayerKey, ReadyLayer]]:
+    return sorted(layers.items(), key=lambda item: item[0])
 
 
 def facts_of(loaded: LoadedModule, layers: Mapping[LayerKey, ReadyLayer], engine: str) -> dict[str, Any]:
     """What a manifest says of the module, and which part of it each layer is."""
-    in_order = sorted(layers.items(), key=lambda item: item[0])
+    in_order = _in_order(layers)
     return {
         "model": {
             "name": loaded.name,
@@ -444,7 +488,7 @@ def facts_of(loaded: LoadedModule, layers: Mapping[LayerKey, ReadyLayer], engine
         },
         "device": loaded.device,
         "dtype": loaded.dtype,
-        "attention": "as called",
+        "attention": AS_CALLED,
         "engine": "fused" if engine == "auto" else engine,
         "output": "model",
     }

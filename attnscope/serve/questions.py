@@ -13,6 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
@@ -29,8 +30,8 @@ from attnscope.utils.stages import Progress
 if TYPE_CHECKING:
     from attnscope.api.why import Why, WhyOptions
     from attnscope.inputs.tensors import GivenTensors
-    from attnscope.model.geometry import Geometry
-    from attnscope.model.loaded import LoadedModel, LoadedTokenizer
+    from attnscope.model.geometry import Geometry, LayerGeometry
+    from attnscope.model.loaded import LoadedModel, LoadedModule, LoadedTokenizer
     from attnscope.observe.observation import Observation
     from attnscope.observe.request import CaptureSpec, LayerKey
     from attnscope.observe.run import Run
@@ -307,36 +308,63 @@ class ShowPage(Purpose):
         """What the page holds of layers that were given. Raises UsageError for what needs their model."""
         from torch import Tensor
 
-        from attnscope.inputs.tokens import chosen_lines
         from attnscope.model.geometry import LayerGeometry
-        from attnscope.observe.request import Request
         from attnscope.observe.tensors import observe_tensors
+
+        if given.last is not None:
+            what = f"a page needs the query of every token, and these are of the last {given.last}"
+            raise UsageError(what, "use attnscope heads, relations, draw or text")
+        layers = []
+        for index, layer in [pair for of_stack in given.stacks.values() for pair in of_stack.items()]:
+            widths = (0, 0) if isinstance(layer, Tensor) else layer.widths
+            layers.append(LayerGeometry(index, "full", layer.shape[0], 0, *widths, None))
+        tokens, of_two = len(given.text) + len(given.target or ()), given.target is not None
+        observe = partial(observe_tensors, given, tell=tell)
+        return self._without_model(given.kind, layers, tokens, of_two, observe, ask, tell)
+
+    def of_module(self, loaded: LoadedModule, ask: CaptureSpec, tell: Progress) -> PageSide:
+        """What the page holds of a module of other code. Raises UsageError for what needs a model of transformers."""
+        from attnscope.model.geometry import LayerGeometry
+        from attnscope.observe.any_module import hear
+
+        heard = hear(loaded, ask, tell)
+        layers = [
+            LayerGeometry(index, "full", heads, 0, 0, 0, None)
+            for of_stack in heard.heads.values()
+            for index, heads in of_stack.items()
+        ]
+        tokens, of_two = len(heard.prompt) + len(heard.source or ()), heard.source is not None
+        return self._without_model("weights", layers, tokens, of_two, partial(heard.observe, tell=tell), ask, tell)
+
+    def _without_model(
+        self,
+        kind: str,
+        layers: Sequence[LayerGeometry],
+        tokens: int,
+        of_two: bool,
+        observe: Callable[[CaptureSpec], Observation],
+        ask: CaptureSpec,
+        tell: Progress,
+    ) -> PageSide:
+        """What the page holds of layers alone; kind: what is known of them. observe: keeps what is asked."""
+        from attnscope.inputs.tokens import chosen_lines
+        from attnscope.observe.request import Request
         from attnscope.viewer.page import Plan
         from attnscope.viewer.page_data import first_asked, stacked
 
         for name in ("why", "compare_text"):
             if getattr(self, name) is not None:
-                raise UsageError(f"a page of {given.kind} alone has no model to ask", f"leave out {{{name}}}")
-        if given.last is not None:
-            what = f"a page needs the query of every token, and these are of the last {given.last}"
-            raise UsageError(what, "use attnscope heads, relations, draw or text")
-        of_two, whole = given.target is not None, dict[int, tuple[int, ...]]()
-        every = [pair for layers in given.stacks.values() for pair in layers.items()]
+                raise UsageError(f"a page of {kind} alone has no model to ask", f"leave out {{{name}}}")
+        whole = dict[int, tuple[int, ...]]()
         if self.whole is not None and not of_two:
-            whole = select(self.whole, {index: layer.shape[0] for index, layer in every})
+            whole = select(self.whole, {layer.index: layer.heads for layer in layers})
         plan = Plan(self.max_mb, 16 if self.bits == 16 else 8, whole)
-        tokens = len(given.text) + len(given.target or ())
-        widths = [(0, 0) if isinstance(layer, Tensor) else layer.widths for _, layer in every]
-        layers = [
-            LayerGeometry(index, "full", layer.shape[0], 0, *of_layer, None)
-            for (index, layer), of_layer in zip(every, widths, strict=True)
-        ]
         keep = plan.request(layers, tokens)
         # The arithmetic of a row is shown where all layers have q, k and v.
-        keep |= {"operands": False} if of_two or not all(map(min, widths)) else {}
+        if of_two or not all(layer.head_dim and layer.value_dim for layer in layers):
+            keep |= {"operands": False}
         keep |= {"maps": None, "weights": keep["weights"] is True} if of_two else {}
-        asked = replace(ask, keep=Request(**keep), select=ask.select if of_two else None)
-        seen = observe_tensors(given, asked, tell)
+        seen = observe(replace(ask, keep=Request(**keep), select=ask.select if of_two else None))
         # The page holds all tokens: those that were named say where it opens.
         texts = (seen.queries, seen.keys) if stacked(seen) else (seen.queries, None)
         chosen = ask.keep.chosen(*texts)
