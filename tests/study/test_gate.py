@@ -335,7 +335,7 @@ def test_one_model_in_half_precision_does_not_move_under_another_engine(texts, d
         (("--text", "a", "--compare-model", "demo", "--gate", "jss<0.1"), "did you mean js?"),
         (("--text", "a", "--gate", "js<0.1"), "nothing to compare with"),
         (("--text", "a", "--compare-text", "b", "--compare-dtype", "float16"), "--compare-text is of one model"),
-        (("--text", "a", "--compare-engine", "fast"), "expected auto, eager or fused, got 'fast'"),
+        (("--text", "a", "--compare-engine", "fast"), "expected auto, eager, fused or probe, got 'fast'"),
     ],
 )
 def test_what_the_command_refuses_of_a_gate(flags, message):
