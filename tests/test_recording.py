@@ -358,7 +358,7 @@ def test_nothing_that_was_heard_is_an_error_that_says_what_was_looked_for() -> N
 
 def test_what_cannot_be_recorded_is_refused(demo: LoadedModel) -> None:
     with pytest.raises(UsageError, match="expected a model of transformers"):
-        attnscope.recording(nn.Linear(2, 2))
+        attnscope.recording("demo")
     with pytest.raises(UsageError, match="norms and effects of values"):
         attnscope.recording(demo, keep=Request(view=attnscope.View(weights="value")))
     model = copy.deepcopy(model_of("llama")).train()
@@ -412,3 +412,82 @@ def test_a_text_ends_with_its_end_token() -> None:
     assert first.prompt.ids == tuple(made[0, : at + 1].tolist())
     assert len(second.prompt) == PROMPT + NEW - 1
     assert_joined(first, whole_pass(model, made[0, : at + 1]).attentions)
+
+
+class Spoken(nn.Module):
+    """A module of other code, which refuses long texts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.qkv = nn.Embedding(50, 32), nn.Linear(32, 96)
+
+    def forward(self, ids_BT: torch.Tensor) -> torch.Tensor:
+        if ids_BT.shape[1] > 9:
+            raise ValueError("too long")
+        q, k, v = self.qkv(self.embed(ids_BT)).view(*ids_BT.shape, 3, 4, 8).permute(2, 0, 3, 1, 4)
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def test_the_forwards_of_other_code_are_a_text_each() -> None:
+    net, ids = Spoken().eval(), [torch.arange(length)[None] for length in (5, 6, 7)]
+    plain = [net(of) for of in ids]
+    with attnscope.recording(net, keep=WEIGHTS) as seen:
+        recorded = [net(of) for of in ids]
+        with pytest.raises(ValueError, match="too long"):
+            net(torch.arange(12)[None])
+        try:
+            raise KeyError
+        except KeyError:  # a forward while another error is handled has not failed
+            net(ids_BT=ids[0])
+        other = Thread(target=net, args=(ids[0],))
+        other.start()
+        other.join()
+    assert all(map(torch.equal, plain, recorded))
+    assert [len(text.prompt) for text in seen.texts] == [5, 6, 7, 5]
+    for text, of in zip(seen.texts, [*ids, ids[0]], strict=True):
+        torch.testing.assert_close(text.weights[0], attnscope.capture(attnscope.wrap(net), of).weights[0])
+    assert [note.partition(",")[0] for note in seen.notes] == [
+        "1 forward: each ended with an error",
+        "1 forward: each ran in another thread",
+    ]
+    assert "4 forwards of Spoken" in repr(seen)
+
+
+def test_a_fast_path_stays_on_in_a_recording() -> None:
+    layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
+    encoder = nn.TransformerEncoder(layer, 2).eval()
+    states, padding = torch.randn(2, 10, 32), torch.zeros(2, 10, dtype=torch.bool)
+    padding[1, 6:] = True
+    with torch.no_grad():
+        plain = encoder(states, src_key_padding_mask=padding)
+        with attnscope.recording(encoder) as seen:
+            assert torch.equal(encoder(states, src_key_padding_mask=padding), plain)
+    assert [text.weights[0].shape for text in seen.texts] == [(4, 10, 10)]
+    assert {check.kernel for check in seen.texts[0].report.calls} == {"fast path"}
+
+
+@pytest.mark.parametrize(
+    ("run", "words"),
+    [
+        (lambda net: None, "nothing was recorded: no forward of Identity ran"),
+        (lambda net: net(torch.ones(2)), "no attention was heard in Identity"),
+    ],
+)
+def test_other_code_without_attention(run: Callable[[nn.Module], object], words: str) -> None:
+    net = nn.Identity().eval()
+    with pytest.raises(ModelError, match=words), attnscope.recording(net):
+        run(net)
+
+
+def test_other_code_that_is_interrupted_leaves_nothing_open() -> None:
+    class Interrupted(Spoken):
+        def forward(self, ids_BT: torch.Tensor) -> torch.Tensor:
+            raise KeyboardInterrupt
+
+    net = Interrupted().eval()
+    with pytest.raises(KeyboardInterrupt), attnscope.recording(net):
+        net(torch.arange(5)[None])
+    assert torch.utils._python_dispatch._get_current_dispatch_mode() is None
+    net.train()
+    with pytest.raises(UsageError, match="training mode"):
+        attnscope.recording(net)

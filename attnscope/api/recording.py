@@ -11,18 +11,24 @@ attends to is one map of it.
 from __future__ import annotations
 
 import logging
+import sys
+import threading
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, Self
 
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules import module as module_hooks
 
 from attnscope.api.capture import kept
 from attnscope.api.captured import Capture
 from attnscope.errors import InputError, ModelError, UsageError, hints_of, listed
 from attnscope.hooks.engines import ENGINES
+from attnscope.hooks.forward import bare_model, temporary
+from attnscope.hooks.functions import check_heard
 from attnscope.hooks.generation import ends
 from attnscope.hooks.joining import (
     UNKNOWN,
@@ -35,42 +41,52 @@ from attnscope.hooks.joining import (
     kept_forwards,
     path,
 )
-from attnscope.hooks.listen import overhearing
+from attnscope.hooks.listen import overhearing, uncompiled
 from attnscope.hooks.report import CaptureReport
 from attnscope.inputs.prompt import Prompt, from_ids
 from attnscope.inputs.tensors import prompt_of_tokens
 from attnscope.model.geometry import LayerGeometry
-from attnscope.model.loaded import LoadedModel
-from attnscope.model.loading import as_deployed
+from attnscope.model.loaded import LoadedModel, LoadedModule
+from attnscope.model.loading import as_deployed, holds_model, wrap
 from attnscope.model.selection import ENCODER, VISION_ONLY, select_stacks
 from attnscope.model.tasks import looks_back_alone
+from attnscope.observe.any_module import ModuleInput, PassCalls, check_ask, with_tokens
 from attnscope.observe.collect import ReadyLayer, model_facts, observe_layers
 from attnscope.observe.observation import NamesBeside
-from attnscope.observe.request import LayerKey, Request, TextInputs
+from attnscope.observe.request import CaptureSpec, LayerKey, Request, TextInputs
 
 logger = logging.getLogger(__name__)
+ELSEWHERE = "ran in another thread, and is not recorded: record there"
+FAILED = "ended with an error, and is not kept"
+SILENT = "made no attention call that could be heard"
 NO_TOKEN = "<embedding>"  # the name of a token that came as an embedding
 
 
 @hints_of()
 def recording(
     model: Any, *, keep: Request | None = None, tokenizer: Any = None, select: str | None = None
-) -> Recording:
+) -> Recording | ModuleRecording:
     """Record what the forwards inside a `with` block attend to, whoever runs them: `generate`, a loop, a pipeline.
 
-    model: of transformers, or what `load` or `wrap` gave. keep: what to keep of each text, as of `capture`. tokenizer:
-    names the tokens; without it they are ids. select: the heads that are kept, as "27.3,last".
+    model: of transformers, what `load` or `wrap` gave, or any module of PyTorch. keep: what to keep of each text, as of
+    `capture`. tokenizer: names the tokens; without it they are ids. select: the heads that are kept, as "27.3,last".
 
     The model runs as it is, under its own attention implementation, and gives the same bits. The forwards of this
-    thread are recorded. Cached forwards of a text are joined to one map, from their own queries and keys.
+    thread are recorded. Cached forwards of a text are joined to one map, from their own queries and keys. Of other code
+    each forward is a text, and is read when it ends.
 
-    Returns a Recording, to be opened with `with`. Raises UsageError for a model in training mode, and for other
-    modules. At its end the block raises ModelError where nothing was heard.
+    Returns a Recording, or a ModuleRecording of other code, to be opened with `with`. Raises UsageError for a model in
+    training mode. At its end the block raises ModelError where nothing was heard.
 
         >>> with attnscope.recording(model, keep=attnscope.Request(relations=True)) as seen:
         ...     ids = model.generate(**inputs, max_new_tokens=40)
         >>> seen.of(ids)[0].table().to_pandas()
     """
+    if isinstance(model, LoadedModule) or (isinstance(model, nn.Module) and not holds_model(model)):
+        loaded_module = model if isinstance(model, LoadedModule) else wrap(model, tokenizer, feed=None)
+        ask = CaptureSpec("", kept(None, keep, None, None, None, {}), select=select)
+        check_ask(loaded_module, ask)
+        return ModuleRecording(loaded_module, ask)
     loaded = model if isinstance(model, LoadedModel) else as_deployed(model, tokenizer)
     if loaded.geometry.task == VISION_ONLY:
         raise UsageError(f"{loaded.name} reads pictures, and a recording is of texts", "use attnscope.capture")
@@ -171,9 +187,9 @@ class Recording:
     def notes(self) -> list[str]:
         """What ran inside the block and is in no text, in words."""
         counts = (
-            (self._kept.elsewhere, "ran in another thread, and is not recorded: record there"),
-            (self._kept.failed, "ended with an error, and is not kept"),
-            (self._kept.silent, "made no attention call that could be heard"),
+            (self._kept.elsewhere, ELSEWHERE),
+            (self._kept.failed, FAILED),
+            (self._kept.silent, SILENT),
         )
         notes = [f"{count} forward{'s' * (count > 1)}: each {why}" for count, why in counts if count]
         others = sorted(set().union(*(forward.others for forward in self._kept.forwards)))
@@ -264,6 +280,83 @@ class Recording:
         names = [NO_TOKEN if token == UNKNOWN else str(token) for token in ids]
         own = tuple(UNKNOWN - at if token == UNKNOWN else token for at, token in enumerate(ids))
         return replace(prompt_of_tokens(names), ids=own)
+
+
+class ModuleRecording:
+    """The forwards of a module of other code inside a block, a Capture each, made when the forward ends.
+
+    texts: in the order of the forwards.
+    """
+
+    def __init__(self, loaded: LoadedModule, ask: CaptureSpec) -> None:
+        self.loaded, self.ask = loaded, ask
+        self.texts: list[Capture] = []
+        self._open = ExitStack()
+        self._pass: tuple[PassCalls, ExitStack, BaseException | None] | None = None
+        self._unheard = CaptureReport()
+        self._thread = 0
+        self._counts = Counter[str]()
+
+    def __enter__(self) -> Self:
+        if self._thread:
+            raise UsageError("this recording was used before", "call attnscope.recording again")
+        self._thread = threading.get_ident()
+        # Hooks on the module itself would switch its fast path off.
+        begin = module_hooks.register_module_forward_pre_hook(self._begin)
+        end = module_hooks.register_module_forward_hook(self._end, with_kwargs=True, always_call=True)
+        self._open.enter_context(uncompiled())
+        self._open.enter_context(temporary([begin, end]))
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if self._pass is not None:  # a forward that was interrupted
+            self._pass[1].close()
+        self._open.close()
+        for note in self.notes:
+            logger.warning("%s", note)
+        if kind is None and not self.texts:
+            if not self._counts:
+                raise ModelError(
+                    f"nothing was recorded: no forward of {self.loaded.name} ran", "run it inside the block"
+                )
+            if self._counts[SILENT]:
+                check_heard(self._unheard, self.loaded.name)
+            raise ModelError(f"nothing was recorded of {self.loaded.name}: {self.notes[0]}", "run it in this thread")
+
+    def __repr__(self) -> str:
+        return f"ModuleRecording: {len(self.texts)} forwards of {self.loaded.name}"
+
+    @property
+    def notes(self) -> list[str]:
+        """What ran inside the block and is in no text, in words."""
+        return [f"{count} forward{'s' * (count > 1)}: each {why}" for why, count in self._counts.items()]
+
+    def _begin(self, module: nn.Module, args: Any) -> None:
+        if module is not bare_model(self.loaded.module) or self._pass is not None:
+            return
+        if threading.get_ident() != self._thread:
+            self._counts[ELSEWHERE] += 1
+            return
+        calls, around = PassCalls(self.loaded, self.ask.engine), ExitStack()
+        around.enter_context(calls.hearing())
+        self._pass = calls, around, sys.exception()
+
+    def _end(self, module: nn.Module, args: Any, *rest: Any) -> None:
+        # Of a forward that failed PyTorch gives no keyword arguments: `rest` is then its output alone.
+        if module is not bare_model(self.loaded.module) or self._pass is None:
+            return
+        if threading.get_ident() != self._thread:
+            return
+        (calls, around, handled), self._pass = self._pass, None
+        around.close()
+        if sys.exception() is not handled:
+            self._counts[FAILED] += 1
+        elif not calls.report.calls:
+            self._unheard = calls.report
+            self._counts[SILENT] += 1
+        else:
+            given = with_tokens(self.loaded, ModuleInput(args, rest[0], None))
+            self.texts.append(Capture.made_of(calls.of(given).observe(self.ask)))
 
 
 def _hearing(loaded: LoadedModel, on_call: Any) -> Any:

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from math import isqrt
@@ -26,7 +27,7 @@ from attnscope.attention.operator import AttentionOperator, DenseAttention
 from attnscope.attention.spec import AttentionSpec
 from attnscope.attention.tiling import TiledAttention
 from attnscope.errors import InputError, MemoryLimitError, UsageError, first_line
-from attnscope.hooks.calls import AttentionCall
+from attnscope.hooks.calls import AttentionCall, CallSite
 from attnscope.hooks.engines import engine_named, select_operator
 from attnscope.hooks.forward import own_errors
 from attnscope.hooks.functions import check_heard, hearing
@@ -158,15 +159,10 @@ def hear(loaded: LoadedModule, ask: CaptureSpec, tell: Progress = NO_PROGRESS) -
         {'decoder': {0: 4, 1: 4}}
     """
     check_ask(loaded, ask)
-    given = module_input(loaded, ask.text)
-    with tell.stage("forward pass"):
-        calls, report = run(loaded, given, ask.engine)
-    stacks, unread = stacks_of(calls)
-    plain = next(stack for stack in (DECODER, ENCODER, CROSS) if stack in stacks)
-    prompt, source, notes = prompts_of(stacks, plain, given, loaded.row)
-    unread += [f"{path or loaded.name} {what}" for path, what in report.unheard.items()]
-    layers = {key: _ready(call, key) for of_stack in stacks.values() for key, call in of_stack}
-    return HeardModule(loaded, layers, plain, prompt, source, notes, unread)
+    given, heard = module_input(loaded, ask.text), PassCalls(loaded, ask.engine)
+    with tell.stage("forward pass"), own_errors(loaded.module), torch.no_grad(), heard.hearing():
+        loaded.module(*given.args, **given.kwargs)
+    return heard.of(given)
 
 
 def check_ask(loaded: LoadedModule, ask: CaptureSpec) -> None:
@@ -214,10 +210,15 @@ def module_input(loaded: LoadedModule, value: Any) -> ModuleInput:
     else:
         items = value if isinstance(value, tuple) else (value,)
         args, kwargs = tuple(_placed(item, device) for item in items), {}
-    given = ModuleInput(args, kwargs, prompt)
-    if prompt is None and loaded.tokenizer is not None and (ids := _ids_among(given.tensors, loaded.row)) is not None:
-        given = given._replace(prompt=tokens_of(loaded.tokenizer, ids))
-    return given
+    return with_tokens(loaded, ModuleInput(args, kwargs, prompt))
+
+
+def with_tokens(loaded: LoadedModule, given: ModuleInput) -> ModuleInput:
+    """The same with its tokens, where it is of ids that the tokenizer names."""
+    if given.prompt is not None or loaded.tokenizer is None:
+        return given
+    ids = _ids_among(given.tensors, loaded.row)
+    return given if ids is None else given._replace(prompt=tokens_of(loaded.tokenizer, ids))
 
 
 def tokens_of(tokenizer: Any, text: str | list[int]) -> Prompt:
@@ -272,32 +273,56 @@ def operator_of(engine: str) -> Callable[[AttentionSpec], AttentionOperator]:
     return named.operator
 
 
-def run(loaded: LoadedModule, given: ModuleInput, engine: str) -> tuple[list[HeardCall], CaptureReport]:
-    """The calls of one pass, of the row that is shown. Raises ModelError where none was heard."""
-    operator, calls, room = operator_of(engine), list[HeardCall](), _Room(loaded)
+class PassCalls:
+    """The calls of one pass, of the row that is shown.
 
-    def keep(call: AttentionCall) -> None:
+    >>> calls = PassCalls(loaded, "auto")
+    >>> with calls.hearing():
+    ...     loaded.module(ids_BT)
+    >>> calls.of(ModuleInput((ids_BT,), {}, None)).heads
+    """
+
+    def __init__(self, loaded: LoadedModule, engine: str) -> None:
+        self.loaded, self.operator = loaded, operator_of(engine)
+        self.report = CaptureReport()
+        self._room = _Room(loaded)
+        self._calls: list[tuple[CallSite, HeardCall]] = []
+        self._others: list[str] = []
+
+    @contextmanager
+    def hearing(self) -> Iterator[None]:
+        """While open, the calls of the module are kept."""
+        with hearing(self.loaded.module, self._keep, operator=TiledAttention) as self.report:
+            yield
+
+    def _keep(self, call: AttentionCall) -> None:
+        loaded = self.loaded
         if not any(fnmatch(call.path, pattern) for pattern in loaded.parts) or loaded.row >= call.P.batch:
-            others.append(call)
+            self._others.append(call.path)
             return
-        P, kv_heads = _of_row(call, loaded.row, operator, room)
-        calls.append(HeardCall(len(calls) + len(others), P, CallCheck(0, 0, "", 0, ""), call.P.batch, kv_heads))
-        kept.append(call.place)
+        P, kv_heads = _of_row(call, loaded.row, self.operator, self._room)
+        index = len(self._calls) + len(self._others)
+        heard = HeardCall(index, P, CallCheck(0, 0, "", 0, ""), call.P.batch, kv_heads)
+        self._calls.append((call.place, heard))
 
-    others, kept = list[AttentionCall](), list[Any]()
-    with own_errors(loaded.module), torch.no_grad(), hearing(loaded.module, keep, operator=TiledAttention) as report:
-        loaded.module(*given.args, **given.kwargs)
-    check_heard(report, loaded.name)
-    if not calls:
-        paths = ", ".join(dict.fromkeys(call.path or loaded.name for call in others))
-        raise InputError(
-            f"no call of {loaded.name} is of row {loaded.row} and of {', '.join(loaded.parts)}",
-            f"parts that attend: {paths}",
-        )
-    checks = {(check.path, check.call): check for check in report.calls}
-    return [
-        replace(call, check=checks[place.path, place.call]) for call, place in zip(calls, kept, strict=True)
-    ], report
+    def of(self, given: ModuleInput) -> HeardModule:
+        """What was heard of a pass over an input. Raises ModelError where nothing was, InputError for another row."""
+        loaded = self.loaded
+        check_heard(self.report, loaded.name)
+        if not self._calls:
+            paths = ", ".join(dict.fromkeys(path or loaded.name for path in self._others))
+            raise InputError(
+                f"no call of {loaded.name} is of row {loaded.row} and of {', '.join(loaded.parts)}",
+                f"parts that attend: {paths}",
+            )
+        checks = {(check.path, check.call): check for check in self.report.calls}
+        calls = [replace(call, check=checks[place.path, place.call]) for place, call in self._calls]
+        stacks, unread = stacks_of(calls)
+        plain = next(stack for stack in (DECODER, ENCODER, CROSS) if stack in stacks)
+        prompt, source, notes = prompts_of(stacks, plain, given, loaded.row)
+        unread += [f"{path or loaded.name} {what}" for path, what in self.report.unheard.items()]
+        layers = {key: _ready(call, key) for of_stack in stacks.values() for key, call in of_stack}
+        return HeardModule(loaded, layers, plain, prompt, source, notes, unread)
 
 
 @dataclass
