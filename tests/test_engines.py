@@ -48,7 +48,7 @@ from helpers.command_line import call
 from helpers.dispatched import thread_count
 from helpers.families import BYPASS, MODEL_TYPES, WITHOUT_ATTENTION, few, tiny_config, tiny_model
 from helpers.folders import saved
-from helpers.parity_models import as_loaded
+from helpers.parity_models import as_loaded, in_half
 
 TEXT = "The river is by the bank, and the bank is by the river, and the mill is old. " * 4
 
@@ -497,7 +497,8 @@ def test_the_probe_sees_a_window_that_a_kernel_has_wrong(width: int, dtype: torc
 
     kernels = {"right": windowed(0), "narrow": windowed(1)}
     monkeypatch.setattr(AttentionInterface, "_global_mapping", {**AttentionInterface._global_mapping, **kernels})
-    model = tiny_model("mistral", sliding_window=width, num_hidden_layers=2).to(dtype)
+    model = tiny_model("mistral", sliding_window=width, num_hidden_layers=2)
+    model = model if dtype == torch.float32 else in_half(model, dtype)
     ids_BT, reports = torch.randint(6, 100, (1, width + 12)), {}
     for name in kernels:
         model.set_attn_implementation(name)
@@ -569,7 +570,9 @@ def test_the_probe_sees_the_arithmetic_of_the_caller_and_the_keys_of_the_cache()
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("family", ["llama", "mistral", "gemma2"])
+@pytest.mark.parametrize(
+    "family", ["llama", *(pytest.param(name, marks=pytest.mark.slow) for name in ("mistral", "gemma2"))]
+)
 def test_the_probe_of_flex_attention_reads_the_compiled_kernel(family: str) -> None:
     """Windows are rules there, soft-cap is in the kernel; what is compiled is what the model itself runs."""
     ids_BT = torch.randint(6, 100, (1, 40))
