@@ -111,6 +111,7 @@ def generated(family: str, way: str) -> tuple[Callable[[], torch.Tensor], int]:
         pytest.param(family, way, marks=() if (family, way) in DEFAULT else pytest.mark.families)
         for family in FAMILIES
         for way in WAYS
+        if (family, way) != ("jamba", "chunked")  # whose own chunks give other logits than the whole prompt
     ],
 )
 def test_a_generation_is_one_map_of_each_text(family: str, way: str) -> None:
