@@ -195,9 +195,26 @@ def test_texts_second_and_heads_folded_into_the_batch() -> None:
 def test_attention_over_channels_is_named_and_not_shown() -> None:
     calls, report = heard(any_modules.CrossCovariance().eval(), torch.randn(2, T, E))
     assert calls == []
-    assert report.unheard == {"": "attends over channels, not over tokens"}
-    with pytest.raises(ModelError, match="no attention was heard in xcit: the module itself attends over channels"):
+    assert report.unheard == {"": "attention over channels, not over tokens"}
+    with pytest.raises(ModelError, match="heard in xcit; attention over channels, not over tokens: the module itself"):
         check_heard(report, "xcit")
+
+
+class Slots(nn.Module):
+    """Slots compete for places: its softmax is over the queries."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        states = x[:, None]
+        return ((states @ states.mT).softmax(dim=-2) @ states)[:, 0]
+
+
+def test_a_softmax_over_another_axis_is_named() -> None:
+    net = nn.Sequential(Slots(), any_modules.CausalSelfAttention()).eval()
+    calls, report = heard(net, torch.randn(2, T, E))
+    assert [call.path for call in calls] == ["1"]
+    assert report.unheard == {"0": "a softmax over another axis than that of the keys"}
+    seen = attnscope.capture(attnscope.wrap(net), torch.randn(1, T, E))
+    assert "a softmax over another axis than that of the keys: 0" in seen.unmeasured
 
 
 def test_a_module_without_attention_says_what_was_looked_for() -> None:
@@ -449,6 +466,10 @@ def test_a_transformer_of_pytorch_has_three_stacks() -> None:
 def test_layers_over_other_tokens_are_named_and_can_be_chosen() -> None:
     net, x = any_modules.TalkingHeads().eval(), torch.randn(1, T, E)
     seen = attnscope.capture(attnscope.wrap(net), x)
+    assert seen.facts["notes"][0] == (
+        "1 of 1 calls take a softmax of their own, read as finished weights: the module itself"
+    )
+    assert "may be mixed of these weights" in seen.facts["notes"][1]
     assert any("not shown, with 1 queries and 10 keys: class_attn" in line for line in seen.unmeasured)
     alone = attnscope.capture(attnscope.wrap(net, parts="class_*"), x)
     assert alone.weights[1].shape == (HEADS, 1, T)
@@ -571,6 +592,7 @@ def test_a_module_from_the_shell(nets: Path) -> None:
     assert ask("relations", "vit", "--top-k", "1").ok().out.count(b"img 3,3") > 0
 
 
+@pytest.mark.e2e
 def test_a_page_and_a_run_of_a_module(nets: Path) -> None:
     ask("view", "gpt", "--out", "page.html").ok()
     page = Path("page.html").read_text("utf-8")

@@ -30,7 +30,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from attnscope.attention.operator import AttentionOperator, DenseAttention
 from attnscope.attention.spec import AttentionSpec, Visibility, by_place
-from attnscope.errors import ModelError
+from attnscope.errors import ModelError, listed
 from attnscope.hooks.calls import REPEATED_ROWS, AttentionCall, CallSite, check_call, relative_error, sampled
 from attnscope.hooks.engines import OnCall, full_precision, select_operator
 from attnscope.hooks.forward import bare_model, operation
@@ -40,6 +40,9 @@ from attnscope.model.libraries import ProcessWide
 from attnscope.model.selection import CROSS, DECODER, ENCODER
 
 Change = Callable[[AttentionCall], Tensor | None]
+CHANNELS = "attention over channels, not over tokens"
+OTHER_AXIS = "a softmax over another axis than that of the keys"
+NESTED = "attention over nested tensors, in a kernel that shows no single text"
 LOOKED_FOR = "scaled_dot_product_attention, PyTorch's own attention layers, and a softmax that values are multiplied by"
 
 
@@ -79,11 +82,22 @@ def check_heard(report: CaptureReport, name: str) -> None:
     >>> check_heard(report, "net")
     """
     if not report.calls:
-        others = "; ".join(f"{path or 'the module itself'} {what}" for path, what in report.unheard.items())
+        others = "; ".join(["", *unheard_lines(report)])
         raise ModelError(
-            f"no attention was heard in {name}" + (f": {others}" if others else ""),
-            f"looked for {LOOKED_FOR}, in the thread that ran it",
+            f"no attention was heard in {name}{others}", f"looked for {LOOKED_FOR}, in the thread that ran it"
         )
+
+
+def unheard_lines(report: CaptureReport) -> list[str]:
+    """What attends in another way than was heard, in words: a line for each way.
+
+    >>> unheard_lines(CaptureReport(unheard={"blocks.0": CHANNELS, "blocks.1": CHANNELS}))
+    ['attention over channels, not over tokens: blocks.0, blocks.1']
+    """
+    ways: dict[str, list[str]] = {}
+    for path, what in report.unheard.items():
+        ways.setdefault(what, []).append(path or "the module itself")
+    return [f"{what}: {listed(paths)}" for what, paths in ways.items()]
 
 
 @ProcessWide
@@ -223,7 +237,7 @@ class _Ear(TorchDispatchMode):
         given = _arguments(func, args, kwargs)
         q, k, v = given["query"], given["key"], given["value"]
         if q.is_nested or k.is_nested:
-            self._note_unheard(caller, "attends over nested tensors in a kernel that shows no single text")
+            self._note_unheard(caller, NESTED)
             return result
         self._flush()
         mask = given.get("attn_mask", given.get("attn_bias"))
@@ -319,7 +333,7 @@ class _Ear(TorchDispatchMode):
         caller = self._caller()
         if caller is not None:
             name = str(getattr(func, "__name__", func)).partition(".")[0].strip("_")
-            self._note_unheard(caller, f"calls {name}, which shows no weights")
+            self._note_unheard(caller, f"a call of {name}, which shows no weights")
         return operation(func, args, kwargs)
 
     # Finished weights: their values may follow.
@@ -430,9 +444,6 @@ class _Ear(TorchDispatchMode):
 
 # Set, not defined: PyTorch wraps what is defined, and imports its compiler for that, which takes seconds.
 _Ear.__torch_dispatch__ = _Ear.on_operation  # type: ignore[method-assign, assignment]
-
-
-CHANNELS = "attends over channels, not over tokens"
 
 
 def _arguments(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:

@@ -26,12 +26,12 @@ from torch import Tensor
 from attnscope.attention.operator import AttentionOperator, DenseAttention
 from attnscope.attention.spec import AttentionSpec
 from attnscope.attention.tiling import TiledAttention
-from attnscope.errors import InputError, MemoryLimitError, UsageError, first_line
+from attnscope.errors import InputError, MemoryLimitError, UsageError, first_line, listed
 from attnscope.hooks.calls import AttentionCall, CallSite
 from attnscope.hooks.engines import engine_named, select_operator
 from attnscope.hooks.forward import own_errors
-from attnscope.hooks.functions import check_heard, hearing
-from attnscope.hooks.report import CallCheck, CaptureReport
+from attnscope.hooks.functions import check_heard, hearing, unheard_lines
+from attnscope.hooks.report import SOFTMAX, CallCheck, CaptureReport
 from attnscope.inputs.labels import visible_blanks
 from attnscope.inputs.prompt import Medium, Patch, Prompt, from_ids, from_text, unnamed_tokens
 from attnscope.model.geometry import LayerGeometry
@@ -320,7 +320,8 @@ class PassCalls:
         stacks, unread = stacks_of(calls)
         plain = next(stack for stack in (DECODER, ENCODER, CROSS) if stack in stacks)
         prompt, source, notes = prompts_of(stacks, plain, given, loaded.row)
-        unread += [f"{path or loaded.name} {what}" for path, what in self.report.unheard.items()]
+        unread += unheard_lines(self.report)
+        notes += own_softmaxes([call for of_stack in stacks.values() for _, call in of_stack])
         layers = {key: _ready(call, key) for of_stack in stacks.values() for key, call in of_stack}
         return HeardModule(loaded, layers, plain, prompt, source, notes, unread)
 
@@ -369,14 +370,16 @@ Stacks = dict[str, list[tuple[LayerKey, HeardCall]]]
 def stacks_of(calls: Sequence[HeardCall]) -> tuple[Stacks, list[str]]:
     """The layers of each stack that is shown, numbered in the order of the pass, and what is not shown, in words.
 
-    That is self-attention over the tokens from which others are looked at, where some are, else over those that most
-    layers have; the cross-attention from them; and self-attention over the tokens that it looks at.
+    That is self-attention over the tokens that most calls have as queries, the cross-attention from these tokens, and
+    self-attention over the tokens that it looks at.
     """
     own = Counter(call.axes for call in calls if call.check.stack != CROSS)
     across = Counter(call.axes for call in calls if call.check.stack == CROSS)
-    pairs = [axes for axes, _ in across.most_common() if not own or (axes[0], axes[0]) in own]
-    pair = pairs[0] if pairs else None
-    main = (pair[0], pair[0]) if pair else own.most_common(1)[0][0] if own else across.most_common(1)[0][0]
+    # The tokens of most calls that have queries and keys of them, or queries alone.
+    queries = Counter(call.axes[0] for call in calls if not own or (call.axes[0], call.axes[0]) in own)
+    tokens = queries.most_common(1)[0][0]
+    pair = next((axes for axes, _ in across.most_common() if axes[0] == tokens), None)
+    main = (tokens, tokens)
     back = all(call.looks_back for call in calls if call.check.stack != CROSS and call.axes == main)
     stacks, others = Stacks(), dict[tuple[int, int], list[str]]()
     for call in calls:
@@ -385,18 +388,34 @@ def stacks_of(calls: Sequence[HeardCall]) -> tuple[Stacks, list[str]]:
             stack = DECODER if pair or back else ENCODER
         elif not crosses and pair and call.axes == (pair[1], pair[1]):
             stack = ENCODER
-        elif crosses and call.axes == (pair or main):
+        elif crosses and call.axes == pair:
             stack = CROSS
         else:
             others.setdefault(call.axes, []).append(call.check.path)
             continue
         stacks.setdefault(stack, []).append((LayerKey(call.index, stack), call))
     unread = [
-        f"not shown, with {queries} queries and {keys} keys: {', '.join(dict.fromkeys(paths))}; parts=... of "
+        f"not shown, with {queries} queries and {keys} keys: {listed([*dict.fromkeys(paths)])}; parts=... of "
         "attnscope.wrap chooses them"
         for (queries, keys), paths in others.items()
     ]
     return {stack: stacks[stack] for stack in (ENCODER, DECODER, CROSS) if stack in stacks}, unread
+
+
+def own_softmaxes(calls: Sequence[HeardCall]) -> list[str]:
+    """Which calls are read from a softmax of the module's own, in words, and of which no more than that was seen."""
+    own = [call.check for call in calls if call.check.route == SOFTMAX]
+    mixed = [check.path for check in own if check.value_error is None]
+    lines = []
+    if own:
+        paths = listed([check.path or "the module itself" for check in own])
+        lines.append(f"{len(own)} of {len(calls)} calls take a softmax of their own, read as finished weights: {paths}")
+    if mixed:
+        lines.append(
+            f"what values are multiplied by may be mixed of these weights, for no product of them was seen: "
+            f"{listed([path or 'the module itself' for path in mixed])}"
+        )
+    return lines
 
 
 def prompts_of(stacks: Stacks, plain: str, given: ModuleInput, row: int) -> tuple[Prompt, Prompt | None, list[str]]:
