@@ -308,17 +308,14 @@ class _Ear(TorchDispatchMode):
 
     def _on_softmax(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         result = operation(func, args, kwargs)
-        axis = args[1] if len(args) > 1 else kwargs.get("dim", -1)
-        if (
-            isinstance(result, Tensor)
-            and not result.is_nested
-            and result.ndim >= 2
-            and axis % result.ndim == result.ndim - 1
-        ):
-            caller = self._caller()
-            if caller is not None and result.numel():
-                self._flush()
-                self._pending = _Softmax(result, caller, "safe" in str(func))
+        if not isinstance(result, Tensor) or result.is_nested or result.ndim < 2 or not result.numel():
+            return result
+        axis, caller = args[1] if len(args) > 1 else kwargs.get("dim", -1), self._caller()
+        if caller is not None and axis % result.ndim == result.ndim - 1:
+            self._flush()
+            self._pending = _Softmax(result, caller, "safe" in str(func))
+        elif caller is not None and result.ndim == 4:  # with fewer it may be anything
+            self._note_unheard(caller, OTHER_AXIS)
         return result
 
     def _on_product(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
