@@ -1,6 +1,9 @@
 """q and k of a runtime: the tables and pictures of a pass, checked as data, marked as not verified."""
 
 import json
+import re
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,6 +15,7 @@ from safetensors.torch import save_file
 import attnscope
 from attnscope.api.captured import Capture
 from attnscope.errors import AttnscopeError, InputError, UsageError
+from attnscope.hooks.engines import ENGINES
 from attnscope.inputs.tensor_files import read_tensors
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.loading import wrap
@@ -113,6 +117,19 @@ def test_a_dump_of_a_family_gives_the_tables_and_pictures_of_its_pass(demo, tmp_
     seen = attnscope.from_tensors(path, request=ALL)
     same(seen, expected)
     assert not seen.failures
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_what_any_engine_is_called_with_is_one_dump(demo, engine):
+    if engine == "triton":
+        pytest.skip("it needs a GPU")
+    seen = bare(attnscope.capture(demo, TEXT, request=ALL, engine="eager"))
+    calls: dict[int, Any] = {}
+    ids = torch.tensor([seen.prompt.ids])
+    attnscope.listen(
+        demo.model.model, ids, lambda heard: calls.setdefault(heard.layer, heard.spec), engine=ENGINES[engine]
+    )
+    same(attnscope.from_tensors(calls, seen.prompt, request=ALL), seen)
 
 
 @pytest.mark.parametrize("model_type", ["bart", pytest.param("t5", marks=pytest.mark.families)])
@@ -471,6 +488,74 @@ def test_a_layer_from_python_that_is_none_is_refused(layer, error, words):
         attnscope.from_tensors([layer], list("abc"))
     with pytest.raises(error, match=words):
         attnscope.save_tensors("never.safetensors", [layer], list("abc"))
+
+
+# The recipes of docs/tensors.md, which no runtime runs here: their hooks on modules as the runtimes have them
+
+PAGE = (Path(__file__).parents[1] / "docs" / "tensors.md").read_text("utf-8")
+BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+RECIPES = dict(zip(("steps", "listen", "vllm", "sglang", "llama.cpp"), BLOCKS, strict=True))
+NAMES = ["the", "Ġbank", "Ġof"]
+
+
+@pytest.fixture(scope="module")
+def called():
+    """q, k and v of three tokens as runtimes have them, token by token, the output of a window of two, its weights."""
+    q, k, v = numbers(3, 16).float(), numbers(3, 8, seed=1).float(), numbers(3, 8, seed=2).float()
+    by_head = {"q": q.view(3, 4, 4).transpose(0, 1), "k": k.view(3, 2, 4).transpose(0, 1), "scale": 0.5}
+    weights = torch.tensor(by_loops(by_head, lambda head, query, key: 0 <= query - key < 2), dtype=torch.float32)
+    output = weights @ v.view(3, 2, 4).transpose(0, 1).repeat_interleave(2, 0)
+    return q, k, v, output.transpose(0, 1).reshape(3, 16), weights
+
+
+def judged(seen: Any, weights: torch.Tensor) -> None:
+    torch.testing.assert_close(seen.weights[7], weights)
+    assert list(seen.visible.values()) == ["window 2"]
+
+
+def test_the_hook_for_vllm_keeps_a_call(called, monkeypatch):
+    q, k, v, output, weights = called
+    hook = RECIPES["vllm"].partition("def by_head")[2].partition("def listen")[0]
+    names: dict[str, Any] = {"ids": [1, 2, 3], "layers": {}, "re": re}
+    exec("def by_head" + hook, names)
+    impl = SimpleNamespace(scale=0.5, logits_soft_cap=0, sinks=None)
+    parts = {"num_heads": 4, "num_kv_heads": 2, "sliding_window": 2, "layer_name": "model.layers.7.self_attn.attn"}
+    names["keep"](SimpleNamespace(impl=impl, **parts), (q, k, v), output)
+    seen = attnscope.from_tensors(names["layers"], NAMES)
+    judged(seen, weights)
+    assert seen.report.calls[0].value_error < 1e-6
+
+
+def test_the_hook_for_sglang_writes_the_file(called, tmp_path):
+    q, k, v, output, weights = called
+    names: dict[str, Any] = {}
+    exec(RECIPES["sglang"], names)
+    hook = names["keep"]({"tokens": NAMES, "layers": 1, "file": str(tmp_path / "calls.safetensors")})
+    parts = {"tp_q_head_num": 4, "tp_k_head_num": 2, "sliding_window_size": 1, "scaling": 0.5, "logit_cap": 0.0}
+    for extends in (False, True):  # a step of decoding is not kept
+        batch = SimpleNamespace(forward_mode=SimpleNamespace(is_extend=lambda extends=extends: extends))
+        hook(SimpleNamespace(layer_id=7, **parts), (q, k, v.view(3, 2, 4), batch), output)
+        assert (tmp_path / "calls.safetensors").exists() == extends
+    seen = attnscope.from_tensors(tmp_path / "calls.safetensors")
+    judged(seen, weights)
+    assert seen.report.calls[0].value_error < 1e-6
+
+
+def test_what_the_callback_of_llama_cpp_writes_is_read(called, tmp_path, monkeypatch):
+    *_, weights = called
+    monkeypatch.chdir(tmp_path)
+    cells = torch.nn.functional.pad(weights, (0, 5))
+    cells.numpy().tofile("kq_soft_max-7.4x3x8.f32")
+    Path("tokens.json").write_text(json.dumps(NAMES), "utf-8")
+    exec(RECIPES["llama.cpp"], {})
+    judged(attnscope.from_tensors("calls.safetensors"), weights)
+
+
+@pytest.mark.parametrize("name", ["steps", "listen"])
+def test_a_block_of_the_page_runs(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    exec(RECIPES[name], {})
+    assert (name == "steps") == bool(capsys.readouterr().out)
 
 
 # The command line
