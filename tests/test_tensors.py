@@ -123,7 +123,7 @@ def test_a_dump_of_a_family_gives_the_tables_and_pictures_of_its_pass(demo, tmp_
 def test_what_any_engine_is_called_with_is_one_dump(demo, engine):
     if engine == "triton":
         pytest.skip("it needs a GPU")
-    seen = bare(attnscope.capture(demo, TEXT, request=ALL, engine="eager"))
+    seen = bare(attnscope.capture(demo, TEXT, request=ALL, engine=engine))
     calls: dict[int, Any] = {}
     ids = torch.tensor([seen.prompt.ids])
     attnscope.listen(
