@@ -126,6 +126,19 @@ def test_a_kernel_that_is_off_by_one_under_the_right_mask_moves(width, off_by_on
     assert not again.js.effect.any()
 
 
+@pytest.mark.parametrize("width", [8, 128])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_again_does_not_move(width, dtype):
+    """By another kernel, and beside float32: rounding leaves every key its mass."""
+    whole = windowed(width)
+    half = wrap(copy.deepcopy(whole.model).to(dtype), whole.tokenizer)
+    gate = parse_gate("visible=same,js<0.001")
+    for first, engines in ((half, ("eager", "fused")), (half, ("fused", "eager")), (whole, ("eager", "eager"))):
+        comparison = beside(first, half, [width + 12, width // 2], engines)
+        assert judge(comparison, gate).holds
+        assert not np.max([own.max() for own in comparison.changes.own])
+
+
 def test_a_matrix_that_its_own_mask_does_not_tell_is_counted(monkeypatch):
     """The model's own eager function loses a key: both sides have the same q, k and mask."""
     from transformers.models.mistral import modeling_mistral
@@ -237,6 +250,21 @@ def test_a_number_has_moved_where_its_interval_is_beyond_the_bound():
     assert list(verdict.moved) == [0, 1]
     assert "too few texts for intervals, means decided" in verdict.line
     assert "[" not in verdict.lines[0]
+
+
+def test_other_texts_do_not_make_a_gate_flap():
+    """At its bound, what is no change fails a gate by means in most samples of texts, and by intervals in few."""
+    generator, by_means, by_intervals, caught = np.random.default_rng(1), 0, 0, 0
+    roles = [["sink"] * 8] * FEWEST
+    for _ in range(20):
+        js_SN = generator.gamma(1.0, 1e-4, (FEWEST, 8))
+        by_means += bool((js_SN.mean(0) >= 1e-4).any())
+        comparison = made(roles, roles, js_SN)
+        by_intervals += not judge(comparison, [Condition("js", 1e-4)]).holds
+        caught += len(judge(comparison, [Condition("js", 2.5e-5)]).moved) == 8  # a fourth of what there is
+    assert by_means >= 15
+    assert by_intervals <= 2
+    assert caught >= 18
 
 
 @pytest.mark.parametrize(
