@@ -538,6 +538,98 @@ def test_finished_weights_of_all_layers_have_to_fit(monkeypatch: pytest.MonkeyPa
         attnscope.capture(attnscope.wrap(any_modules.NanoGPT(flash=False).eval()), torch.arange(9)[None])
 
 
+# Cut.
+
+
+def without(net: nn.Module, layer: int, head: int) -> nn.Module:
+    """The same with the columns of one head's output 0 in the projection."""
+    net.h[layer].attn.c_proj.weight.data[:, head * 8 : head * 8 + 8] = 0
+    return net
+
+
+@pytest.mark.parametrize("flash", [True, False], ids=["kernel", "softmax"])
+def test_heads_that_give_nothing_cost_what_they_cost_without_their_projection(flash: bool) -> None:
+    ids = torch.tensor([Characters().encode(TEXT)])
+    net = any_modules.NanoGPT(flash=flash).eval()
+    wrapped = attnscope.wrap(net, Characters())
+
+    def measure(logits: Tensor) -> Tensor:
+        return logits[0, -1].log_softmax(-1)[7]
+
+    cuts = attnscope.knockout(wrapped, TEXT, None, measure=measure, over="heads", how="zero")
+    table = cuts.table().to_pydict()
+    assert (table["layer"], table["head"]) == ([0] * 4 + [1] * 4, [0, 1, 2, 3] * 2)
+    with torch.no_grad():
+        assert cuts.intact == pytest.approx(float(measure(net(ids))), abs=1e-6)
+        for place, (layer, head) in enumerate(zip(table["layer"], table["head"], strict=True)):
+            torch.manual_seed(0)
+            other = without(any_modules.NanoGPT(flash=flash).eval(), layer, head)
+            other.load_state_dict(net.state_dict())
+            expected = float(measure(without(other, layer, head)(ids)))
+            assert table["measured"][place] == pytest.approx(expected, abs=1e-5)
+            assert table["effect"][place] == pytest.approx(cuts.intact - expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("how", ["mask", "zero"])
+def test_a_key_is_cut_from_a_row_as_by_a_mask_of_the_logits(how: Any) -> None:
+    """Against the same block with a key hidden from its last query, or without the product of their weight."""
+    x = torch.randn(1, T, E)
+    net = any_modules.CausalSelfAttention().eval()
+
+    def measure(output: Tensor) -> Tensor:
+        return output[0, -1].sum()
+
+    cuts = attnscope.knockout(attnscope.wrap(net), x, T - 1, 3, measure=measure, how=how)
+    with torch.no_grad():
+        q, k, v = (part.view(T, HEADS, 8).transpose(0, 1) for part in net.c_attn(x)[0].split(E, 1))
+        logits = (q[:, -1:] @ k.mT) / 8**0.5
+        weights = logits.softmax(-1)
+        if how == "mask":
+            logits[..., 3] = -torch.inf
+            weights = logits.softmax(-1)
+        weights[..., 3] = 0
+        expected = net.c_proj((weights @ v).transpose(0, 1).flatten()).sum()
+    assert cuts.cuts[0][1] == pytest.approx(float(expected), abs=1e-5)
+    assert cuts.line.startswith("CausalSelfAttention: intact ")
+
+
+def test_the_fast_path_is_cut_too() -> None:
+    layer = nn.TransformerEncoderLayer(E, HEADS, 64, batch_first=True, dropout=0.0)
+    net = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
+    x = torch.randn(1, T, E)
+    cuts = attnscope.knockout(attnscope.wrap(net), x, None, measure=lambda y: y[0, 0, 0], over="layers", how="zero")
+    with torch.no_grad():
+        for number, (_, measured) in enumerate(cuts.cuts):
+            kept = {name: value.clone() for name, value in net.state_dict().items()}
+            net.layers[number].self_attn.out_proj.weight.zero_()
+            assert measured == pytest.approx(float(net(x)[0, 0, 0]), abs=1e-5)
+            net.load_state_dict(kept)
+        assert cuts.intact == pytest.approx(float(net(x)[0, 0, 0]), abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("net", "how", "error", "words"),
+    [
+        (any_modules.NanoGPT, {"measure": None}, UsageError, "give measure, which makes a number of it"),
+        (any_modules.NanoGPT, {"answer": "x"}, UsageError, "answer needs a model of transformers"),
+        (any_modules.NanoGPT, {"over": "kv"}, UsageError, "over: expected one of none, heads, layers, got 'kv'"),
+        (any_modules.NanoGPT, {"measure": lambda logits: logits}, InputError, "the measure of NanoGPT failed"),
+        (any_modules.NanoGPT, {"select": "7.1"}, UsageError, "7"),
+        (any_modules.TalkingHeads, {}, ModelError, "shows no values of its heads"),
+    ],
+)
+def test_cuts_that_are_refused(net: Any, how: dict[str, Any], error: type[Exception], words: str) -> None:
+    wrapped: Any = attnscope.wrap(net().eval())
+    given = torch.arange(9)[None] if net is any_modules.NanoGPT else torch.randn(1, T, E)
+    with pytest.raises(error, match=words):
+        attnscope.knockout(wrapped, given, **{"measure": lambda output: output.sum(), **how})
+
+
+def test_a_model_of_transformers_has_answers_and_no_measure() -> None:
+    with pytest.raises(UsageError, match="a measure is of a module of any code, and this is a model"):
+        attnscope.knockout(attnscope.load("demo"), TEXT, key=0, measure=float)  # type: ignore[call-overload]
+
+
 # From the shell.
 
 NETS = """

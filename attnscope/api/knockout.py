@@ -5,12 +5,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-from attnscope.errors import UsageError, hints_of
+import torch
+
+from attnscope.errors import InputError, UsageError, brief, first_line, hints_of
+from attnscope.hooks.forward import own_errors
+from attnscope.hooks.functions import hearing
+from attnscope.interventions.knockout import cut_output
 from attnscope.interventions.spec import (
     DRAWS,
     METHODS,
@@ -22,21 +28,28 @@ from attnscope.interventions.spec import (
     check_budgets,
     check_no_budget,
 )
-from attnscope.model.loaded import check_loaded
+from attnscope.model.loaded import LoadedModule, check_loaded
 from attnscope.model.options import LoadOptions
 from attnscope.model.selection import select as selected
 from attnscope.observe.atlas import atlas_of
+from attnscope.observe.request import CaptureSpec, Request, TextInputs
 from attnscope.studies.ablation_search import CONTROLS
 from attnscope.studies.budgets import BELOW, AskedCache, BudgetPlan, BudgetStudy
 from attnscope.studies.knockout import KnockoutStudy
 from attnscope.studies.patching import AskedPair, PatchPlan, PatchStudy
 from attnscope.studies.study import Record
 from attnscope.utils.schema import takes_fields
+from attnscope.utils.tables import TableRecord
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+    from torch import Tensor
+
     from attnscope.attention.rows import CutHow
+    from attnscope.hooks.calls import AttentionCall
     from attnscope.interventions.spec import Method, Over, PatchTarget, Texts
     from attnscope.model.loaded import LoadedModel
+    from attnscope.observe.any_module import HeardModule
     from attnscope.observe.atlas import HeadNames
     from attnscope.studies.budgets import BudgetCosts
     from attnscope.studies.knockout_records import KnockoutResult
@@ -100,9 +113,26 @@ class BudgetCall(AnswerCall):
 
 @dataclass(frozen=True)
 class KnockoutCall(CutCall, BudgetCall):
-    """Either; a budget where `keep` is given."""
+    """Either; a budget where `keep` is given. measure: of a module of any code."""
 
+    measure: Callable[[Any], Any] | None = field(default=None, kw_only=True)
     keep: str | None = field(default=None, kw_only=True)  # type: ignore[assignment]  # the second call needs it
+
+
+@dataclass(frozen=True)
+class ModuleCutCall:
+    """What `attnscope.knockout` is called with for a module of any code."""
+
+    model: LoadedModule
+    text: Any
+    query: str | int | None = "last"
+    key: str | int | None = None
+    _: KW_ONLY
+    measure: Callable[[Any], Any]
+    over: str = "none"
+    how: CutHow = "mask"
+    select: str | None = None
+    define: Mapping[str, str] | None = None
 
 
 @dataclass(frozen=True)
@@ -125,9 +155,12 @@ def knockout(call: CutCall) -> KnockoutResult: ...
 @overload
 @takes_fields(BudgetCall)
 def knockout(call: BudgetCall) -> BudgetCosts: ...
-@hints_of(LoadOptions)
+@overload
+@takes_fields(ModuleCutCall)
+def knockout(call: ModuleCutCall) -> ModuleCuts: ...
+@hints_of(LoadOptions)  # type: ignore[misc]  # a module takes any input as its text
 @takes_fields(KnockoutCall)
-def knockout(call: KnockoutCall) -> KnockoutResult | BudgetCosts:
+def knockout(call: KnockoutCall) -> KnockoutResult | BudgetCosts | ModuleCuts:
     """What an answer loses where heads may not look from the queries at the keys (Geva et al. 2023, arXiv 2304.14767).
 
     text: one text, or token ids; or records of {"text", "query", "key", "answer", "foil"}, each of which may leave out
@@ -144,12 +177,21 @@ def knockout(call: KnockoutCall) -> KnockoutResult | BudgetCosts:
     half of 64 texts or more, are measured together in the other half. random and seed have no meaning then. Records are
     of {"text", "at", "answer", "foil"}.
 
+    Of a module of any code, as `attnscope.wrap` makes it, text is any input of `capture`, and measure makes a number of
+    what the module returns. The effect is the fall of that number. Without a key the heads give nothing in these rows,
+    and query=None means all rows.
+
     Returns what was measured: `table()` has a row per cut, or per budget. Raises InputError for a text, an answer or
     tokens that cannot be meant, ModelError for a family that attends outside the attention interface.
 
         >>> attnscope.knockout(model, "the bank of the river, the bank of the", key="river", over="heads").table()
         >>> attnscope.knockout(model, text, keep="stream:4+32,h2o:36", over="heads").bearable(0.01)
     """
+    wrapped: object = call.model
+    if isinstance(wrapped, LoadedModule):
+        return cuts_of_module(wrapped, call)
+    if call.measure is not None:
+        raise UsageError("a measure is of a module of any code, and this is a model", "give {answer} instead")
     model, over = call.model, call.over
     check_loaded(model)
     shared, key = call.shared(), None if call.key is None else str(call.key)
@@ -166,6 +208,117 @@ def knockout(call: KnockoutCall) -> KnockoutResult | BudgetCosts:
     questions = asked_of(call.text, {**shared, "query": str(call.query), "key": key}, each_key=over == "keys")
     plan = CutPlan(over=over, how=call.how, random=call.random, seed=call.seed, **call.heads())
     return call.run(KnockoutStudy.of(model, questions, plan))
+
+
+@dataclass(frozen=True, repr=False)
+class ModuleCuts(TableRecord):
+    """What cuts in a module of any code change of a measure.
+
+    intact: the measure without a cut. cuts: the heads of each, and the measure with it.
+    """
+
+    name: str
+    stack: str
+    over: str
+    intact: float
+    cuts: Sequence[tuple[Sequence[tuple[int, int]], float]]
+
+    @property
+    def line(self) -> str:
+        largest, measured = max(self.cuts, key=lambda cut: abs(self.intact - cut[1]))
+        where = f"L{largest[0][0]}H{largest[0][1]}" if len(largest) == 1 else f"{len(largest)} heads"
+        return f"{self.name}: intact {self.intact:.4g}, largest effect {self.intact - measured:.4g} ({where})"
+
+    def table(self) -> pa.Table:
+        """A row per cut: layer, head, heads, stack, effect, measured; null for what a cut has several of."""
+        from attnscope.utils.tables import as_table
+
+        layers = [{layer for layer, _ in heads} for heads, _ in self.cuts]
+        return as_table(
+            {
+                "layer": [min(of) if len(of) == 1 else None for of in layers],
+                "head": [heads[0][1] if len(heads) == 1 else None for heads, _ in self.cuts],
+                "heads": [len(heads) for heads, _ in self.cuts],
+                "stack": [self.stack] * len(self.cuts),
+                "effect": [self.intact - measured for _, measured in self.cuts],
+                "measured": [measured for _, measured in self.cuts],
+            }
+        )
+
+
+MODULE_OVER = ("none", "heads", "layers")
+OF_MODELS = ("answer", "foil", "atlas", "out", "at", "generate", "keep")  # what needs a model of transformers
+
+
+def cuts_of_module(loaded: LoadedModule, call: KnockoutCall) -> ModuleCuts:
+    """What a module's output loses, by a measure of it, where heads of the row that is shown may not look at keys.
+
+    Raises UsageError for what needs a model of transformers, ModelError for a call whose output cannot be changed.
+    """
+    from attnscope.observe.any_module import hear
+
+    other = next((name for name in OF_MODELS if getattr(call, name) is not None), None)
+    if other is not None:
+        what = f"{other} needs a model of transformers, and {loaded.name} is a module of other code"
+        raise UsageError(what, f"leave out {{{other}}}")
+    if call.measure is None:
+        raise UsageError(
+            f"{loaded.name} is a module of other code: what it returns has no known meaning",
+            "give {measure}, which makes a number of it",
+        )
+    for name, value, known in (("over", call.over, MODULE_OVER), ("how", call.how, ("mask", "zero"))):
+        if value not in known:
+            raise UsageError(f"{name}: expected one of {', '.join(known)}, got {brief(value)}", f"use {known[0]!r}")
+    query, key = (None if value is None else str(value) for value in (call.query, call.key))
+    request = Request(query=query, key=key, define=call.define or {})
+    given: Any = call.text
+    heard = hear(loaded, CaptureSpec(given, request, "tiles"))
+    [text] = TextInputs(heard.prompt, request.chosen(heard.prompt, heard.source), heard.source).of(
+        heard.plain, heard.plain
+    )
+    there = heard.heads[heard.plain]
+    chosen: Mapping[int, Sequence[int]] = {layer: range(heads) for layer, heads in there.items()}
+    chosen = chosen if call.select is None else selected(call.select, there)
+    every = [(layer, head) for layer, heads in chosen.items() for head in heads]
+    portions = {
+        "none": [every],
+        "heads": [[head] for head in every],
+        "layers": [[(layer, head) for head in heads] for layer, heads in chosen.items()],
+    }[call.over]
+    cut = partial(_measured, heard, measure=call.measure, queries=list(text.queries), how=call.how)
+    keys = list(text.key_positions)
+    return ModuleCuts(
+        loaded.name, heard.plain, call.over, cut([], keys=keys), [(heads, cut(heads, keys=keys)) for heads in portions]
+    )
+
+
+def _measured(
+    heard: HeardModule,
+    cut: Sequence[tuple[int, int]],
+    *,
+    measure: Callable[[Any], Any],
+    queries: Sequence[int],
+    keys: Sequence[int],
+    how: CutHow,
+) -> float:
+    """The measure of one pass with a cut, all of them on the same path as one without."""
+    of_layers: dict[int, list[int]] = {}
+    for layer, head in cut:
+        of_layers.setdefault(layer, []).append(head)
+
+    def change(call: AttentionCall) -> Tensor | None:
+        place = heard.places.get((call.path, call.call))
+        heads = of_layers.get(place.layer, []) if place and place.stack == heard.plain else []
+        return cut_output(call, heard.loaded.row, heads, queries, keys, how) if heads else None
+
+    module, given = heard.loaded.module, heard.given
+    with own_errors(module), torch.no_grad(), hearing(module, lambda call: None, change=change):
+        output = module(*given.args, **given.kwargs)
+    try:
+        return float(measure(output))
+    except Exception as error:  # anybody's code
+        what = f"the measure of {heard.loaded.name} failed: {first_line(error)}"
+        raise InputError(what, "have it make one number of what the module returns") from error
 
 
 def chosen_heads(model: LoadedModel, select: str | None, atlas: HeadNames | Path | str | None) -> dict[str, Any]:

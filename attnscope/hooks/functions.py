@@ -373,9 +373,14 @@ class _Ear(TorchDispatchMode):
             v_BHKV,
         )
         self._report(call, KERNEL if pending.own else SOFTMAX)
-        changed = None if self.change is None or output_BQHV is None else self.change(call)
+        changed = None if self.change is None else self.change(call)
         if changed is None:
             return result
+        if output_BQHV is None:
+            raise ModelError(
+                f"layer {call.layer} ({call.path}) shows no output of its heads, which cannot be changed",
+                "leave its output as it is",
+            )
         self.report.calls[-1].altered = True
         return changed.transpose(1, 2).reshape(result.shape).to(result.dtype)
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from attnscope.attention.rows import CutHow, RowBlock, RowsAgain, padded
+from attnscope.errors import ModelError
 from attnscope.hooks.calls import AttentionCall
 from attnscope.hooks.engines import Change
 from attnscope.interventions.base import Intervention, Kept
@@ -102,3 +103,27 @@ class Knockout(Intervention):
             return recompute(call, output_NQHV, RowsAgain(spec, heads), query_NR, output, changed_E)
 
         return change
+
+
+def cut_output(
+    call: AttentionCall, row: int, heads: Sequence[int], queries: Sequence[int], keys: Sequence[int], how: CutHow
+) -> Tensor:
+    """The output of a call of any code, (B, Q, H, V), where some heads of a text may not look from queries at keys.
+
+    row: the text's place in the batch. Raises ModelError where the call shows no values or no output of its heads.
+    """
+    output_BQHV, v_BGKV = call.output_BQHV, call.v_BGKV
+    if output_BQHV is None or v_BGKV is None:
+        raise ModelError(
+            f"layer {call.layer} ({call.path}) shows no values of its heads, so that nothing can be cut",
+            "choose other heads with {select}",
+        )
+    query_R, head_P = (torch.tensor(list(places), device=output_BQHV.device) for places in (queries, heads))
+    weights_PRK = torch.stack([call.P.rows(query, query + 1)[row, head_P, 0] for query in queries], 1)
+    weights_PRK[..., list(keys)] = 0
+    if how == "mask":  # the softmax over what is left; a row of which nothing is left stays empty
+        weights_PRK /= weights_PRK.sum(-1, keepdim=True).clamp_min(torch.finfo(weights_PRK.dtype).tiny)
+    v_PKV = v_BGKV[row, head_P * v_BGKV.shape[1] // call.P.heads].float()
+    changed = output_BQHV.clone()
+    changed[row, query_R[:, None], head_P] = (weights_PRK @ v_PKV).transpose(0, 1).to(changed.dtype)
+    return changed

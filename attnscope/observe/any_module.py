@@ -99,7 +99,8 @@ class HeardModule:
     """What was heard of a module in one pass, before anything is asked of it.
 
     layers: as they are read. plain: the stack that is observed. prompt: its tokens; source: other keys that these look
-    at. notes: how tokens were named. unread: what is not shown, in words.
+    at. notes: how tokens were named. unread: what is not shown, in words. given: what its forward was given. places:
+    the layer of each call that is shown, by the path of its module and the number of the call there.
     """
 
     loaded: LoadedModule
@@ -109,6 +110,8 @@ class HeardModule:
     source: Prompt | None
     notes: Sequence[str]
     unread: Sequence[str]
+    given: ModuleInput
+    places: Mapping[tuple[str, int], LayerKey]
 
     @property
     def heads(self) -> dict[str, dict[int, int]]:
@@ -323,7 +326,8 @@ class PassCalls:
         unread += unheard_lines(self.report)
         notes += own_softmaxes([call for of_stack in stacks.values() for _, call in of_stack])
         layers = {key: _ready(call, key) for of_stack in stacks.values() for key, call in of_stack}
-        return HeardModule(loaded, layers, plain, prompt, source, notes, unread)
+        places = {(call.check.path, call.check.call): key for of_stack in stacks.values() for key, call in of_stack}
+        return HeardModule(loaded, layers, plain, prompt, source, notes, unread, given, places)
 
 
 @dataclass
