@@ -27,7 +27,16 @@ from attnscope.cli.option_groups import (
     option_group,
     parameters,
 )
-from attnscope.cli.options import MOST_TOKENS, EngineName, GlobalTokens, Loading, Question, Relations, Tokens
+from attnscope.cli.options import (
+    MOST_TOKENS,
+    EngineName,
+    GlobalTokens,
+    Implementation,
+    Loading,
+    Question,
+    Relations,
+    Tokens,
+)
 from attnscope.cli.output import Printing, Spreadsheet
 from attnscope.errors import UsageError
 from attnscope.utils.folders import CORPORA
@@ -276,7 +285,7 @@ class Ray:
 
 
 @option_group
-class BatchRun(Ray, Work, EngineName, Dataset, Questions, Sources, Loading):
+class BatchRun(Ray, Work, Implementation, EngineName, Dataset, Questions, Sources, Loading):
     """A corpus, a model, and what is written of each text."""
 
     def __post_init__(self) -> None:

@@ -23,7 +23,7 @@ from attnscope.cli.option_groups import (
     option_group,
     recorded,
 )
-from attnscope.cli.options import ENGINE_WORDS, Memory, ModelTexts, OtherSide, Selected, engine_word
+from attnscope.cli.options import ENGINE_WORDS, Implementation, Memory, ModelTexts, OtherSide, Selected, engine_word
 from attnscope.cli.output import Results, Top, check_file, writing_to
 from attnscope.cli.study_tables import open_line
 from attnscope.errors import UsageError
@@ -45,7 +45,7 @@ EXAMPLES = (
 
 
 @option_group
-class Sides(ModelTexts, OtherSide, ManyTexts):
+class Sides(Implementation, ModelTexts, OtherSide, ManyTexts):
     """One side, and what is compared with it."""
 
     compare_text: Annotated[str | None, "Second text.", FIRST, UNRECORDED] = None

@@ -85,14 +85,6 @@ class Checkpoint:
         SETTING,
     ] = "check"
 
-    attention: Annotated[
-        str | None,
-        "Attention of transformers for --engine probe, e.g. sdpa (default: the choice of transformers).",
-        "NAME",
-        HELD,
-        SETTING,
-    ] = None
-
     def load_options(self) -> LoadOptions:
         """What `load` takes."""
         from attnscope.model.options import LoadOptions
@@ -158,7 +150,21 @@ class Memory(EngineName):
 
 
 @option_group
-class EngineChoice(Memory):
+class Implementation:
+    """Which attention of transformers the model is loaded with."""
+
+    panel = "Model and engine"
+    attention: Annotated[
+        str | None,
+        "Attention of transformers for --engine probe, e.g. sdpa (default: the choice of transformers).",
+        "NAME",
+        HELD,
+        SETTING,
+    ] = None
+
+
+@option_group
+class EngineChoice(Implementation, Memory):
     """Who computes the attention, and whether it is checked."""
 
     listen: Annotated[bool, "With fused: run the model's own attention too.", SETTING] = False

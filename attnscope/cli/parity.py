@@ -15,7 +15,7 @@ from attnscope.cli.config import with_options
 from attnscope.cli.heads import GROUPS
 from attnscope.cli.one_text import load_model, read_given
 from attnscope.cli.option_groups import FIRST, option_group
-from attnscope.cli.options import ModelTexts, Selected
+from attnscope.cli.options import Implementation, ModelTexts, Selected
 from attnscope.cli.output import Printing, check_file
 from attnscope.model.selection import DECODER, prefix
 from attnscope.utils.display import Column, Sheet, plain
@@ -66,6 +66,13 @@ class Kernel:
 
 
 @option_group
+class KernelTexts(Implementation, ModelTexts):
+    """One text and the model that reads it, and the attention that the model is loaded with."""
+
+    panel = "Input"
+
+
+@option_group
 class Certified(Printing):
     """A table to stdout, a file to --out."""
 
@@ -76,8 +83,8 @@ class Certified(Printing):
             check_file(self.out, "certificate.json")
 
 
-@with_options(ModelTexts, Kernel, Selected, Tolerance, Certified, file=GROUPS)
-def parity(asked: ModelTexts, kernel: Kernel, selected: Selected, tolerance: Tolerance, printing: Certified) -> int:
+@with_options(KernelTexts, Kernel, Selected, Tolerance, Certified, file=GROUPS)
+def parity(asked: KernelTexts, kernel: Kernel, selected: Selected, tolerance: Tolerance, printing: Certified) -> int:
     """Check attention layers against an independent implementation.
 
     The implementation follows the papers and uses the layer's own weights. Without a text, it reads a built-in
