@@ -377,8 +377,28 @@ def test_a_cache_from_before_the_recording_is_refused() -> None:
     model, ids = model_of("llama"), ids_of(1)
     with torch.no_grad():
         cached = model(ids[:, :6], use_cache=True).past_key_values
-        with pytest.raises(ModelError, match="continued 6 tokens of a cache"), attnscope.recording(model):
+        with attnscope.recording(model) as seen:
             model(ids[:, 6:], past_key_values=cached)
+    assert [of.before for of in seen.passes] == [6]
+    assert "continued a cache from before" in seen.notes[0]
+    with pytest.raises(ModelError, match="continued 6 tokens of a cache"):
+        _ = seen.texts
+
+
+def test_rows_of_weights_of_several_texts_are_joined_by_their_cache_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A family that shows its weights alone: the keys of its cache say which beam a row continues."""
+    model, ids = roused_model("bloom"), ids_of(2)
+    model.generation_config.eos_token_id, model.generation_config.pad_token_id = None, 0
+    how = {"max_new_tokens": NEW, "num_beams": 3, "do_sample": False}
+    with attnscope.recording(model, keep=WEIGHTS) as seen:
+        made = model.generate(ids, **how)
+    for row, text in zip(made, seen.of(made), strict=True):
+        assert_joined(text, whole_pass(model, row).attentions)
+    monkeypatch.setattr(joining._OpenForward, "_keys", lambda self: None)
+    with attnscope.recording(model, keep=WEIGHTS) as seen:
+        model.generate(ids, **how)
+    with pytest.raises(ModelError, match="which recorded forward filled it is not known"):
+        _ = seen.texts
 
 
 def test_a_text_of_a_recording_is_what_capture_gives(demo: LoadedModel) -> None:

@@ -44,11 +44,12 @@ from attnscope.hooks.joining import (
 from attnscope.hooks.listen import overhearing, uncompiled
 from attnscope.hooks.report import CaptureReport
 from attnscope.inputs.prompt import Prompt, from_ids
+from attnscope.inputs.tensor_files import check_room
 from attnscope.inputs.tensors import prompt_of_tokens
 from attnscope.model.geometry import LayerGeometry
 from attnscope.model.loaded import LoadedModel, LoadedModule
 from attnscope.model.loading import as_deployed, holds_model, wrap
-from attnscope.model.selection import ENCODER, VISION_ONLY, select_stacks
+from attnscope.model.selection import ENCODER, VISION_ONLY, has_summaries, select_stacks
 from attnscope.model.tasks import looks_back_alone
 from attnscope.observe.any_module import ModuleInput, PassCalls, check_ask, with_tokens
 from attnscope.observe.collect import ReadyLayer, model_facts, observe_layers
@@ -138,7 +139,10 @@ class Recording:
             raise UsageError("this recording was used before", "call attnscope.recording again")
         self._started = True
         hearing = partial(_hearing, self.loaded)
-        self._kept = self._open.enter_context(kept_forwards(self.loaded.model, self.loaded.geometry.stack, hearing))
+        geometry = self.loaded.geometry
+        summaries = {layer.index for stack, of in geometry.views.items() if has_summaries(stack) for layer in of}
+        forwards = kept_forwards(self.loaded.model, geometry.stack, hearing, summaries)
+        self._kept = self._open.enter_context(forwards)
         return self
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
@@ -190,6 +194,7 @@ class Recording:
             (self._kept.elsewhere, ELSEWHERE),
             (self._kept.failed, FAILED),
             (self._kept.silent, SILENT),
+            (sum(of.loose for of in self._kept.forwards), "continued a cache from before, and its rows are not joined"),
         )
         notes = [f"{count} forward{'s' * (count > 1)}: each {why}" for count, why in counts if count]
         others = sorted(set().union(*(forward.others for forward in self._kept.forwards)))
@@ -266,6 +271,9 @@ class Recording:
         engine = replace(ENGINES["fused"], output="model")
         facts = model_facts(loaded, engine, report) | {"recorded": {"forwards": text.forwards}}
         facts |= {"notes": notes} if notes else {}
+        if self.keep.weights:
+            needed = sum(4 * layer.P.heads * layer.P.queries * layer.P.keys for layer in text.layers.values())
+            check_room("the matrices of this text take", needed, "record with a Request without weights")
         inputs = TextInputs(prompt, self.keep.chosen(prompt, source), source)
         plain = next(iter(ready)).stack if geometry.stack not in {key.stack for key in ready} else geometry.stack
         observed = observe_layers(ready, inputs, self.keep, facts, plain=plain, attention=report.attention)

@@ -1,8 +1,8 @@
 """Forwards that somebody else runs, kept row by row, and the rows of a text joined to one map of it.
 
-    with kept_forwards(model, DECODER) as kept:
+    with kept_forwards(model, DECODER, partial(overhearing, model)) as kept:
         model.generate(ids, num_beams=3)
-    layers = joined(kept.forwards[-1], row=0)
+    layers = joined(path(kept.forwards[-1], row=0)).layers
 
 A forward with a cache has the queries of its own tokens alone. What is kept of it are their q, k and v and which keys
 they saw. The tokens before them are those of an earlier forward. Which one shows in the keys that the model took from
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -131,6 +131,11 @@ class Forward:
     others: set[str] = field(default_factory=set)  # what of it is in no map, in words
 
     @property
+    def loose(self) -> bool:
+        """Whether its texts continue a cache that no kept forward is known to have filled."""
+        return self.start > 0 and None in self.parents
+
+    @property
     def stop(self) -> int:
         """How many tokens its texts have with its own."""
         return self.start + self.queries
@@ -179,12 +184,14 @@ class ForwardKeeper:
     """Keeps what the forwards of one thread leave; `kept_forwards` makes one.
 
     main: the stack of the model. readers: its modules that are given ids, and the stack that reads the ids of each.
-    forwards: those with calls, in order. silent: how many made no call that was heard.
-    failed: how many ended with an error. elsewhere: how many ran in other threads. loose: calls outside a forward.
+    over_summaries: layers whose keys are no tokens. forwards: those with calls, in order. silent: how many made no call
+    that was heard. failed: how many ended with an error. elsewhere: how many ran in other threads. loose: calls outside
+    a forward.
     """
 
-    def __init__(self, main: str, readers: Mapping[nn.Module, str]) -> None:
-        self.main, self.readers, self.thread = main, readers, threading.get_ident()
+    def __init__(self, main: str, readers: Mapping[nn.Module, str], over_summaries: Collection[int] = ()) -> None:
+        self.main, self.readers, self.over_summaries = main, readers, over_summaries
+        self.thread = threading.get_ident()
         self.forwards: list[Forward] = []
         self.silent = self.failed = self.elsewhere = self.loose = 0
         self.begin: Callable[[], None] = lambda: None
@@ -230,6 +237,9 @@ class ForwardKeeper:
         """Keep what a call leaves."""
         if self._open is None:
             self.loose += 1
+            return
+        if call.stack == DECODER and call.layer in self.over_summaries:
+            self._open.forward.others.add(f"decoder layer {call.layer}: its keys are summaries of several tokens")
             return
         with torch.no_grad():
             self._open.keep(call)
@@ -284,6 +294,7 @@ class _OpenForward:
         self.ids: dict[str, Tensor] = {}
         self.masks: dict[str, Tensor] = {}
         self.deepest: tuple[Layer, Tensor] | None = None  # the keys that the last layer's queries saw
+        self._queries: dict[Layer, Tensor] = {}
         self._sights: dict[int, tuple[Visibility, Sight]] = {}
         self._biases: dict[int, tuple[Tensor, Tensor]] = {}
 
@@ -315,16 +326,25 @@ class _OpenForward:
     def keep(self, call: AttentionCall) -> None:
         """Keep what a layer's first call leaves."""
         key, Q, K = (call.stack, call.layer), call.P.queries, call.P.keys
-        if call.stack not in (DECODER, ENCODER, CROSS) or key in self.forward.calls:
-            self.forward.others.add(f"{call.stack} layer {call.layer} attends more than once, or over something else")
-            return
+        queries = call.weights_BHQK if call.spec is None else call.spec.q_BHQD
+        assert queries is not None
+        again = self._queries.setdefault(key, queries)
+        if call.stack not in (DECODER, ENCODER, CROSS) or (call.stack != CROSS and K < Q):
+            self.forward.others.add(f"{call.stack} layer {call.layer}: its keys are not the tokens of the text")
+        elif again is not queries:
+            self.forward.others.add(f"{call.stack} layer {call.layer}: its further calls in a forward")
+        elif key not in self.forward.calls:  # else the same weights, over other values
+            self._keep(key, call)
+
+    def _keep(self, key: Layer, call: AttentionCall) -> None:
+        Q, K = call.P.queries, call.P.keys
         begin, first = 0, self.cached
         if call.stack == DECODER:
             begin = K - Q if first is None or first + Q > K else first
         # The source's keys are the same in every forward; those of the first are kept.
         width = (0 if first else K) if call.stack == CROSS else Q
         spec, output = call.spec, call.output_BQHV
-        rows = CallRows(call.place, self._sight(call.visible), max(begin, 0), call.P.heads, call.P.heads, torch.float32)
+        rows = CallRows(call.place, self._sight(call.visible), begin, call.P.heads, call.P.heads, torch.float32)
         if output is not None and output.ndim == 4 and output.shape[1:3] == (Q, call.P.heads):
             rows.last_BHV = output[:, -1].detach().clone()
         if spec is None:
@@ -368,13 +388,14 @@ class _OpenForward:
             real_BQ = mask[:, start : start + Q] != 0
         else:  # a token of padding is hidden from all, itself too
             itself = [rows.sight.sees_itself(rows.begin) for rows in of_stack if rows.sight.mask is None]
-            if of_stack[0].weights_BHQK is not None and mask is not None and mask.shape[-2:] == (Q, some.shape[3]):
-                itself = [Sight.of(Visibility(Q, some.shape[3], mask)).sees_itself(of_stack[0].begin)]
+            if mask is not None and mask.ndim == 4 and mask.shape[2] == Q:  # that of a cache of a fixed length
+                K = mask.shape[3]
+                itself = [Sight.of(Visibility(Q, K, mask)).sees_itself(start if start + Q <= K else K - Q)]
             real_BQ = torch.stack([of.expand(B, -1) for of in itself]).any(0) if itself else torch.ones(B, Q).bool()
         return ids_BQ.cpu(), real_BQ.cpu()
 
     def parents(self, earlier: Sequence[Forward]) -> list[Parent | None]:
-        """Of each row the token before its first. Raises ModelError where no forward that was kept read it."""
+        """Of each row the token before its first; of all None where the text begins, or no kept forward read it."""
         forward = self.forward
         known: list[Parent | None] = [None] * forward.batch
         deepest = self._keys()
@@ -436,14 +457,15 @@ class _OpenForward:
         return torch.equal(own_GTD[:, own_GTD.shape[1] - count :], keys_BGKD[row, :, begin - count : begin])
 
     def _by_place(self, earlier: Sequence[Forward], known: list[Parent | None]) -> list[Parent | None]:
-        """The same row of the last forward that ended there, where no key is the same: joined rows are checked."""
+        """The same row of the last forward that ended there, where no key is the same: joined rows are checked.
+
+        Rows of weights cannot be: of several texts it is not known which one each continues.
+        """
         forward = self.forward
         last = next((other for other in reversed(earlier) if DECODER in other.ids), None)
-        if last is None or last.batch != forward.batch or not last.start < forward.start <= last.stop:
-            raise ModelError(
-                f"a forward continued {forward.start} tokens of a cache that no recorded forward has filled",
-                "begin the recording before the cache is filled",
-            )
+        checked = forward.batch == 1 or self.deepest is not None
+        if last is None or last.batch != forward.batch or not last.start < forward.start <= last.stop or not checked:
+            return [None] * forward.batch
         place = forward.start - 1 - last.start
         return [Parent(last, row, place) if parent is None else parent for row, parent in enumerate(known)]
 
@@ -461,15 +483,18 @@ def _own(x: Tensor) -> Tensor:
 
 @contextmanager
 def kept_forwards(
-    model: nn.Module, main: str, hearing: Callable[[Callable[[AttentionCall], None]], Any]
+    model: nn.Module,
+    main: str,
+    hearing: Callable[[Callable[[AttentionCall], None]], Any],
+    over_summaries: Collection[int] = (),
 ) -> Iterator[ForwardKeeper]:
     """While open, what the forwards of a model leave is kept, those of this thread. The model's outputs are its own.
 
     main: the stack of the model. hearing: opens what hands calls on, as `overhearing`, and gives what to call when a
-    forward begins.
+    forward begins. over_summaries: layers that are left out, whose keys are no tokens.
     """
     readers = _readers(model, main)
-    keeper = ForwardKeeper(main, readers)
+    keeper = ForwardKeeper(main, readers, over_summaries)
     hooks = [part.register_forward_pre_hook(keeper.enter, with_kwargs=True) for part in readers]
     hooks += [part.register_forward_hook(keeper.leave, always_call=True) for part in readers]
     with temporary(hooks), hearing(keeper.on_call) as begin:
@@ -516,6 +541,11 @@ class JoinedText(NamedTuple):
 def joined(segments: Sequence[Segment]) -> JoinedText:
     """The maps of a text. Raises ModelError where its rows do not give what the model's own attention gave."""
     root, main = segments[0].forward, segments[-1].forward.main
+    if root.loose:
+        raise ModelError(
+            f"a forward continued {root.start} tokens of a cache, and which recorded forward filled it is not known",
+            "begin the recording before the cache is filled, and use the model's default cache",
+        )
     encoded = _encoded(segments) if main == DECODER else None
     stacks = {main: segments} | ({ENCODER: encoded} if encoded else {})
     joiner = {stack: _Joiner(of_stack, stack) for stack, of_stack in stacks.items()}
