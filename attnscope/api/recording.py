@@ -197,7 +197,9 @@ class Recording:
             (sum(of.loose for of in self._kept.forwards), "continued a cache from before, and its rows are not joined"),
         )
         notes = [f"{count} forward{'s' * (count > 1)}: each {why}" for count, why in counts if count]
-        others = sorted(set().union(*(forward.others for forward in self._kept.forwards)))
+        if count := self._kept.loose:
+            notes.append(f"{count} attention call{'s' * (count > 1)} outside a forward: not recorded, call the model")
+        others = sorted(self._kept.others)
         return notes + ([f"not in the maps: {listed(others)}"] if others else [])
 
     def _nothing(self) -> tuple[str, str]:
@@ -206,6 +208,8 @@ class Recording:
         looked = "calls of transformers' attention interface, and weights that attention modules return"
         if heard.elsewhere:
             return f"nothing was recorded: {model} ran in another thread", "open the recording in that thread"
+        if heard.others:
+            return f"nothing of {model} can be joined: {listed(sorted(heard.others))}", "use attnscope.capture"
         if heard.silent or heard.failed:
             how = "give {output_attentions} to the forward, or load with attn_implementation='eager'"
             count = heard.silent + heard.failed

@@ -128,7 +128,6 @@ class Forward:
     parents: list[Parent | None] = field(default_factory=list)
     run: int = 0
     encoder: Forward | None = None
-    others: set[str] = field(default_factory=set)  # what of it is in no map, in words
 
     @property
     def loose(self) -> bool:
@@ -186,13 +185,13 @@ class ForwardKeeper:
     main: the stack of the model. readers: its modules that are given ids, and the stack that reads the ids of each.
     over_summaries: layers whose keys are no tokens. forwards: those with calls, in order. silent: how many made no call
     that was heard. failed: how many ended with an error. elsewhere: how many ran in other threads. loose: calls outside
-    a forward.
+    a forward. others: what of the forwards is in no map, in words.
     """
 
     def __init__(self, main: str, readers: Mapping[nn.Module, str], over_summaries: Collection[int] = ()) -> None:
         self.main, self.readers, self.over_summaries = main, readers, over_summaries
         self.thread = threading.get_ident()
-        self.forwards: list[Forward] = []
+        self.forwards, self.others = list[Forward](), set[str]()
         self.silent = self.failed = self.elsewhere = self.loose = 0
         self.begin: Callable[[], None] = lambda: None
         self._open: _OpenForward | None = None
@@ -209,7 +208,7 @@ class ForwardKeeper:
                 self.elsewhere += 1
             return
         if self._open is None or self._open.module is module:  # the same again: an error has ended it
-            self._open = _OpenForward(module, Forward(len(self.forwards)))
+            self._open = _OpenForward(module, Forward(len(self.forwards)), self.others)
             self.begin()
         names = _argument_names(type(module).forward)
         self._open.read({**dict(zip(names, args, strict=False)), **kwargs}, self.readers[module])
@@ -239,7 +238,7 @@ class ForwardKeeper:
             self.loose += 1
             return
         if call.stack == DECODER and call.layer in self.over_summaries:
-            self._open.forward.others.add(f"decoder layer {call.layer}: its keys are summaries of several tokens")
+            self.others.add(f"decoder layer {call.layer}: its keys are summaries of several tokens")
             return
         with torch.no_grad():
             self._open.keep(call)
@@ -287,8 +286,8 @@ def _goes_on(last: Forward, forward: Forward) -> bool:
 class _OpenForward:
     """A forward while it runs."""
 
-    def __init__(self, module: nn.Module, forward: Forward) -> None:
-        self.module, self.forward = module, forward
+    def __init__(self, module: nn.Module, forward: Forward, others: set[str]) -> None:
+        self.module, self.forward, self.others = module, forward, others
         self.cached: int | None = 0  # tokens in the cache that it is given; None where the cache does not say it
         self.cache: Any = None
         self.ids: dict[str, Tensor] = {}
@@ -330,9 +329,9 @@ class _OpenForward:
         assert queries is not None
         again = self._queries.setdefault(key, queries)
         if call.stack not in (DECODER, ENCODER, CROSS) or (call.stack != CROSS and K < Q):
-            self.forward.others.add(f"{call.stack} layer {call.layer}: its keys are not the tokens of the text")
+            self.others.add(f"{call.stack} layer {call.layer}: its keys are not the tokens of the text")
         elif again is not queries:
-            self.forward.others.add(f"{call.stack} layer {call.layer}: its further calls in a forward")
+            self.others.add(f"{call.stack} layer {call.layer}: its further calls in a forward")
         elif key not in self.forward.calls:  # else the same weights, over other values
             self._keep(key, call)
 
