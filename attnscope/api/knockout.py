@@ -277,8 +277,8 @@ def cuts_of_module(loaded: LoadedModule, call: KnockoutCall) -> ModuleCuts:
         heard.plain, heard.plain
     )
     there = heard.heads[heard.plain]
-    chosen: Mapping[int, Sequence[int]] = {layer: range(heads) for layer, heads in there.items()}
-    chosen = chosen if call.select is None else selected(call.select, there)
+    every_head: Mapping[int, Sequence[int]] = {layer: range(heads) for layer, heads in there.items()}
+    chosen = every_head if call.select is None else selected(call.select, there)
     every = [(layer, head) for layer, heads in chosen.items() for head in heads]
     portions = {
         "none": [every],
