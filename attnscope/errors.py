@@ -210,12 +210,15 @@ def first_line(error: BaseException) -> str:
 def nearest(word: str, words: Iterable[str]) -> str | None:
     """The known word that somebody probably meant who wrote another; None where none is near.
 
-    >>> nearest("focsu", ["focus", "entropy"])
-    'focus'
+    Of near ones that with the same letters in another order, else the most alike.
+
+    >>> nearest("focsu", ["focus", "entropy"]), nearest("modle", ["module", "model"])
+    ('focus', 'model')
     """
     from difflib import get_close_matches
 
-    return next(iter(get_close_matches(word, list(words), n=1, cutoff=NEAR)), None)
+    near = get_close_matches(word, list(words), cutoff=NEAR)
+    return next((other for other in near if sorted(other) == sorted(word)), next(iter(near), None))
 
 
 def is_panic(error: BaseException) -> bool:

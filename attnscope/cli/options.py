@@ -365,7 +365,7 @@ class GivenFile:
 class OwnModule(Loading):
     """A module of PyTorch of any code, in place of a model."""
 
-    panel = "Model and engine"
+    panel = "Input"
     module: Annotated[
         str | None,
         "A PyTorch module in place of a model: what PACKAGE.MODULE:FUNCTION returns. Needs --trust-remote-code.",
