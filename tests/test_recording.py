@@ -281,6 +281,12 @@ def test_the_model_gives_all_that_it_gives_without_a_recording() -> None:
         for own, other in zip(recorded.attentions or (), plain.attentions or (), strict=True):
             assert torch.equal(own, other)
         assert seen.texts[0].facts["attention"] == implementation
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        plain = model(ids).logits
+        with attnscope.recording(model, keep=WEIGHTS) as seen:
+            recorded = model(ids).logits
+    assert torch.equal(recorded, plain)
+    assert not seen.texts[0].failures
     embeddings = model.get_input_embeddings().weight.requires_grad_(True)
     try:
         with attnscope.recording(model):

@@ -350,7 +350,10 @@ class _OpenForward:
             assert call.weights_BHQK is not None
             rows.weights_BHQK, rows.dtype = call.weights_BHQK.detach().clone(), call.weights_BHQK.dtype
         else:
-            rows.q_BHQD, rows.dtype, rows.kv_heads = _own(spec.q_BHQD), spec.q_BHQD.dtype, spec.kv_heads
+            # Autocast rounds what it multiplies, whatever the rest is computed in.
+            rounded = [part.dtype for part in (spec.q_BHQD, spec.v_BGKV, output) if part is not None]
+            rows.dtype = max(rounded, key=lambda dtype: tolerance(dtype)[1])
+            rows.q_BHQD, rows.kv_heads = _own(spec.q_BHQD), spec.kv_heads
             rows.k_BGQD, rows.v_BGQV = (
                 part[:, :, begin : begin + width].detach().clone() for part in (spec.k_BGKD, spec.v_BGKV)
             )
