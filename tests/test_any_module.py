@@ -271,6 +271,56 @@ def test_every_argument_of_the_kernel(case: tuple[Any, ...], mode: Callable[[], 
     assert report.failures("float32") == []
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("flash", [True, False])
+def test_other_precisions(flash: bool, dtype: torch.dtype) -> None:
+    layer = nn.TransformerEncoderLayer(E, HEADS, 64, batch_first=True, dropout=0.0, norm_first=True, activation="gelu")
+    net = nn.Sequential(any_modules.CausalSelfAttention(flash=flash), layer).eval().to(dtype)
+    x = torch.randn(1, T, E, dtype=dtype)
+    with torch.no_grad():
+        alone = net(x)
+        with hearing(net, lambda call: None) as report:
+            assert torch.equal(net(x), alone)
+    assert report.failures(dtype) == []
+    assert attnscope.capture(attnscope.wrap(net, parts="1*"), x).failures == []
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_autocast_rounds_the_fast_path_as_without_anybody_listening(norm_first: bool) -> None:
+    layer = nn.TransformerEncoderLayer(E, HEADS, 64, batch_first=True, dropout=0.0, norm_first=norm_first)
+    net = nn.Sequential(nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), nn.Linear(E, E)).eval()
+    x = torch.randn(2, T, E)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        alone = net[0](x)
+        with hearing(net, lambda call: None) as report:
+            output = net[0](x)
+    assert (output.dtype, torch.equal(output, alone)) == (alone.dtype, True)
+    assert [check.route for check in report.calls] == ["layer", "layer"]
+    assert report.failures("float32") == []
+
+
+def test_one_text_of_queries_for_several_of_keys() -> None:
+    q, k = torch.randn(1, 4, 6, 8), torch.randn(2, 4, 6, 8)
+    for mode in (torch.no_grad, torch.inference_mode):
+        calls, module = list[AttentionCall](), Kernel().eval()
+        with mode(), hearing(module, calls.append):
+            module(q, k, k)
+        expected = naive.attention_weights(q.expand(2, -1, -1, -1), k)
+        torch.testing.assert_close(calls[0].P.dense(), expected.float(), rtol=0, atol=1e-6)
+
+
+def test_the_kernels_of_other_devices_are_known_by_their_arguments() -> None:
+    """Their names are those of PyTorch's operations, which no CPU can run."""
+    with hearing(Kernel(), lambda call: None):
+        ear = torch.utils._python_dispatch._get_current_dispatch_mode()
+        for name in ("flash_attention", "efficient_attention", "cudnn_attention", "fused_attention_overrideable"):
+            func = getattr(torch.ops.aten, f"_scaled_dot_product_{name}").default
+            assert ear._handler(func) == ear._on_kernel, name
+            backward = getattr(torch.ops.aten, f"_scaled_dot_product_{name}_backward").default
+            assert ear._handler(backward) is None, name
+        assert ear._handler(torch.ops.aten._flash_attention_forward.default) == ear._on_unknown
+
+
 class Both(nn.Module):
     """A part that is called twice, behind a part that is scripted or traced."""
 

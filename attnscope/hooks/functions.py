@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -243,6 +243,8 @@ class _Ear(TorchDispatchMode):
         mask = given.get("attn_mask", given.get("attn_bias"))
         heads = 1 if q.ndim != 3 else caller.heads(len(q))
         q, k, v = (_by_head(part, heads) for part in (q, k, v))
+        texts = max(map(len, (q, k, v)))  # of one text each may be given once for all
+        q, k, v = (part.expand(texts, -1, -1, -1) for part in (q, k, v))
         visible = visibility_of(q, k, mask, bool(given.get("is_causal")))
         scale = q.shape[-1] ** -0.5 if given.get("scale") is None else given["scale"]
         output = result[0] if isinstance(result, tuple) else result
@@ -255,19 +257,19 @@ class _Ear(TorchDispatchMode):
         return (changed, *result[1:]) if isinstance(result, tuple) else changed
 
     def _on_attention_layer(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        result = operation(func, args, kwargs)
-        caller = self._caller()
-        if caller is not None:
-            given = _arguments(func, args, kwargs)
-            self._on_layer(caller, given, given["query"], given["num_head"], result[0], _project)
+        with _casting_as_outside(args[0].device):
+            result, caller = operation(func, args, kwargs), self._caller()
+            if caller is not None:
+                given = _arguments(func, args, kwargs)
+                self._on_layer(caller, given, given["query"], given["num_head"], result[0], _project)
         return result
 
     def _on_encoder_layer(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        result = operation(func, args, kwargs)
-        caller = self._caller()
-        if caller is not None:
-            given = _arguments(func, args, kwargs)
-            self._on_layer(caller, given, given["src"], given["num_heads"], result, _encode)
+        with _casting_as_outside(args[0].device):
+            result, caller = operation(func, args, kwargs), self._caller()
+            if caller is not None:
+                given = _arguments(func, args, kwargs)
+                self._on_layer(caller, given, given["src"], given["num_heads"], result, _encode)
         return result
 
     def _on_layer(
@@ -294,8 +296,9 @@ class _Ear(TorchDispatchMode):
         def error(P: AttentionOperator) -> Tensor:
             sample = sampled(visible, REPEATED_ROWS, P.device)
             weights_BHRK = torch.cat([P.rows(start, stop) for start, stop in sample.runs], 2)
-            heads_BRE = (weights_BHRK @ v.float()).transpose(1, 2).flatten(2).to(states.dtype)
-            expected = finished(given, sample.of(states), heads_BRE)
+            dtype = given["proj_weight"].dtype  # that of the states, where nothing casts
+            heads_BRE = (weights_BHRK @ v.float()).transpose(1, 2).flatten(2).to(dtype)
+            expected = finished(given, sample.of(states).to(dtype), heads_BRE)
             # Rows of padding hold whatever the operation left there.
             real = visible.counts_BHQ[:, :1, sample.row_R].transpose(1, 2) > 0
             if lengths is not None:
@@ -305,6 +308,7 @@ class _Ear(TorchDispatchMode):
         owner = _owner_of(given["qkv_weight"], caller)
         path = ".".join(part for part in (caller.path, owner) if part)
         self._hand_on(caller._replace(path=path), spec, LAYER, error=error)
+        self.report.calls[-1].dtype = _read_as(output.dtype)
 
     def _on_softmax(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         result = operation(func, args, kwargs)
@@ -409,6 +413,7 @@ class _Ear(TorchDispatchMode):
         with full_precision(call.P.device):
             check = check_call(call, route)
             check.kernel = {KERNEL: "sdpa", LAYER: "fast path"}.get(route, "eager")
+            check.dtype = _read_as(check.dtype)
             self.on_call(call)
         self.report.calls.append(check)
         return check
@@ -499,6 +504,24 @@ def _layer_visibility(
     return _by_rule(
         Visibility(T, T, seen[:, None, None] if kind == 1 else seen[(None,) * (4 - seen.ndim)], device=device)
     )
+
+
+@contextmanager
+def _casting_as_outside(device: torch.device) -> Iterator[None]:
+    """A block that autocast rounds as it does the caller's code: behind a mode PyTorch has it off.
+
+    Most operations are cast before a mode sees them; one for a whole layer casts inside.
+    """
+    snapshot: Any = getattr(torch._C, "_RestorePythonTLSSnapshot", nullcontext)
+    with snapshot():
+        casts = torch.is_autocast_enabled(device.type)
+    with torch.autocast(device.type, torch.get_autocast_dtype(device.type)) if casts else nullcontext():
+        yield
+
+
+def _read_as(dtype: Any) -> Any:
+    """The dtype whose rounding a call is held to: weights are read in float32 at most."""
+    return torch.float32 if dtype == torch.float64 else dtype
 
 
 def _owner_of(weight: Tensor, caller: Caller) -> str:

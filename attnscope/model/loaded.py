@@ -311,7 +311,7 @@ def check_loaded(model: object) -> None:
     if isinstance(model, LoadedModule):
         raise UsageError(
             f"this needs a model of transformers, and {model.name} is a module of other code",
-            "attnscope.capture reads it",
+            "attnscope.capture reads it, attnscope.knockout cuts its heads",
         )
     if not isinstance(model, LoadedModel):
         raise UsageError(

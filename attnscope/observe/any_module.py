@@ -535,7 +535,7 @@ def facts_of(loaded: LoadedModule, layers: Mapping[LayerKey, ReadyLayer], engine
             "heard_by": {str(key.layer): layer.check.route for key, layer in in_order},
         },
         "device": loaded.device,
-        "dtype": loaded.dtype,
+        "dtype": "float32" if loaded.dtype == "float64" else loaded.dtype,  # what weights are read in
         "attention": AS_CALLED,
         "engine": "fused" if engine == "auto" else engine,
         "output": "model",
