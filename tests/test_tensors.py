@@ -396,6 +396,8 @@ MALFORMED = {
     ),
     "NaN": ({"layer.0.q": numbers(2, 3, 4) * torch.nan}, {}, "L0: q has NaN or infinite numbers in head 0"),
     "infinite": ({"layer.0.k": numbers(1, 3, 4) * torch.inf}, {}, "L0: k has NaN or infinite numbers"),
+    "too large": ({"layer.0.q": numbers(2, 3, 4) * 1e30, "layer.0.k": numbers(1, 3, 4) * 1e30}, {}, "beyond float32"),
+    "of float64": ({"layer.0.q": numbers(2, 3, 4) * 1e60}, {}, "L0: q has NaN or infinite numbers"),
     "sinks": ({"layer.0.sinks": torch.tensor([1.0, torch.nan])}, {}, "L0: sinks has NaN"),
     "no k": ({"layer.0.k": None}, {}, "layer 0 has no k; a layer is its weights, or q, k and scale"),
     "no scale": ({}, {"layer__0__scale": ""}, "layer 0 has no scale"),
@@ -449,6 +451,11 @@ MALFORMED = {
         {},
         {"schema": "tensors/2"},
         "expected schema as tensors/1, the form that this attnscope reads, got",
+    ),
+    "causal cross": (
+        {"layer.0.q": numbers(2, 4, 4)},
+        {"query_tokens": '["a", "b", "c", "d"]', "causal": "1"},
+        "layer 0: the mask hides every key from query 0",
     ),
     "cross": (
         {"cross.layer.0.q": numbers(2, 3, 4), "cross.layer.0.k": numbers(2, 3, 4)},

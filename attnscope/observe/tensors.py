@@ -294,6 +294,8 @@ def _mask_of_layer(
         raise InputError(f"{name}: a {word} is of a causal layer", f"give mask in place of {word}")
     visible = Visibility(queries, keys, causal=causal, window=layer.window)
     chunk = layer.chunk if layer.chunk is not None and layer.chunk < keys else None
+    if causal and queries > keys:  # the first of them would see none
+        _check_sees(visible.rows(0, queries)[0], name, keys)
     if chunk is None and positions_K is None:
         sight = Sight(None if layer.window is None else layer.window - 1, 0 if causal else None)
         return LayerMask(sight.words(keys), visible, sight)
@@ -364,9 +366,13 @@ def _check_finite(name: str, layer: GivenLayer) -> str:
         if part not in ARRAYS or part == MASK or not value.is_floating_point():
             continue
         for head, of_head in enumerate(value if value.ndim > 1 else value[None]):
-            if not bool(torch.isfinite(of_head).all()):
+            if not bool(torch.isfinite(of_head.float()).all()):
                 where = f" in head {head}" if len(value) > 1 and value.ndim > 1 else ""
                 raise InputError(f"{name}: {part} has NaN or infinite numbers{where}", "give finite numbers")
+    # As large as a logit may be: a product that float32 does not hold would make a row of NaN.
+    largest = float(layer.q.double().norm(dim=-1).max() * layer.k.double().norm(dim=-1).max() * layer.scale)
+    if largest > torch.finfo(torch.float32).max:
+        raise InputError(f"{name}: q and k make logits up to {largest:.1g}, beyond float32", "give scaled numbers")
     return str(layer.q.dtype).removeprefix("torch.")
 
 

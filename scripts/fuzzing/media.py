@@ -1,4 +1,4 @@
-"""Sounds: cut short, of other formats, with headers that lie. Files of weights: damaged, and of other arrays."""
+"""Sounds: cut short, of other formats, with headers that lie. Files of tensors: damaged, and of other arrays."""
 
 from __future__ import annotations
 
@@ -55,13 +55,20 @@ def sounds(rng: random.Random, folder: Path) -> Try:
 
 
 def _weights(rng: random.Random) -> bytes:
-    """A file of attention weights, whole, damaged, or with an array that is none."""
+    """A file of attention weights or of q and k, whole, damaged, or with an array that is none."""
     import numpy as np
 
     tokens = [rng.choice(("the", " bank", "<s>", "\x1b[2J", "\u202e")) for _ in range(rng.choice((1, 3, 3, 3)))]
     weights = np.tile(np.eye(3, dtype=rng.choice(("f2", "f4", "f8", "i4"))), (2, 2, 1, 1))
     arrays = {"weights": weights[: rng.choice((0, 1, 2))], "tokens": np.array(tokens)}
     arrays |= rng.choice(({}, {}, {"layer.0": weights[0]}, {"kv_heads": np.array(rng.choice((0, 2, 5)))}))
+    if rng.random() < 0.5:  # q and k in their place, with sizes and numbers that may not fit
+        del arrays["weights"]
+        heads, groups, width, queries = rng.choice((2, 3)), rng.choice((1, 2)), rng.choice((0, 4)), rng.choice((1, 3))
+        arrays |= {"layer.0.q": np.ones((heads, queries, width), "f4"), "layer.0.k": np.ones((groups, 3, width), "f2")}
+        arrays |= {"layer.0.scale": np.array(rng.choice((0.5, -1.0, np.nan)))}
+        arrays |= rng.choice(({}, {"window": np.array(rng.choice((-1, 0, 2)))}, {"layer.0.mask": np.eye(3)[1:]}))
+        arrays |= rng.choice(({}, {"query_positions": np.arange(rng.choice((1, 3, 9)))}, {"layer.7.v": np.ones(3)}))
     arrays |= rng.choice(({}, {}, {"tokens_utf8": np.frombuffer(rng.randbytes(9), np.uint8)}))
     stream = io.BytesIO()
     rng.choice((np.savez, np.savez_compressed))(stream, **arrays)
