@@ -270,7 +270,7 @@ def load_module(name: str, trusted: bool) -> LoadedModel | LoadedModule:
         what = f"expected a module of PyTorch from {name}, got {kind}"
         raise ModelError(what, "have the function return it, or (module, tokenizer, feed)")
     module, tokenizer, feed = (*parts, None, None)[:3]
-    return wrap(module.eval(), tokenizer, function, feed=feed)
+    return wrap(module.eval(), tokenizer, name, feed=feed)
 
 
 def load_config(options: LoadOptions) -> Any:
