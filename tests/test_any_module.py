@@ -767,7 +767,7 @@ def test_what_is_refused_before_any_code_runs(nets: Path, arguments: tuple[str, 
 @pytest.mark.parametrize(
     ("function", "code", "words"),
     [
-        ("linear", 3, "no attention was heard in linear; looked for scaled_dot_product_attention"),
+        ("linear", 3, "no attention was heard in shell_nets:linear; looked for scaled_dot_product_attention"),
         ("number", 3, "expected a module of PyTorch from shell_nets:number, got int; have the function return it"),
         ("broken", 3, "shell_nets:broken cannot be made: no weights here"),
         ("leaving", 3, "shell_nets:leaving cannot be made"),
