@@ -25,6 +25,7 @@ from attnscope.errors import ForwardError, MemoryLimitError, ModelError, UsageEr
 from attnscope.hooks.calls import CHECKED_ROWS, AttentionCall, sampled_rows
 from attnscope.hooks.engines import ENGINES, Engine, engine_named
 from attnscope.hooks.listen import calls_interface, listen, listening
+from attnscope.hooks.modules import EAGER_INSTEAD
 from attnscope.inputs.prompt import from_text
 from attnscope.model.geometry import geometry_of, stretch_positions
 from attnscope.model.loaded import LoadedModel
@@ -482,7 +483,9 @@ def test_the_probe_holds_a_part_of_the_rows_where_memory_is_short(monkeypatch) -
     assert all(check.value_error < 1e-5 and check.row_sum_error < 1e-5 for check in report.calls)
 
 
-@pytest.mark.parametrize("width", [8, pytest.param(128, marks=pytest.mark.e2e)])
+@pytest.mark.parametrize(
+    "width", [8, pytest.param(128, marks=pytest.mark.e2e), pytest.param(4096, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_probe_sees_a_window_that_a_kernel_has_wrong(width: int, dtype: torch.dtype, monkeypatch) -> None:
     """Of a kernel with one key too few in its window parity does not hold; of the right one, written alike, it does."""
@@ -497,7 +500,7 @@ def test_the_probe_sees_a_window_that_a_kernel_has_wrong(width: int, dtype: torc
 
     kernels = {"right": windowed(0), "narrow": windowed(1)}
     monkeypatch.setattr(AttentionInterface, "_global_mapping", {**AttentionInterface._global_mapping, **kernels})
-    model = tiny_model("mistral", sliding_window=width, num_hidden_layers=2)
+    model = tiny_model("mistral", sliding_window=width, num_hidden_layers=2, max_position_embeddings=2 * width + 512)
     model = model if dtype == torch.float32 else in_half(model, dtype)
     ids_BT, reports = torch.randint(6, 100, (1, width + 12)), {}
     for name in kernels:
@@ -509,6 +512,35 @@ def test_the_probe_sees_a_window_that_a_kernel_has_wrong(width: int, dtype: torc
     worst = reports["narrow"].layers[0]
     assert worst.implementation.weights > 1e-3
     assert check_parity(as_loaded(model), ids_BT, engine=ENGINES["eager"]).holds  # which that kernel has no part in
+
+
+@pytest.mark.parametrize("refuses", [True, False], ids=["refuses", "rounds"])
+def test_a_kernel_without_float32_is_compared_as_it_ran(refuses: bool, monkeypatch) -> None:
+    """One that refuses float32, or rounds it, as FlashAttention's do: eager attention is compared in its place."""
+
+    def windowed(off: int):
+        def attend(module, query, key, value, attention_mask, **kwargs):
+            if refuses and query.dtype == torch.float32:
+                raise RuntimeError("half precision only")
+            T, width = query.shape[2], kwargs.pop("sliding_window") - off
+            seen = torch.ones(T, T, dtype=torch.bool).tril().triu(1 - width)
+            halves = (part.bfloat16() for part in (query, key, value))
+            return sdpa_attention_forward(module, *halves, seen[None, None], **kwargs)
+
+        return attend
+
+    kernels = {"right": windowed(0), "narrow": windowed(1)}
+    monkeypatch.setattr(AttentionInterface, "_global_mapping", {**AttentionInterface._global_mapping, **kernels})
+    model, ids_BT = (
+        in_half(tiny_model("mistral", sliding_window=8, num_hidden_layers=2)),
+        torch.randint(6, 100, (1, 20)),
+    )
+    for name, holds in (("right", True), ("narrow", False)):
+        model.set_attn_implementation(name)
+        report = check_parity(as_loaded(model), ids_BT, engine=PROBE)
+        assert [layer.verdict for layer in report.layers] == [holds] * 2
+        assert all(layer.implementation.holds and layer.why.endswith(EAGER_INSTEAD) for layer in report.layers)
+        assert all(layer.as_run.weights is not None for layer in report.layers)
 
 
 def test_what_the_probe_cannot_do_is_refused(loaded: LoadedModel) -> None:

@@ -288,6 +288,6 @@ def parity_table(report: ParityReport) -> pa.Table:
             **facts("row_sum_error", "masked_weight"),
             **numbers("as_run_", "as_run", "weights", "weights_allowed", "output_relative"),
             **numbers("rounding_", "rounding", "weights", "output", "output_relative"),
-            **facts("why", "stack", "kernel"),
+            **facts("why", "kernel", "stack"),
         }
     )

@@ -9,6 +9,7 @@ import copy
 import inspect
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import MethodType
 from typing import Any, Self
@@ -29,6 +30,7 @@ ATTENTION = re.compile(r"attention|attn|mla", re.IGNORECASE)
 CACHES = ("past_key_values", "past_key_value", "layer_past", "cache")
 HALF = (torch.float16, torch.bfloat16)
 FLOAT32_MIN = torch.finfo(torch.float32).min
+EAGER_INSTEAD = "its kernel computes no float32, which eager attention did instead"
 ROTARY = re.compile(r"Rotary|RoPE|Rope")
 # Cosines or sines, the module that gave them, what it was given, and which part of its output they are.
 ModuleCall = tuple[Tensor, nn.Module, tuple[Any, ...], dict[str, Any], int]
@@ -165,20 +167,35 @@ class ModuleRecorder:
     def in_float32(self, run: ModuleRun) -> ModuleRun:
         """The run repeated by a float32 copy of its module on the same hidden states.
 
+        Where a probe reads a kernel that computes no float32, as FlashAttention's, eager attention takes its place.
         Cosines and sines are asked again of the model's own rotary module, which rounds them to what it is given.
         """
+        if self.engine is not None:
+            with suppress(Exception):  # any kernel, asked to run in another dtype
+                again = self._repeated(run, self.engine)
+                if not any(call.output_BQHV is not None and call.output_BQHV.dtype in HALF for call in again.calls):
+                    return again
+        again = self._repeated(run, None)
+        again.caveat = "; ".join(filter(None, (again.caveat, EAGER_INSTEAD * (self.engine is not None))))
+        return again
+
+    def _repeated(self, run: ModuleRun, engine: Engine | None) -> ModuleRun:
+        """The run repeated in float32; without an engine that probes, by eager attention where it was probed."""
         module = _float32_copy(run.module)
         kwargs = {name: value for name, value in run.kwargs.items() if name not in CACHES or is_prefix(value)}
+        if engine is None and self.engine is not None:
+            config: Any = module.config
+            config._attn_implementation = "eager"
+            if run.calls and not isinstance(kwargs.get("attention_mask"), Tensor):  # as eager attention is given it
+                seen = run.calls[0].visible.rows(0, run.calls[0].visible.queries)
+                kwargs["attention_mask"] = torch.zeros_like(seen, dtype=torch.float32).masked_fill_(~seen, FLOAT32_MIN)
         again = ModuleRun(module, _mapped(run.args, self._float32), _mapped(kwargs, self._float32))
         again.original, again.first = run, run.first
 
         # The rounding of tables that the model keeps in half precision, such as GPT-J's sines, stays in the copy.
         rounded = sorted(name for name, buffer in run.module.named_buffers() if buffer.dtype in HALF)
         again.caveat = f"the model keeps its {', '.join(rounded)} in half precision" if rounded else ""
-        with (
-            listening(module, lambda call: again.calls.append(call.with_weights()), engine=self.engine),
-            torch.no_grad(),
-        ):
+        with listening(module, lambda call: again.calls.append(call.with_weights()), engine=engine), torch.no_grad():
             output = module(*again.args, **again.kwargs)
         return again.left(output)
 
