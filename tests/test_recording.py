@@ -372,6 +372,23 @@ def test_a_compiled_model_is_recorded_uncompiled() -> None:
     assert_joined(seen.texts[0], whole_pass(model, ids[0]).attentions)
 
 
+@pytest.mark.e2e
+def test_flex_attention_is_read_by_the_rule_of_its_mask() -> None:
+    """A window and padding, in blocks: the rule says which keys a query sees."""
+    model, ids = copy.deepcopy(model_of("mistral")), ids_of(2)
+    model.set_attn_implementation("flex_attention")
+    mask = torch.ones_like(ids)
+    mask[0, :PAD] = 0
+    how = {"attention_mask": mask, "max_new_tokens": 5, "do_sample": False}
+    with torch.compiler.set_stance("force_eager"):
+        plain = model.generate(ids, **how)
+        with attnscope.recording(model, keep=WEIGHTS) as seen:
+            made = model.generate(ids, **how)
+    assert torch.equal(made, plain)
+    for number, text in enumerate(seen.of(made)):
+        assert_joined(text, whole_pass(model, made[number, PAD * (number == 0) :]).attentions)
+
+
 def test_nothing_that_was_heard_is_an_error_that_says_what_was_looked_for() -> None:
     nothing = "no forward of LlamaForCausalLM ran; looked for calls of"
     with pytest.raises(ModelError, match=nothing), attnscope.recording(model_of("llama")):

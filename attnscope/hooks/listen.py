@@ -215,8 +215,11 @@ def overhearing(
     listener = _Listener(bare, on_call, ENGINES["eager"], windows or {})
     listener.overhears = True
     compiles = bare is not model or device_of(bare).type != "cpu"  # `generate` compiles by itself on a device
+    mode = _forced_eager() if compiles else uncompiled()
+    if bare is model and "flex" in (getattr(getattr(bare, "config", None), "_attn_implementation", None) or ""):
+        mode = nullcontext()  # its kernel is compiled code, which calls of the interface are around
     with (
-        _forced_eager() if compiles else uncompiled(),
+        mode,
         _dispatching(listener),
         forward.temporary(listener.hook_modules(False)),
     ):
@@ -524,8 +527,8 @@ class _Listener:
             from torch.nn.attention.flex_attention import create_mask
 
             def from_rule() -> Visibility:
-                texts = arguments["attention_mask"].shape[0]
-                return Visibility(Q, K, create_mask(rule, texts, 1, Q, K, device), device=device)
+                texts, heads = arguments["attention_mask"].shape[:2]
+                return Visibility(Q, K, create_mask(rule, texts, heads, Q, K, device), device=device)
 
             return self._cached(id(mask), mask, from_rule)
         if isinstance(mask, Tensor):
