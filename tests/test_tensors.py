@@ -17,9 +17,11 @@ from attnscope.api.captured import Capture
 from attnscope.errors import AttnscopeError, InputError, UsageError
 from attnscope.hooks.engines import ENGINES
 from attnscope.inputs.tensor_files import read_tensors
+from attnscope.inputs.tensors import tensors_of
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.loading import wrap
 from attnscope.observe.request import Request, View
+from attnscope.observe.tensors import checked
 from helpers.command_line import call
 from helpers.families import tiny_config
 
@@ -276,6 +278,15 @@ def test_weights_are_those_of_a_plain_loop(name):
     assert seen.kv_of[next(iter(seen.kv_of))] == (4, 2)
     wrong = by_loops({**plain, "k": plain["k"].flip(0)}, sees)  # kv heads in another order
     assert np.abs(seen.weights[0].numpy() - wrong).max() > 0.01
+
+
+def test_layers_with_one_rule_share_their_mask():
+    """What is made of a mask is then made once, however it was said."""
+    as_mask = {**QK, "mask": torch.ones(6, 6).tril().triu(-2).bool()}
+    given = tensors_of([{**QK, "window": 3}, as_mask, QK, {**QK, "window": 3}], list("abcdef"))
+    masks = [layer.mask for layer in checked(given).layers.values()]
+    assert [mask.words for mask in masks] == ["causal, window 3"] * 2 + ["causal", "causal, window 3"]
+    assert masks[0].visible is masks[1].visible is masks[3].visible is not masks[2].visible
 
 
 def test_a_mask_of_each_head_may_add_to_the_logits():

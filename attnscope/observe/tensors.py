@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -257,7 +257,10 @@ def _masks(given: GivenTensors, layers: Layers) -> dict[LayerKey, LayerMask]:
             shown = allowed_QK if all(getattr(layer, part) is None for part in SEEN) else None
             layer = layer if shown is None else replace(layer, mask=shown)
             _, keys = axes_of(key.stack, given.text, given.target)
-            masks[key] = _mask_of_layer(layer, name, len(keys), key.stack == DECODER, mask_of)
+            mask = _mask_of_layer(layer, name, len(keys), key.stack == DECODER, mask_of)
+            if mask.sight is not None and not mask.visible.additive:
+                mask = rules.setdefault((mask.sight, torch.Size((layer.q.shape[1], len(keys)))), mask)
+            masks[key] = mask
             continue
         seen_QK = layer.seen_QK
         if allowed_QK is not None and bool((seen_QK & ~allowed_QK).any()):
@@ -662,27 +665,35 @@ def _ready(whole: CheckedTensors, key: LayerKey, geometry: LayerGeometry) -> Rea
         if layer.output is not None and layer.v is not None and not spec.sinks_scale_output:
             check.note(value_error=value_error(P, spec.v_BGKV, layer.output.transpose(0, 1)[None]))
             check.dtype = layer.output.dtype
-        norm_1H1K = spec.v_BGKV.float().norm(dim=-1).repeat_interleave(spec.heads // spec.kv_heads, 1)[:, :, None]
-
-        def norms(start: int, stop: int) -> Tensor:
-            shares = spec.output_shares(start, stop)
-            return norm_1H1K.expand(-1, -1, stop - start, -1) if shares is None else norm_1H1K * shares
     else:
         P = DenseAttention(layer[None], mask.visible)
         check.sink_logits, P.sums_to_one = given.sink_logits, not given.sink_logits
         check.row_sum_error = error if P.sums_to_one else None
     if given.last is not None:
-        P = LastQueries(P, _of_text(mask.visible))
+        P = LastQueries(P, mask.visible.once("of text", partial(_of_text, mask.visible)))
     if isinstance(layer, GivenLayer) and layer.v is not None:
-        written = partial(_written, P, norms)
+        written = BareNorms(P, spec)
     return ReadyLayer(P, geometry, check, written)
 
 
-def _written(
-    P: AttentionOperator, norms: Callable[[int, int], Tensor], start: int, stop: int, *of_rows: object
-) -> Tensor:
-    """The norm of what a whole weight on a key writes before the output projection, of a block of a text's queries."""
-    return P.placed(start, stop, norms) if isinstance(P, LastQueries) else norms(start, stop)
+@dataclass(eq=False)
+class BareNorms:
+    """The norms of what a whole weight on a key writes before the output projection, |v|, of a block of queries."""
+
+    P: AttentionOperator
+    spec: AttentionSpec
+
+    def __call__(self, start: int, stop: int, *of_rows: object) -> Tensor:
+        return self.P.placed(start, stop, self._rows) if isinstance(self.P, LastQueries) else self._rows(start, stop)
+
+    def _rows(self, start: int, stop: int) -> Tensor:
+        shares = self.spec.output_shares(start, stop)
+        return self._norm_1H1K.expand(-1, -1, stop - start, -1) if shares is None else self._norm_1H1K * shares
+
+    @cached_property
+    def _norm_1H1K(self) -> Tensor:
+        heads_of_one = self.spec.heads // self.spec.kv_heads
+        return self.spec.v_BGKV.float().norm(dim=-1).repeat_interleave(heads_of_one, 1)[:, :, None]
 
 
 def _spec(layer: GivenLayer, visible: Visibility) -> AttentionSpec:
