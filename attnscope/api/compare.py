@@ -108,7 +108,7 @@ class CompareCall(CompareOptions):
     """What `attnscope.compare` is called with."""
 
     model: LoadedModel
-    other: LoadedModel
+    other: LoadedModel | None
     text: Text | Sequence[str]
 
 
@@ -118,16 +118,19 @@ def compare(call: CompareCall) -> Compared:
     """Two models on the same texts, or one model on two texts, head by head.
 
     text: one text, or a list of them, over which differences get intervals from 32 on. options: the fields of
-    `CompareOptions`: compare_text, align, select, atlas, engine, compare_engine, memory, gate, chat, truncate, target,
-    pair, global_tokens. Raises UsageError for models of other layers or heads, and for a gate that is none, InputError
-    for texts that share no word.
+    `CompareOptions`: compare_text, align, select, atlas, engine, compare_engine, memory, gate, baseline, chat, truncate,
+    target, pair, global_tokens. other: None where a baseline takes its place. Raises UsageError for models of other
+    layers or heads, and for a gate that is none, InputError for texts that share no word.
 
         >>> attnscope.compare(model, model, "Mary gave John a book", compare_text="John gave Mary a book").table()
         >>> attnscope.compare(model, tuned, texts).table().to_pandas()
         >>> attnscope.compare(model, tuned, texts, gate="visible=same,js<0.01").verdict.holds
     """
     check_loaded(call.model)
-    check_loaded(call.other)
+    if call.baseline is None:
+        check_loaded(call.other)
+    elif call.other is not None or call.compare_text is not None:
+        raise UsageError("a baseline takes the place of the other side", "pass None as the other model, and one text")
     text: Any = call.text
     # Several texts are read by both sides; ids of tokens are one text, too.
     if isinstance(text, Sequence) and not isinstance(text, str) and text and all(isinstance(one, str) for one in text):
@@ -137,6 +140,9 @@ def compare(call: CompareCall) -> Compared:
         texts = [SidesOfText(f"text {number}", part, part) for number, part in enumerate(text)]
     else:
         texts = [SidesOfText("the text", text, text if call.compare_text is None else call.compare_text)]
+    if call.baseline is not None:
+        return compared_with_baseline(texts, call.model, call)
+    assert call.other is not None
     return compared(texts, (call.model, call.other), call)
 
 
@@ -164,11 +170,7 @@ def compared(
         raise UsageError("a gate holds two models to each other, and two texts differ", "leave out {gate}")
     check_alike(*models)
     heads = heads_of(models[0], asked)
-    if options is None:
-        # Those that change the numbers.
-        atlas = str(asked.atlas) if isinstance(asked.atlas, str | Path) else None
-        names = ("align", "select", "engine", "compare_engine", "chat", "truncate", "target", "global_tokens")
-        options = {"atlas": atlas, **{name: getattr(asked, name) for name in names}}
+    options = _options(asked) if options is None else options
     read = [part for text in texts for part in text[1:]] + [asked.pair] * (asked.pair is not None)
     facts = comparison_facts(models, [getattr(part, "sha256", str(part)) for part in read], options)
     if out is not None:
@@ -184,6 +186,13 @@ def compared(
             advance=advance,
         )
     return _listed(comparison, heads, facts, conditions, models[0], asked)
+
+
+def _options(asked: CompareOptions) -> dict[str, Any]:
+    """Those that change the numbers."""
+    atlas = str(asked.atlas) if isinstance(asked.atlas, str | Path) else None
+    names = ("align", "select", "engine", "compare_engine", "chat", "truncate", "target", "global_tokens")
+    return {"atlas": atlas, **{name: getattr(asked, name) for name in names}}
 
 
 def _listed(
@@ -286,7 +295,7 @@ def compared_with_baseline(
     loaded: LoadedModel,
     asked: CompareOptions,
     *,
-    options: Mapping[str, Any],
+    options: Mapping[str, Any] | None = None,
     out: Path | None = None,
     force: bool = False,
     tell: Progress = NO_PROGRESS,
@@ -301,6 +310,7 @@ def compared_with_baseline(
     heads = heads_of(loaded, asked)
     digest = sha256_of(path / NAME if path.is_dir() else path)
     read = [getattr(text.first, "sha256", str(text.first)) for text in texts]
+    options = _options(asked) if options is None else options
     facts = comparison_facts([loaded], read, {**options, "baseline": digest})
     if out is not None:
         check_folder(out, facts, force)

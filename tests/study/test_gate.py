@@ -413,6 +413,17 @@ def test_a_run_again_is_what_its_baseline_says(baseline):
     assert all("entropy" in line and "visible" not in line for line in moved.err.splitlines())
 
 
+def test_python_takes_a_baseline_in_place_of_the_other_model(baseline, demo):
+    path, texts = baseline / "base.json", TEXTS.splitlines()
+    result = attnscope.compare(demo, None, texts, baseline=path, gate="visible=same,entropy<1e-9")
+    assert result.verdict.holds
+    assert "most apart" not in result.line
+    with pytest.raises(UsageError, match="takes the place of the other side"):
+        attnscope.compare(demo, demo, texts, baseline=path)
+    with pytest.raises(UsageError, match="expected a LoadedModel, got NoneType"):
+        attnscope.compare(demo, None, texts)
+
+
 def test_numbers_of_a_baseline_are_those_of_the_other_side(baseline):
     """A baseline of one model beside another is the comparison of both."""
     flags = ("--texts", str(baseline / "texts.txt"), "-q")
