@@ -117,10 +117,10 @@ class CompareCall(CompareOptions):
 def compare(call: CompareCall) -> Compared:
     """Two models on the same texts, or one model on two texts, head by head.
 
-    text: one text, or a list of them, over which differences get intervals from 32 on. options: the fields of
-    `CompareOptions`: compare_text, align, select, atlas, engine, compare_engine, memory, gate, baseline, chat, truncate,
-    target, pair, global_tokens. other: None where a baseline takes its place. Raises UsageError for models of other
-    layers or heads, and for a gate that is none, InputError for texts that share no word.
+    text: one text, or a list of them, over which differences get intervals from 32 on. other: None where a baseline
+    takes its place. options: the fields of `CompareOptions`: compare_text, align, select, atlas, engine,
+    compare_engine, memory, gate, baseline, chat, truncate, target, pair, global_tokens. Raises UsageError for models of
+    other layers or heads, and for a gate that is none, InputError for texts that share no word.
 
         >>> attnscope.compare(model, model, "Mary gave John a book", compare_text="John gave Mary a book").table()
         >>> attnscope.compare(model, tuned, texts).table().to_pandas()

@@ -30,7 +30,7 @@ from attnscope.errors import InputError, UsageError, brief, nearest
 from attnscope.metrics.divergence import mask_names
 from attnscope.metrics.metrics import METRICS
 from attnscope.metrics.roles import NONE, OTHER, ROLES
-from attnscope.model.selection import STACKS, TEXT_TASKS
+from attnscope.model.selection import DECODER, STACKS, TEXT_TASKS
 from attnscope.observe.request import LayerKey
 from attnscope.studies.comparison import Changes, Comparison, OfLayers, read_side
 from attnscope.studies.intervals import FEWEST, SHARE
@@ -207,7 +207,7 @@ def judge(
     judged = range(len(comparison.heads)) if places is None else places
     shown_SN = (changes.roles[0] != NONE) | (changes.roles[1] != NONE)
     leading = [_leading(roles_SN, shown_SN) for roles_SN in changes.roles]
-    own = comparison.head_stacks[-1]  # the stack of the model's own heads, which an atlas names
+    own = DECODER if DECODER in comparison.stacks else comparison.head_stacks[0]  # whose heads an atlas names
     roles = {}
     for place in judged:
         named = (atlas or {}).get(comparison.heads[place], ()) if comparison.head_stacks[place] == own else ()

@@ -17,6 +17,7 @@ from attnscope.model.selection import CROSS, DECODER, ENCODER
 from attnscope.observe.request import CaptureSpec
 from attnscope.observe.run import prepare
 from attnscope.studies.comparison import OneSide, compare_heads, heads_table, kept_bytes, metrics_table, tokens_table
+from attnscope.studies.gate import beside_baseline, judge, parse_gate, read_numbers
 from helpers.command_line import call
 from helpers.compared import differences
 from helpers.folders import with_tokenizer
@@ -124,6 +125,23 @@ def test_the_head_whose_queries_were_changed_is_named_first(loaded):
     assert [found.name(place) for place in found.order[:1]] == ["cross L1H0"]
     differing = {found.name(place) for place in np.flatnonzero(found.js_SN[0])}
     assert not any(name.startswith(("encoder", "L0", "L1", "cross L0")) for name in differing)
+
+
+@pytest.mark.parametrize("name", ["t5", "bart", "bert"])
+def test_a_gate_holds_every_stack(loaded, name):
+    """By both engines; a changed head is named with its stack, and by an atlas where that is of the stack."""
+    target = None if name == "bert" else TARGETS[0]
+    sides = [reading(loaded[name], FIRST, target, engine) for engine in ("eager", "fused")]
+    verdict = judge(compare_heads([tuple(sides)], changes=True), parse_gate("visible=same,js<1e-6,weight<1e-4"))
+    assert verdict.holds, verdict.lines
+    assert judge(beside_baseline(*map(read_numbers, ([sides[1]], [sides[0]]))), parse_gate("visible=same")).holds
+    if name == "t5":
+        other = reading(loaded["t5b"], FIRST, target)
+        atlas = {(1, 0): ("induction",), (0, 0): ("sink",)}
+        verdict = judge(compare_heads([(sides[0], other)], changes=True), parse_gate("weight<1e-5"), atlas=atlas)
+        names = [line.partition(":")[0] for line in verdict.lines]
+        assert any(line.startswith("cross L1H0") for line in names)
+        assert not any("induction" in line for line in names if line.startswith("cross"))
 
 
 def test_another_dtype_is_another_side(loaded):

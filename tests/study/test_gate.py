@@ -126,6 +126,16 @@ def test_a_kernel_that_is_off_by_one_under_the_right_mask_moves(width, off_by_on
     assert not again.js.effect.any()
 
 
+@pytest.mark.parametrize("family", ["gpt2", "gpt_oss", "gemma2", "bloom", "deepseek_v3"])
+def test_a_family_beside_itself_does_not_move(family):
+    """Sinks, a soft-cap, a bias by distance, and what is heard by hooks; by two engines where there are two."""
+    loaded = wrap(tiny_model(family), byte_level())
+    engines = ("eager", "fused") if family != "bloom" else ("eager", "eager")
+    comparison = beside(loaded, loaded, [24], engines)
+    verdict = judge(comparison, parse_gate("visible=same,js<1e-6,weight<1e-4"))
+    assert verdict.holds, verdict.lines
+
+
 @pytest.mark.parametrize("width", [8, 128])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("engines", [("eager", "fused"), ("fused", "eager"), None])
