@@ -98,6 +98,8 @@ class Sides(Implementation, ModelTexts, OtherSide, ManyTexts):
                 flag = next(name for name, value in alone.items() if value)
                 raise UsageError(f"{flag} takes the place of a second side, and one was given", f"leave out {flag}")
             if self.save_baseline is not None:
+                if self.gate is not None:
+                    raise UsageError("--gate needs two sides, and --save-baseline reads one", "give it with --baseline")
                 check_file(self.save_baseline, "baseline.json")
         elif self.compare_text is None and not self.of_models:
             raise UsageError("nothing to compare with", "give --compare-text TEXT or --compare-model NAME")
@@ -140,6 +142,8 @@ def compare(asked: Sides, room: Room, selected: Selected, top: Top, printing: Re
     from attnscope.cli.one_text import load_model
     from attnscope.export.manifest import AROUND
 
+    if asked.save_baseline is not None and printing.out is not None:
+        raise UsageError("--save-baseline writes one file, and --out was given", "leave out --out")
     if asked.gate is not None:  # before a model is loaded
         from attnscope.studies.gate import parse_gate
 

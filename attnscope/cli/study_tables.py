@@ -313,7 +313,8 @@ def differences_sheet(result: Comparison, places: Sequence[int], width: int) -> 
         "JS bits" + " [95 %]" * (result.texts >= FEWEST), cells.divergence, align="right", ends=("low", "high")
     )
     losses = [Column("lost", cells.number), Column("lost, other", cells.number)]
-    columns = [words("head"), divergence, *losses * bool(result.lost_SN.any() or result.other_lost_SN.any())]
+    apart = [divergence, *losses * bool(result.lost_SN.any() or result.other_lost_SN.any())]
+    columns = [words("head"), *apart * result.has_divergence]  # beside a baseline there is none
     columns += [Column(f"Δ {METRICS[name].short}", cells.signed, name) for name in SHOWN]
     ends = accumulate(column.width(rows) for column in columns)
     return Sheet(rows, [column for column, end in zip(columns, ends, strict=True) if end <= width])

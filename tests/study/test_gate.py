@@ -373,6 +373,9 @@ def test_one_model_in_half_precision_does_not_move_under_another_engine(texts, d
         (("--text", "a", "--compare-model", "demo", "--gate", "jss<0.1"), "did you mean js?"),
         (("--text", "a", "--gate", "js<0.1"), "nothing to compare with"),
         (("--text", "a", "--compare-text", "b", "--compare-dtype", "float16"), "--compare-text is of one model"),
+        (("--text", "a", "--save-baseline", "b.json", "--gate", "js<0.1"), "--gate needs two sides"),
+        (("--text", "a", "--save-baseline", "b.json", "--out", "o"), "--save-baseline writes one file"),
+        (("--text", "a", "--save-baseline", "b.txt"), "b.txt"),
         (("--text", "a", "--compare-engine", "fast"), "expected auto, eager, fused or probe, got 'fast'"),
     ],
 )
@@ -421,6 +424,14 @@ def test_a_run_again_is_what_its_baseline_says(baseline):
     moved = beside_it(baseline, "--dtype", "bfloat16", "--gate", "visible=same,entropy<1e-5")
     assert moved.code == 1
     assert all("entropy" in line and "visible" not in line for line in moved.err.splitlines())
+
+
+def test_a_terminal_has_no_column_of_what_a_baseline_lacks(baseline):
+    shown = beside_it(baseline, "--format", "table", "--top", "2").ok().out.decode()
+    assert "Δ entropy" in shown
+    assert "L0H1" in shown
+    assert "JS" not in shown
+    assert "lost" not in shown
 
 
 def test_python_takes_a_baseline_in_place_of_the_other_model(baseline, demo):
