@@ -18,7 +18,8 @@ import pytest
 import torch
 from rich.console import Console
 
-from attnscope.cli.explain import Telling, steps_sheet
+from attnscope.cli.explain import Telling
+from attnscope.cli.explain_tables import steps_sheet
 from attnscope.errors import ModelError, UsageError
 from attnscope.figures.explain import Curve, curves_figure, effect_figure, scaling_effect
 from attnscope.figures.fonts import fonts_for

@@ -18,8 +18,7 @@ from attnscope.model.loaded import LoadedModel
 from attnscope.model.loading import load
 from attnscope.model.options import LoadOptions
 from attnscope.observe.collect import observe
-from attnscope.observe.collector import bins
-from attnscope.observe.collectors import tokens
+from attnscope.observe.collectors import bins, tokens
 from attnscope.observe.collectors.tokens import Rollout, RolloutCollector
 from attnscope.observe.observation import Observation
 from attnscope.observe.request import Request

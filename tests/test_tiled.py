@@ -36,7 +36,7 @@ from attnscope.errors import MemoryLimitError
 from attnscope.hooks.engines import ENGINES, Engine
 from attnscope.hooks.listen import listen
 from attnscope.metrics.metrics import METRICS, Texts, measure, questions, stacked_means
-from attnscope.observe.collector import collect_layer
+from attnscope.observe.collectors import collect_layer
 from attnscope.observe.collectors.entries import TopKeys
 from attnscope.observe.collectors.heads import HeadScores, TopRelation
 from attnscope.observe.collectors.tokens import RolloutCollector

@@ -51,7 +51,7 @@ from attnscope.model.selection import (
     is_vision,
     metrics_stack,
 )
-from attnscope.observe.collector import LayerBatcher, PendingTransfers, marked, wanted_collectors
+from attnscope.observe.collectors import LayerBatcher, PendingTransfers, marked, wanted_collectors
 from attnscope.observe.observation import Observation
 from attnscope.observe.request import Layer, LayerKey, PerLayer, Request, TextInputs
 from attnscope.observe.value_norms import Directions, Projections

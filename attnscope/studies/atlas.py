@@ -32,7 +32,7 @@ from attnscope.inputs.prompt import Prompt
 from attnscope.interventions.passes import Advance
 from attnscope.metrics.metrics import Texts
 from attnscope.observe.atlas import COLUMNS, NAME, OFFSETS, SCHEMA, TABLE, HeadNames, damage, read_atlas, roles_by_head
-from attnscope.observe.collector import collect_layer
+from attnscope.observe.collectors import collect_layer
 from attnscope.observe.engine_choice import choose
 from attnscope.observe.request import LayerKey
 from attnscope.studies.copying import RECALLED, CalledLayer, Copying, complete, copying_of, recalled, unable

@@ -29,7 +29,7 @@ from attnscope.hooks.generation import greedy
 from attnscope.hooks.listen import listen
 from attnscope.hooks.projections import Norm, ProjectionInputs, plain_and_gated, projection
 from attnscope.model.loaded import as_input
-from attnscope.observe.collector import Answers
+from attnscope.observe.collectors import Answers
 from attnscope.observe.logit_path import norms_after_attention
 from attnscope.observe.request import Layer
 

@@ -25,7 +25,7 @@ from attnscope.errors import InputError, MemoryLimitError, ModelError
 from attnscope.inputs.labels import BYTE_TOKEN
 from attnscope.inputs.prompt import Prompt, isolation_for, reading
 from attnscope.metrics.divergence import js_bits
-from attnscope.observe.collector import Answers, LayerCollector
+from attnscope.observe.collectors import Answers, LayerCollector
 from attnscope.observe.request import Layer
 from attnscope.studies.copying import VALUES, Copying, LongRangeCopying, Recall, lengths, needles
 from attnscope.utils.isolation import IsolatedCall, Where

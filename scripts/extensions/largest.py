@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from attnscope.attention.questions import MaxWeight, Question
-from attnscope.observe.collector import Answers, Collector
+from attnscope.observe.collectors import Answers, Collector
 from attnscope.observe.request import Layer, Request, TextInputs
 
 

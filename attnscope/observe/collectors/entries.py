@@ -25,7 +25,7 @@ from attnscope.attention.rows import inside, join, strongest
 from attnscope.attention.spec import BLOCK_BYTES, AttentionSpec
 from attnscope.metrics.texts import MAP_SIDE, Cells
 from attnscope.model.selection import consecutive
-from attnscope.observe.collector import (
+from attnscope.observe.collectors import (
     Answers,
     Collected,
     OfMasks,

@@ -20,7 +20,7 @@ from attnscope.metrics import metrics
 from attnscope.metrics.metrics import LOOKBACKS, MASS, METRICS, metrics_for, stacked_means, support
 from attnscope.metrics.roles import NONE, near_uniform, roles_of
 from attnscope.model.selection import DECODER
-from attnscope.observe.collector import Answers, Collected, Collector, OfMasks, on_host
+from attnscope.observe.collectors import Answers, Collected, Collector, OfMasks, on_host
 from attnscope.observe.records import HeadColumns, Score
 from attnscope.observe.request import Layer, LayerKey, PerLayer, Request, TextInputs, View, kv_head_of
 

@@ -24,7 +24,7 @@ from attnscope.attention.rows import indicator
 from attnscope.errors import MemoryLimitError, ModelError
 from attnscope.inputs.prompt import Span
 from attnscope.metrics.texts import MAP_SIDE
-from attnscope.observe.collector import (
+from attnscope.observe.collectors import (
     Answers,
     Collected,
     Collector,
