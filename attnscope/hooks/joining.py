@@ -33,7 +33,7 @@ from attnscope.hooks.calls import REPEATED_ROWS, AttentionCall, CallSite, check_
 from attnscope.hooks.engines import full_precision, select_operator
 from attnscope.hooks.forward import temporary
 from attnscope.hooks.report import CallCheck, tolerance
-from attnscope.model.selection import CROSS, DECODER, ENCODER, prefix
+from attnscope.model.selection import CROSS, DECODER, ENCODER, consecutive, prefix
 
 Layer = tuple[str, int]  # a stack and the number of a layer
 UNKNOWN = -1  # the id of a token that came as an embedding
@@ -752,19 +752,18 @@ class _Joiner:
         check.dtype = rows[0].dtype
         actual, expected = list[Tensor](), list[Tensor]()
         with full_precision(P.device):
-            for at in self._last_rows():
-                (_, row, count), of = self.segments[at], rows[at]
-                place = int(self.before[self.starts[at] + count]) - 1
-                if of.last_BHV is None:
-                    continue
-                weights = spec.weights(place, place + 1)
-                G = spec.kv_heads
-                product = weights.reshape(1, G, -1, spec.visible.keys) @ spec.v_BGKV.float()
-                product = product.view(1, spec.heads, 1, -1)
-                if (share := spec.output_shares(place, place + 1)) is not None:
+            known = dict[int, Tensor]()
+            for place, at, row in self._last_rows():
+                if (last_BHV := rows[at].last_BHV) is not None:
+                    known[place] = last_BHV[row]
+            for run in consecutive(sorted(known)):  # rows of a generation follow each other
+                start, stop = run[0], run[-1] + 1
+                weights = spec.weights(start, stop).reshape(1, spec.kv_heads, -1, spec.visible.keys)
+                product = (weights @ spec.v_BGKV.float()).view(1, spec.heads, stop - start, -1)
+                if (share := spec.output_shares(start, stop)) is not None:
                     product = product * share
-                actual.append(product[0, :, 0])
-                expected.append(of.last_BHV[row].float())
+                actual += product[0].unbind(1)
+                expected += [known[place].float() for place in run]
             if actual and actual[0].shape == expected[0].shape:
                 check.note(value_error=relative_error(torch.stack(actual), torch.stack(expected)))
         allowed = tolerance(rows[0].dtype)[1]
@@ -776,15 +775,15 @@ class _Joiner:
             )
         return JoinedLayer(P, check, rows[0])
 
-    def _last_rows(self) -> list[int]:
-        """Segments that end with the last query of their forward, some of them, spread over all."""
-        whole = [
-            at
-            for at, (forward, _, count) in enumerate(self.segments)
-            if count == forward.ids[self.stack].shape[1] and bool(self.real_T[self.starts[at] + count - 1])
-        ]
-        step = max(1, len(whole) // REPEATED_ROWS)
-        return whole[::-step][:REPEATED_ROWS]
+    def _last_rows(self) -> list[tuple[int, int, int]]:
+        """The last queries of the first forwards and of the last: place, segment, and the row of its forward."""
+        places = []
+        for at, (forward, row, count) in enumerate(self.segments):
+            last = self.starts[at] + count
+            if count == forward.ids[self.stack].shape[1] and bool(self.real_T[last - 1]):
+                places.append((int(self.before[last]) - 1, at, row))
+        half = REPEATED_ROWS // 2
+        return places if len(places) <= 2 * half else places[:half] + places[-half:]
 
 
 def _dense(rows: CallRows, weights: Tensor, visible: Visibility) -> JoinedLayer:
