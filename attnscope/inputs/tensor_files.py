@@ -102,7 +102,7 @@ class Entry(NamedTuple):
 
 
 def read_file(path: Path, wanted: Callable[[str], bool], read: Callable[[Mapping[str, Entry]], T]) -> T:
-    """What `read` makes of the arrays of a file, and of the texts of its metadata whose names are `wanted`.
+    """What `read` makes of the arrays of a file, and of the texts of its metadata with `wanted` names.
 
     Raises InputError for a file that cannot be read, is another, is damaged or is too large; MemoryLimitError where
     this machine has no room for it.
@@ -251,7 +251,7 @@ def write_file(path: Path, arrays: Mapping[str, Tensor], scalars: Mapping[str, A
 
 
 def _is_ours(name: str) -> bool:
-    """Whether a text of metadata is about tensors: other programs write theirs beside."""
+    """Whether a text of metadata is about tensors: other programs write texts there too."""
     return name in IN_METADATA or SHARED.fullmatch(name) is not None or OF_LAYER.match(name) is not None
 
 

@@ -215,6 +215,7 @@ def tensors_of(
         stack: {f"layer {index}": _shapes_of(layer) for index, layer in layers.items()}
         for stack, layers in stacks.items()
     }
+    # What does not fit is refused before anything is made of it.
     last = None if query_positions is None else last_queries(query_positions, len(text), target is not None)
     check_shapes(shapes, Sizes(len(text), None if target is None else len(target), last), kv_heads)
     flags = {
@@ -454,24 +455,29 @@ def _check_arrays(name: str, shapes: Shapes, sizes: dict[str, int], tokens: int)
         axes = next((axes for axes in forms if len(axes) == len(shape)), forms[-1])
         words = ", ".join(AXES[axis] for axis in axes)
         if len(shape) != len(axes):
-            raise InputError(
-                f"{name}: expected {part} of {len(axes)} axes ({words}), got {as_words(shape)}", "correct it"
-            )
-        shared = part in (MASK, "bias") and len(axes) == 3 and shape[0] == 1  # one for all heads
+            got = f"of {len(axes)} axes ({words}), got {as_words(shape)}"
+            raise InputError(f"{name}: expected {part} {got}", "give the tensor of one text")
+        if 0 in shape:
+            raise InputError(f"{name}: {part} is empty, {as_words(shape)}", "leave out the layer")
+        # The first array with an axis says how long it is; a mask and a bias may be one for all heads.
+        shared = part in (MASK, "bias") and len(axes) == 3 and shape[0] == 1
         own = dict(zip(axes, shape, strict=True))
         expected = tuple(1 if shared and axis == "H" else sizes.setdefault(axis, own[axis]) for axis in axes)
-        if shape != expected or 0 in shape:
-            hint = "give a token for each key"
-            if axes[1:2] == "Q" and shape[1] != sizes["Q"]:
-                hint = "give {query_positions} for queries of the last tokens, {query_tokens} for those of another text"
-            elif "K" in axes and own["K"] != sizes["K"]:
-                hint += ", or {key_positions}"
+        if shape != expected:
             message = f"{name}: expected {part} ({words}) as {as_words(expected)}, got {as_words(shape)}"
-            raise InputError(message if 0 not in shape else f"{name}: {part} is empty, {as_words(shape)}", hint)
+            raise InputError(message, _why_not(own, sizes))
     if sizes["H"] % sizes["G"]:
         message = f"{name} has {sizes['H']} heads, which {sizes['G']} kv heads do not divide"
         raise InputError(message, "give k and v of the model's own kv heads")
     return sizes["H"] * sizes["Q"] * sizes["K"]
+
+
+def _why_not(own: Mapping[str, int], sizes: Mapping[str, int]) -> str:
+    """What an array with other sizes may lack."""
+    if own.get("Q") not in (None, sizes["Q"]):
+        return "give {query_positions} for queries of the last tokens, {query_tokens} for those of another text"
+    of_keys = own.get("K") not in (None, sizes["K"])
+    return "give a token for each key, or {key_positions}" if of_keys else "give q and k of one layer"
 
 
 def _check_flags(given: GivenTensors) -> None:

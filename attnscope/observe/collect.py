@@ -535,7 +535,7 @@ def _observed(forward: Pass) -> list[Observation]:
 
 
 class ReadyLayer(NamedTuple):
-    """A layer whose attention was computed outside a pass: an operator to ask, what is known of it, and its check.
+    """A layer with attention from outside a pass: an operator to ask, what is known of it, and its check.
 
     written: what a whole weight on a key writes, see `Layer`; None where that is not known.
     """

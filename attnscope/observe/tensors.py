@@ -253,6 +253,7 @@ def _masks(given: GivenTensors, layers: Layers) -> dict[LayerKey, LayerMask]:
         named = mask_of(allowed_QK) or LayerMask(AS_GIVEN, _as_listed(allowed_QK))
     for key, layer in layers.items():
         if isinstance(layer, GivenLayer):
+            # What a layer says of its keys counts more than the mask of all.
             name = f"{key.stack} " * (len(given.stacks) > 1) + f"layer {key.layer}"
             shown = allowed_QK if all(getattr(layer, part) is None for part in SEEN) else None
             layer = layer if shown is None else replace(layer, mask=shown)
@@ -771,6 +772,7 @@ def facts_of(whole: CheckedTensors) -> dict[str, Any]:
         lines.append(
             f"{KEYS_NOT_KNOWN}: some keys have no weight in any head; an array `{MASK}` says which a query sees"
         )
+    # What weights do not tell, and what q and k were not compared with.
     weights_alone = not all(isinstance(layer, GivenLayer) for layer in every)
     if given.kv_heads is None and weights_alone:
         lines.append("kv heads: weights alone do not tell which heads share one")
