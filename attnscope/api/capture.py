@@ -199,6 +199,7 @@ def capture(
         text = ""  # a vision tower reads a picture alone
     if (text is None) == (audio is None):
         raise UsageError("expected one text, or one sound", "give a text, or {audio=FILE}")
+    # What is no model of transformers is read by what it asks of PyTorch.
     if isinstance(model, LoadedModule):
         return _of_module(model, text, layers, request, (query, key, define), how)
     check_loaded(model)

@@ -175,6 +175,7 @@ def compared(
     facts = comparison_facts(models, [getattr(part, "sha256", str(part)) for part in read], options)
     if out is not None:
         check_folder(out, facts, force)
+    # Each layer is compared as soon as the second pass has read it.
     steps = 2 * len(texts) * sum(map(len, models[0].geometry.stacks.values()))
     with tell.stage("forward passes", steps, "layers") as advance:
         comparison = compare_heads(
@@ -301,7 +302,7 @@ def compared_with_baseline(
     tell: Progress = NO_PROGRESS,
     ready: Any = lambda run: None,
 ) -> Compared:
-    """One model's numbers beside those that an earlier run left; the other arguments as for `compared`."""
+    """One model's numbers against those that an earlier run left; the other arguments as for `compared`."""
     assert asked.baseline is not None
     conditions = None if asked.gate is None else parse_gate(asked.gate)
     path = Path(asked.baseline)
@@ -335,6 +336,7 @@ def baseline_of(path: Path) -> SideNumbers:
         check_types(document, {"schema": str})
         if not document["schema"].startswith("run/"):
             return read_baseline(manifest)
+        # Of a run its tokens, and the numbers and roles of its heads; it has no masks.
         about = read_manifest(manifest)
         prompt = prompt_of(about, manifest)
         target = prompt_of(about, manifest, TARGET) if TARGET in about else None
@@ -342,6 +344,7 @@ def baseline_of(path: Path) -> SideNumbers:
         rows = read_delimited(pa.BufferReader(read_small(manifest.parent / "heads.csv"))).to_pylist()
         numbers = np.array([[np.nan if row[name] is None else row[name] for row in rows] for name in METRICS], float)
         roles = [str(row["text_role"]) for row in rows]
+        # A file of another kind must not pass as numbers of heads.
         if not rows or any(role not in TEXT_ROLES for role in roles):
             raise ValueError("no heads, or roles of another kind")
         return SideNumbers(

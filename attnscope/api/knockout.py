@@ -269,6 +269,7 @@ def cuts_of_module(loaded: LoadedModule, call: KnockoutCall) -> ModuleCuts:
     for name, value, known in (("over", call.over, MODULE_OVER), ("how", call.how, ("mask", "zero"))):
         if value not in known:
             raise UsageError(f"{name}: expected one of {', '.join(known)}, got {brief(value)}", f"use {known[0]!r}")
+    # One pass says which layers, heads and tokens there are.
     query, key = (None if value is None else str(value) for value in (call.query, call.key))
     request = Request(query=query, key=key, define=call.define or {})
     given: Any = call.text
@@ -276,6 +277,7 @@ def cuts_of_module(loaded: LoadedModule, call: KnockoutCall) -> ModuleCuts:
     [text] = TextInputs(heard.prompt, request.chosen(heard.prompt, heard.source), heard.source).of(
         heard.plain, heard.plain
     )
+    # A row of the table cuts one portion of the heads.
     there = heard.heads[heard.plain]
     every_head: Mapping[int, Sequence[int]] = {layer: range(heads) for layer, heads in there.items()}
     chosen = every_head if call.select is None else selected(call.select, there)

@@ -258,6 +258,7 @@ class Recording:
         report = CaptureReport(attention=getattr(loaded.model.config, "_attn_implementation", None) or "eager")
         prompt = self._prompt(text.ids)
         source = None if text.source is None else self._prompt(text.source)
+        # Layers as they were joined; which way each should look is said by the config.
         ready = {}
         for (stack, index), layer in text.layers.items():
             layer.check.back_alone = looks_back_alone(loaded.model.config, stack)
@@ -266,6 +267,7 @@ class Recording:
             known = geometry.shown.get(stack, {}).get(index)
             ready[LayerKey(index, stack)] = ReadyLayer(layer.P, known or _geometry(index, layer), layer.check)
             report.calls.append(layer.check)
+        # A layer that was not heard in every forward is named, and has no map.
         expected = {(stack, index) for stack, layers in geometry.in_every_pass.items() for index in layers}
         absent = sorted(expected - text.layers.keys() - {(ENCODER, index) for _, index in expected if source is None})
         notes = [*text.missing, *(f"{stack} layer {index}" for stack, index in absent)]
@@ -275,6 +277,7 @@ class Recording:
         engine = replace(ENGINES["fused"], output="model")
         facts = model_facts(loaded, engine, report) | {"recorded": {"forwards": text.forwards}}
         facts |= {"notes": notes} if notes else {}
+        # Matrices are kept where they were asked for, as float32.
         if self.keep.weights:
             needed = sum(4 * layer.P.heads * layer.P.queries * layer.P.keys for layer in text.layers.values())
             check_room("the matrices of this text take", needed, "record with a Request without weights")

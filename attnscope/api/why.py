@@ -317,6 +317,7 @@ def taken_apart(run: Run, head: str, options: WhyOptions) -> Why:
     if options.against != MEAN:
         match = find(meant.key_prompt, str(options.against), options.define or {})
         against = _one("against", meant.key_prompt, match)
+    # A query, a key and a stack, each exactly one.
     logit = LogitQuery(
         layer,
         number,

@@ -91,6 +91,7 @@ class Sides(Implementation, ModelTexts, OtherSide, ManyTexts):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        # A baseline is the second side, or is made of the only one.
         alone = {"--baseline": self.baseline, "--save-baseline": self.save_baseline}
         check_one_given(alone)
         if any(alone.values()):
@@ -103,6 +104,7 @@ class Sides(Implementation, ModelTexts, OtherSide, ManyTexts):
                 check_file(self.save_baseline, "baseline.json")
         elif self.compare_text is None and not self.of_models:
             raise UsageError("nothing to compare with", "give --compare-text TEXT or --compare-model NAME")
+        # Two texts are read by one model in one way.
         self.check_other_side()
         if self.compare_text is not None and self.of_models:
             raise UsageError("--compare-text is of one model, read in one way", "leave it out, or the other")

@@ -105,7 +105,7 @@ def fused_bytes(geometry: Geometry, tokens: int, dtype_bytes: int = 4, batch: in
 
 
 def probe_bytes(geometry: Geometry, tokens: int, dtype_bytes: int, batch: int = 1, device: str = "cpu") -> int:
-    """Peak bytes of what the probe adds to one layer beside its kernel: its rows, and an output and values twice.
+    """Peak bytes of what the probe adds to one layer's kernel: its rows, and an output and values twice.
 
     The rows are held whole where a quarter of the free memory has room for them, else a part at a time.
 

@@ -243,7 +243,7 @@ MODEL = ""  # who calls an operation that a listener stands before
 
 
 def operation(func: Callable[..., Any], args: Iterable[Any], kwargs: Mapping[str, Any]) -> Any:
-    """One of PyTorch's operations that the model's own code asks for, where a listener stands between them.
+    """One of PyTorch's operations that the model's own code asks for, where a listener is between them.
 
     >>> operation(torch.ops.aten.relu.default, [torch.ones(2)], {})
     tensor([1., 1.])

@@ -128,7 +128,7 @@ class Caller(NamedTuple):
 
     @property
     def tokens(self) -> set[int]:
-        """How many tokens its inputs have, where that can be told: of (B, T, E), and of pictures either way round."""
+        """How many tokens its inputs have, where its shape says it: of (B, T, E), and of pictures either way round."""
         counts = set[int]()
         for value in self.inputs.values():
             sizes = () if value.is_nested else tuple(value.shape)
@@ -359,11 +359,13 @@ class _Ear(TorchDispatchMode):
         if values is not None and tokens and weights.shape[-1] not in tokens and values.shape[-1] in tokens:
             self._note_unheard(caller, CHANNELS)
             return result
+        # What the mask was is read off the weights: later keys without any are hidden.
         heads = caller.heads(len(weights)) if weights.ndim == 3 else 1
         weights_BHQK = _by_head(weights, heads)
         B, H, Q, K = weights_BHQK.shape
         causal = Q == K >= 2 and not bool((weights_BHQK.amax((0, 1)).triu(1) > 0).any())
         visible = Visibility(Q, K, None, causal, None, weights.device)
+        # Values of other widths, as of talking heads, are none of these heads.
         v_BHKV = output_BQHV = None
         if values is not None and values.numel() % (B * H * K) == 0:
             v_BHKV = values.reshape(B, H, K, -1)

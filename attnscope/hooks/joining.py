@@ -113,7 +113,7 @@ class Parent(NamedTuple):
 
 @dataclass(eq=False)
 class Forward:
-    """One forward: what its calls leave, and where its texts go on from.
+    """One forward: what its calls leave, and what its texts continue.
 
     start: how many tokens of its texts were read before it. ids: (B, Q) of a stack, UNKNOWN for embeddings. real_BQ:
     which are no padding. parents: of each row, None where its text begins here. run: the same number for all forwards
@@ -149,7 +149,7 @@ class Forward:
 
     @property
     def main(self) -> str:
-        """The stack whose texts go on from forward to forward."""
+        """The stack whose texts continue from forward to forward."""
         return DECODER if DECODER in self.ids else ENCODER
 
 
@@ -183,8 +183,8 @@ class ForwardKeeper:
     """Keeps what the forwards of one thread leave; `kept_forwards` makes one.
 
     main: the stack of the model. readers: its modules that are given ids, and the stack that reads the ids of each.
-    over_summaries: layers whose keys are no tokens. forwards: those with calls, in order. silent: how many made no call
-    that was heard. failed: how many ended with an error. elsewhere: how many ran in other threads. loose: calls outside
+    over_summaries: layers over keys that are no tokens. forwards: those with calls, in order. silent: how many made no
+    call that was heard. failed: how many ended with an error. elsewhere: how many ran in other threads. loose: calls outside
     a forward. others: what of the forwards is in no map, in words.
     """
 
@@ -244,7 +244,7 @@ class ForwardKeeper:
             self._open.keep(call)
 
     def _close(self, ended: _OpenForward) -> None:
-        """The forward as it stays: its ids, its padding, and where its texts go on from."""
+        """The forward as it stays: its ids, its padding, and what its texts continue."""
         forward = ended.forward
         for stack in {stack for stack, _ in forward.calls} & {DECODER, ENCODER}:
             forward.ids[stack], forward.real[stack] = ended.tokens(stack)
@@ -405,6 +405,7 @@ class _OpenForward:
             return known
         if deepest is None:
             return self._by_place(earlier, known)
+        # The key that the cache has of the token before says which row of an earlier forward read that token.
         key, keys_BGKD = deepest
         for other in reversed(earlier):
             missing = [row for row, parent in enumerate(known) if parent is None]
@@ -421,7 +422,7 @@ class _OpenForward:
             equal_BB = (before_BGD[:, None] == theirs_BGD).flatten(2).all(-1).tolist()
             for row in missing:
                 same = [at for at, is_same in enumerate(equal_BB[row]) if is_same]
-                same = sorted(same, key=lambda at: at != row)
+                same = sorted(same, key=lambda at: at != row)  # of equal beams the one in its own place
                 same = [at for at in same if self._one_text(Parent(other, at, place), row, key, keys_BGKD)]
                 if same:
                     known[row] = Parent(other, same[0], place)
@@ -430,7 +431,7 @@ class _OpenForward:
         return known
 
     def _keys(self) -> tuple[Layer, Tensor] | None:
-        """The deepest layer whose keys are known, and all that its queries saw: of weights alone those of the cache."""
+        """The deepest layer with known keys, and all that its queries saw: of weights alone those of the cache."""
         if self.deepest is not None:
             return self.deepest
         layers = [key for key in self.forward.calls if key[0] == DECODER]
@@ -443,7 +444,7 @@ class _OpenForward:
         return None
 
     def _one_text(self, parent: Parent, row: int, key: Layer, keys_BGKD: Tensor) -> bool:
-        """Whether a token whose key is the same has the same tokens before it.
+        """Whether tokens with the same key have the same tokens before them.
 
         Keys of a layer behind another one hold the whole text before them. Those of the first hold their token alone.
         """
@@ -493,7 +494,7 @@ def kept_forwards(
     """While open, what the forwards of a model leave is kept, those of this thread. The model's outputs are its own.
 
     main: the stack of the model. hearing: opens what hands calls on, as `overhearing`, and gives what to call when a
-    forward begins. over_summaries: layers that are left out, whose keys are no tokens.
+    forward begins. over_summaries: layers over keys that are no tokens, which are left out.
     """
     readers = _readers(model, main)
     keeper = ForwardKeeper(main, readers, over_summaries)
@@ -548,6 +549,7 @@ def joined(segments: Sequence[Segment]) -> JoinedText:
             f"a forward continued {root.start} tokens of a cache, and which recorded forward filled it is not known",
             "begin the recording before the cache is filled, and use the model's default cache",
         )
+    # Each stack is joined over its own text: an encoder's is of one forward.
     encoded = _encoded(segments) if main == DECODER else None
     stacks = {main: segments} | ({ENCODER: encoded} if encoded else {})
     joiner = {stack: _Joiner(of_stack, stack) for stack, of_stack in stacks.items()}
@@ -557,6 +559,7 @@ def joined(segments: Sequence[Segment]) -> JoinedText:
     order = {ENCODER: 0, DECODER: 1, CROSS: 2}
     for key in sorted(of_decoder | of_encoder, key=lambda key: (order[key[0]], key[1])):
         stack = key[0]
+        # Rows of a layer that one forward did not show cannot be made up.
         if any(key not in segment.forward.calls for segment in stacks.get(stack, segments)):
             missing.append(f"{prefix(stack)}layer {key[1]}")
             continue
@@ -750,6 +753,7 @@ class _Joiner:
         P = select_operator(spec)
         check = check_call(AttentionCall(rows[0].place, P, spec), "interface")
         check.dtype = rows[0].dtype
+        # Of some rows the model's own output was kept: a cache that rounds its keys shows here.
         actual, expected = list[Tensor](), list[Tensor]()
         with full_precision(P.device):
             known = dict[int, Tensor]()

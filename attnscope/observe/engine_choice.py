@@ -113,7 +113,7 @@ def choose(
 
 
 def _probe(loaded: LoadedModel, engine: Engine, request: Request | None) -> Choice:
-    """The probe of the kernel that a model was loaded with, or that transformers chooses where nobody did."""
+    """The probe of the kernel that a model was loaded with, or that transformers chooses by itself."""
     if request is not None and request.view.weights == "scores":
         raise UsageError("a kernel gives no logits, only weights", "use {engine=eager}, or {weights=softmax}")
     if loaded.options is not None and loaded.options.attention is None:

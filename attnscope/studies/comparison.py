@@ -187,7 +187,7 @@ class Changes(NamedTuple):
     """What a gate asks besides, per text and head, (S, N) each.
 
     roles, own: of the first side and of the other, the text role and `own_pairs`. keys: which have mass on one side
-    alone, as `KeyChanges` has it; None beside a baseline. masks: then the names of both sides' masks, empty where one
+    alone, as `KeyChanges` has it; None against a baseline. masks: then the names of both sides' masks, empty where one
     is not known.
     """
 
@@ -222,7 +222,7 @@ class Comparison:
 
     @property
     def has_divergence(self) -> bool:
-        """Whether a head has one: beside a baseline none does."""
+        """Whether a head has one: against a baseline none does."""
         return bool(np.isfinite(self.js_SN).any())
 
     @property
@@ -307,6 +307,7 @@ def compare_heads(
     if any(passes.heads != heads for passes in texts):
         raise InputError("not all texts are attended to by the same layers", "give texts of about one length")
 
+    # Texts as rows, S, and the heads of all stacks as columns, N.
     def scores(side: int, name: str) -> np.ndarray:
         return np.stack([passes.scores(side, name) for passes in texts])
 
@@ -406,6 +407,7 @@ class _Passes:
         ]
         if not self.divergences:
             raise InputError("no layer attends to the tokens of both texts themselves", "take shorter texts")
+        # Calls come in the order of the forward, tables have the order of stacks.
         in_order = sorted(self.divergences, key=lambda key: STACKS.index(key.stack))
         self.divergences = {key: self.divergences[key] for key in in_order}
         self.failures = [
@@ -477,6 +479,7 @@ def read_side(
 ) -> CaptureReport:
     """One forward pass over one text; each layer that attends to its tokens is kept once, with its heads' metrics."""
     loaded, texts_of_stacks, stacks = reading.loaded, reading.asked, reading.loaded.geometry.stacks
+    # What is asked of each layer while it is there: metrics, and roles where a gate asks for them.
     texts = {stack: texts_of([text], loaded.device, stack) for stack, text in texts_of_stacks.items()}
     reads, inputs = text_inputs(loaded, reading.prompt, reading.source)
     scores = HeadScores()
@@ -503,6 +506,7 @@ def read_side(
             keep(layer.key, call.P, measured)
             advance(1)
 
+    # A layer that is not heard would be missing from every number.
     layers = [(layer, stack) for stack, of_stack in stacks.items() for layer in of_stack]
     how: dict[str, Any] = {"engine": reading.engine, "windows": loaded.geometry.windows, "computed": False, **inputs}
     return listen(loaded.model, reads, on_call, expected_layers=layers, **how)

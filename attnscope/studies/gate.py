@@ -7,8 +7,8 @@
 A number has moved where its interval for all heads at once lies beyond the bound. Where there is no interval, its mean
 decides: under FEWEST texts, and where few texts carry the spread. Keys are counted, and one pair is enough.
 
-A baseline is what is kept of one side, in a file: metrics, roles and names of masks, text by text. It stands in for the
-other side of a later run.
+A baseline is what is kept of one side, in a file: metrics, roles and names of masks, text by text. It takes the place
+of the other side of a later run.
 
 Shapes: S text, N head of all layers.
 """
@@ -164,6 +164,7 @@ class Verdict:
     @property
     def facts(self) -> dict[str, Any]:
         """As compare.json has it."""
+        # Each head that moved, by condition, as the terminal says it.
         moved = [
             {
                 "stack": self.comparison.head_stacks[move.place],
@@ -246,7 +247,7 @@ def _moves(
 
 
 def _beyond(effects: Effects, condition: Condition) -> list[Move]:
-    """The heads whose number is beyond a bound: by the end of its interval that is nearer to 0, else by its mean."""
+    """The heads with a number beyond a bound: by the end of its interval that is nearer to 0, else by its mean."""
     moves, bound = [], condition.bound or 0.0
     near_N = np.where(effects.effect >= 0, effects.low_all, -effects.high_all)
     by_mean_N = np.isnan(near_N)
@@ -260,6 +261,7 @@ def _beyond(effects: Effects, condition: Condition) -> list[Move]:
 
 def _visible(changes: Changes, condition: Condition) -> tuple[np.ndarray, list[Move]]:
     """The heads in which keys have mass on one side alone, or one side's mask alone hides them."""
+    # Against a baseline the names of masks alone are known.
     own_SN, keys, masks = np.abs(changes.own[1] - changes.own[0]), changes.keys, changes.masks
     gained_SN = gone_SN = hidden_SN = np.zeros_like(own_SN)
     shown_N, known_N = np.ones((2, own_SN.shape[1]), bool)
@@ -269,6 +271,7 @@ def _visible(changes: Changes, condition: Condition) -> tuple[np.ndarray, list[M
     elif masks is not None:
         known_SN = (masks[0] != "") & (masks[1] != "")
         hidden_SN, shown_N = (known_SN & (masks[0] != masks[1])).astype(int), np.any(known_SN, axis=0)
+    # Each head that moved in words: how many pairs, by what, and the first of them.
     moves = []
     for place in np.flatnonzero((gained_SN + gone_SN + hidden_SN + own_SN).any(0)).tolist():
         gained, gone, hidden, own = (int(part[:, place].sum()) for part in (gained_SN, gone_SN, hidden_SN, own_SN))
@@ -399,6 +402,7 @@ def beside_baseline(now: SideNumbers, before: SideNumbers) -> Comparison:
 
     Raises UsageError for other heads, InputError for a text that the baseline lacks.
     """
+    # Heads and texts are found by what they are, not by their order in the file.
     places = {at: place for place, at in enumerate(zip(before.head_stacks, before.heads, strict=True))}
     wanted = list(zip(now.head_stacks, now.heads, strict=True))
     if set(wanted) != set(places):
@@ -414,6 +418,7 @@ def beside_baseline(now: SideNumbers, before: SideNumbers) -> Comparison:
             f"{len(absent)} of {len(now.texts)} texts have tokens that the baseline lacks, first text {absent[0]}",
             "give the texts of the baseline, or save it again",
         )
+    # Without weights there is no divergence: NaN, and no row that was compared.
     at = np.ix_([rows[digest] for digest in now.texts], [places[head] for head in wanted])
     masks = None if now.masks is None or before.masks is None else (now.masks, before.masks[at])
     none_SN = np.full(now.own.shape, np.nan)
@@ -471,6 +476,7 @@ def read_baseline(path: Path) -> SideNumbers:
         if not 0 < shape[0] * shape[1] <= MOST_NUMBERS:
             raise ValueError("too many numbers, or none")
 
+        # Nothing of the file is used before its shape, words and places are those of a baseline.
         def numbers(values: object, dtype: type) -> np.ndarray:
             array: np.ndarray = np.array(values, dtype=dtype)
             if array.shape != shape:
@@ -485,6 +491,7 @@ def read_baseline(path: Path) -> SideNumbers:
                 raise ValueError(f"{name} that are not listed")
             return np.array(words, dtype=object)[places]
 
+        # A head that is listed twice would be compared with either.
         heads = [(str(stack), (int(layer), int(head))) for stack, layer, head in document["heads"]]
         if len(set(heads)) < len(heads) or not all(stack in STACKS for stack, _ in heads):
             raise ValueError("heads that are listed twice, or of an unknown stack")
