@@ -59,6 +59,11 @@ class Sides(Implementation, ModelTexts, OtherSide, ManyTexts):
         "|".join(ENGINE_WORDS),
         Option(parser=engine_word, autocompletion=offer(*ENGINE_WORDS)),
     ] = None
+    compare_attention: Annotated[
+        str | None,
+        "Attention of transformers that the second side is loaded with, for the engine probe (default: as the first).",
+        "NAME",
+    ] = None
     gate: Annotated[
         str | None,
         "Conditions on every head, by commas: visible=same, role=same, js<X, lost<X, weight<X, METRIC<X. "
@@ -80,14 +85,18 @@ class Sides(Implementation, ModelTexts, OtherSide, ManyTexts):
     @property
     def of_models(self) -> bool:
         """Whether the second side is another model, or the same in another way."""
-        return any(way is not None for way in (self.compare_model, self.compare_dtype, self.compare_engine))
+        return self.compare_engine is not None or bool(self.second_loading)
+
+    @property
+    def second_loading(self) -> dict[str, Any]:
+        """What the second side is loaded with otherwise."""
+        ways = {"model": self.compare_model, "dtype": self.compare_dtype, "attention": self.compare_attention}
+        return {name: value for name, value in ways.items() if value is not None}
 
     def second_model(self) -> Sides:
         """The same options, of the second side's model."""
-        other = self if self.compare_dtype is None else replace(self, dtype=self.compare_dtype)
-        if self.compare_model is not None:
-            other = replace(other, model=self.compare_model, revision=None, base=None)
-        return other
+        apart: dict[str, Any] = {} if self.compare_model is None else {"revision": None, "base": None}
+        return replace(self, **self.second_loading, **apart)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -152,7 +161,7 @@ def compare(asked: Sides, room: Room, selected: Selected, top: Top, printing: Re
         parse_gate(asked.gate)
     texts, loaded = texts_of(asked, printing), load_model(asked, printing)
     other = loaded
-    if asked.compare_model is not None or asked.compare_dtype is not None:
+    if asked.second_loading:
         other = load_model(asked.second_model(), printing)
 
     from attnscope.api.compare import CompareOptions, compared, compared_with_baseline, save_baseline

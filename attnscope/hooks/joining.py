@@ -184,8 +184,8 @@ class ForwardKeeper:
 
     main: the stack of the model. readers: its modules that are given ids, and the stack that reads the ids of each.
     over_summaries: layers over keys that are no tokens. forwards: those with calls, in order. silent: how many made no
-    call that was heard. failed: how many ended with an error. elsewhere: how many ran in other threads. loose: calls outside
-    a forward. others: what of the forwards is in no map, in words.
+    call that was heard. failed: how many ended with an error. elsewhere: how many ran in other threads. loose: calls
+    outside a forward. others: what of the forwards is in no map, in words.
     """
 
     def __init__(self, main: str, readers: Mapping[nn.Module, str], over_summaries: Collection[int] = ()) -> None:

@@ -376,6 +376,8 @@ def test_one_model_in_half_precision_does_not_move_under_another_engine(texts, d
         (("--text", "a", "--save-baseline", "b.json", "--gate", "js<0.1"), "--gate needs two sides"),
         (("--text", "a", "--save-baseline", "b.json", "--out", "o"), "--save-baseline writes one file"),
         (("--text", "a", "--save-baseline", "b.txt"), "b.txt"),
+        (("--text", "a", "--compare-text", "b", "--compare-attention", "eager"), "--compare-text is of one model"),
+        (("--text", "a", "--compare-attention", "fast"), "transformers has no attention named fast"),
         (("--text", "a", "--compare-engine", "fast"), "expected auto, eager, fused or probe, got 'fast'"),
     ],
 )
@@ -383,6 +385,14 @@ def test_what_the_command_refuses_of_a_gate(flags, message):
     result = call("compare", *flags, "-q")
     assert (result.code, result.out, len(result.err.splitlines())) == (2, b"", 1)
     assert message in result.err
+
+
+def test_the_kernel_that_is_deployed_is_held_to_eager():
+    flags = ("--engine", "probe", "--compare-attention", "eager", "--gate", "visible=same,weight<1e-5")
+    done = call("compare", "--text", "the cat sat on the mat", *flags).ok()
+    assert "engine probe (sdpa)" in done.err
+    assert "engine probe (eager)" in done.err
+    assert "gate holds" in done.err
 
 
 def test_python_has_the_verdict(demo):
