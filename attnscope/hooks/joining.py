@@ -351,8 +351,8 @@ class _OpenForward:
             rows.weights_BHQK, rows.dtype = call.weights_BHQK.detach().clone(), call.weights_BHQK.dtype
         else:
             # Autocast rounds what it multiplies, whatever the rest is computed in.
-            rounded = [part.dtype for part in (spec.q_BHQD, spec.v_BGKV, output) if part is not None]
-            rows.dtype = max(rounded, key=lambda dtype: tolerance(dtype)[1])
+            rounded = {part.dtype for part in (spec.q_BHQD, spec.v_BGKV, output) if part is not None}
+            rows.dtype = max(rounded, key=lambda dtype: tolerance(dtype)[1]) if len(rounded) > 1 else rounded.pop()
             rows.q_BHQD, rows.kv_heads = _own(spec.q_BHQD), spec.kv_heads
             rows.k_BGQD, rows.v_BGQV = (
                 part[:, :, begin : begin + width].detach().clone() for part in (spec.k_BGKD, spec.v_BGKV)
@@ -389,7 +389,8 @@ class _OpenForward:
         if mask is not None and mask.ndim == 2 and len(mask) == B and mask.shape[1] >= start + Q:
             real_BQ = mask[:, start : start + Q] != 0
         else:  # a token of padding is hidden from all, itself too
-            itself = [rows.sight.sees_itself(rows.begin) for rows in of_stack if rows.sight.mask is None]
+            edges = {(id(rows.sight), rows.begin): rows.sight for rows in of_stack if rows.sight.mask is None}
+            itself = [sight.sees_itself(begin) for (_, begin), sight in edges.items()]
             if mask is not None and mask.ndim == 4 and mask.shape[2] == Q:  # that of a cache of a fixed length
                 K = mask.shape[3]
                 itself = [Sight.of(Visibility(Q, K, mask)).sees_itself(start if start + Q <= K else K - Q)]

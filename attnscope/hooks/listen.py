@@ -347,7 +347,8 @@ class _Listener:
 
     def _placed(self, original: OriginalAttention) -> tuple[CallSite, AttentionSpec]:
         """Which call this is, and what it computes."""
-        self._by_interface.update(self._enclosing(original.module))
+        if original.module not in self._by_interface:
+            self._by_interface.update(self._enclosing(original.module))
         place, arguments = self._site(original.module), original.arguments
         q = arguments["query"]
         sinks = next((arguments[name] for name in SINKS if arguments.get(name) is not None), None)
@@ -362,7 +363,7 @@ class _Listener:
             softcap=arguments.get("softcap"),
             bias=arguments.get("position_bias"),
             sinks=sinks,
-            sinks_scale_output=family_of(original.module).sinks_scale_output,
+            sinks_scale_output=self._family(original.module).sinks_scale_output,
         )
 
     def from_interface(self, original: OriginalAttention) -> Any:
