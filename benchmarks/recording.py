@@ -95,7 +95,7 @@ def measure(tokens: int, new: int, rounds: int) -> dict[str, dict[str, float]]:
 
 
 def least(attnscope, model, work: Callable[[], object], rounds: int) -> dict[str, float]:
-    from attnscope.hooks import joining
+    from attnscope.hooks import forwards, joining
 
     keep, every = attnscope.Request(), []
     for _ in range(rounds + 1):
@@ -104,7 +104,7 @@ def least(attnscope, model, work: Callable[[], object], rounds: int) -> dict[str
             recorded = seconds(work)
         text = seconds(lambda seen=seen: seen.texts)
         again = attnscope.api.recording.Recording(seen.loaded, keep)
-        ready = joining.joined(joining.path(seen._kept.forwards[-1], 0))
+        ready = joining.joined(forwards.path(seen._kept.forwards[-1], 0))
         own = seconds(lambda again=again, ready=ready: again._observed(ready))
         every.append({"plain": plain, "recorded": recorded, "text": text, "statistics": own})
     return {part: min(of[part] for of in every[1:]) for part in every[0]}  # the first makes kernels and tables

@@ -21,7 +21,7 @@ from transformers.modeling_utils import AttentionInterface
 import attnscope
 from attnscope.api.captured import Capture
 from attnscope.errors import InputError, ModelError, UsageError
-from attnscope.hooks import joining
+from attnscope.hooks import forwards
 from attnscope.model.loaded import LoadedModel
 from attnscope.observe.request import Request
 from helpers.families import few, tiny_model
@@ -206,7 +206,7 @@ def test_a_join_that_is_off_by_one_is_refused(monkeypatch: pytest.MonkeyPatch) -
     call, _ = generated("llama", "plain")
     with attnscope.recording(model_of("llama"), keep=WEIGHTS) as seen:
         ids = call()
-    segments = joining.path(seen._kept.forwards[-1], 0)
+    segments = forwards.path(seen._kept.forwards[-1], 0)
     moved = [segment.forward for segment in segments[1:]]
     for forward in moved:
         rows = next(iter(forward.calls.values()))
@@ -436,7 +436,7 @@ def test_rows_of_weights_of_several_texts_are_joined_by_their_cache_alone(monkey
         made = model.generate(ids, **how)
     for row, text in zip(made, seen.of(made), strict=True):
         assert_joined(text, whole_pass(model, row).attentions)
-    monkeypatch.setattr(joining._OpenForward, "_keys", lambda self: None)
+    monkeypatch.setattr(forwards._OpenForward, "_keys", lambda self: None)
     with attnscope.recording(model, keep=WEIGHTS) as seen:
         model.generate(ids, **how)
     with pytest.raises(ModelError, match="which recorded forward filled it is not known"):

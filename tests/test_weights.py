@@ -23,8 +23,8 @@ from attnscope.inputs.tensor_files import read_tensors
 from attnscope.inputs.tensors import prompt_of_tokens
 from attnscope.metrics.metrics import METRICS
 from attnscope.model.loading import wrap
+from attnscope.observe.masks import Sight
 from attnscope.observe.request import Request, View
-from attnscope.observe.tensors import Sight
 from attnscope.viewer.page_data import sight_of
 from helpers.command_line import call
 from helpers.families import tiny_config

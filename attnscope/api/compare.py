@@ -24,6 +24,16 @@ from attnscope.model.selection import everything, select_stacks
 from attnscope.observe.atlas import atlas_of
 from attnscope.observe.request import CaptureSpec
 from attnscope.observe.run import prepare
+from attnscope.studies.baseline import (
+    TEXT_ROLES,
+    SideNumbers,
+    baseline_document,
+    beside_baseline,
+    check_answered,
+    ids_digest,
+    read_baseline,
+    read_numbers,
+)
 from attnscope.studies.comparison import (
     OneSide,
     check_alike,
@@ -35,18 +45,7 @@ from attnscope.studies.comparison import (
     tokens_table,
 )
 from attnscope.studies.comparison import heads_of as counts_of
-from attnscope.studies.gate import (
-    TEXT_ROLES,
-    SideNumbers,
-    baseline_document,
-    beside_baseline,
-    check_answered,
-    ids_digest,
-    judge,
-    parse_gate,
-    read_baseline,
-    read_numbers,
-)
+from attnscope.studies.gate import judge, parse_gate
 from attnscope.utils.display import number_of
 from attnscope.utils.files import check_types, damaged, read_json, read_small, save_json, sha256_of
 from attnscope.utils.schema import takes_fields

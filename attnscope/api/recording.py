@@ -28,19 +28,10 @@ from attnscope.api.captured import Capture
 from attnscope.errors import InputError, ModelError, UsageError, hints_of, listed
 from attnscope.hooks.engines import ENGINES
 from attnscope.hooks.forward import bare_model, temporary
+from attnscope.hooks.forwards import UNKNOWN, Forward, ForwardKeeper, Layer, kept_forwards, path
 from attnscope.hooks.functions import check_heard
 from attnscope.hooks.generation import ends
-from attnscope.hooks.joining import (
-    UNKNOWN,
-    Forward,
-    ForwardKeeper,
-    JoinedLayer,
-    JoinedText,
-    Layer,
-    joined,
-    kept_forwards,
-    path,
-)
+from attnscope.hooks.joining import JoinedLayer, JoinedText, joined
 from attnscope.hooks.listen import overhearing, uncompiled
 from attnscope.hooks.report import CaptureReport
 from attnscope.inputs.prompt import Prompt, from_ids

@@ -14,7 +14,7 @@ Shapes: H head, G kv head, Q query, K key, T token, D width of q and k, V width 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import groupby
@@ -36,6 +36,17 @@ from attnscope.inputs.tensors import ARRAYS, FLAGS, MASK, MEMORY, SEEN, WHOLE, G
 from attnscope.model.geometry import KEYS_NOT_KNOWN, LayerGeometry
 from attnscope.model.selection import CROSS, DECODER, ENCODER, as_ranges, prefix, select_stacks
 from attnscope.observe.collect import ReadyLayer, observe_layers
+from attnscope.observe.masks import (
+    AS_GIVEN,
+    UNKNOWN,
+    LayerMask,
+    Sight,
+    as_listed,
+    below_causal,
+    chunk_of,
+    first_row,
+    mask_of_layer,
+)
 from attnscope.observe.request import LayerKey, TextInputs
 from attnscope.utils.stages import NO_PROGRESS, Progress
 
@@ -43,7 +54,7 @@ if TYPE_CHECKING:
     from attnscope.observe.observation import Observation
     from attnscope.observe.request import CaptureSpec, Request
 
-NOT_VERIFIED, AS_GIVEN = "not verified", "mask as given"
+NOT_VERIFIED = "not verified"
 THESE = "this set of weights"
 AXES = ("text", "queries")  # the names of texts 0 and 1, see `_axes`
 NARROW = ("bfloat16", "float16")  # dtypes that numbers may have gone through, whatever holds them now
@@ -52,112 +63,6 @@ WITHOUT_MODEL = {
     "value": "norms of what keys write",
     "logit": "effects on a logit",
 }
-
-
-Side = int | tuple[int, ...] | None  # so many keys; to the end of the run of tokens, by where runs begin; or all
-
-
-class Sight(NamedTuple):
-    """Which keys the queries of a layer see before their own and after it: so many, those of a run, or all (None).
-
-    >>> Sight(None, 0).words(12), Sight((0, 4, 8), 0).words(12)
-    ('causal', 'causal, chunk 4')
-    """
-
-    before: Side
-    after: Side
-
-    @classmethod
-    def of(cls, seen_QK: Tensor) -> Sight | None:
-        """The mask that lets queries see these keys and no others, None where no rule of these does.
-
-        A rule has evidence in every query: each sees one stretch of keys with its own among them. A query that sees its
-        own key alone is none, but the first of a run: its heads may look there.
-
-        >>> Sight.of(torch.ones(3, 3).tril().bool())
-        Sight(before=None, after=0)
-        """
-        queries, keys = seen_QK.shape
-        if bool(seen_QK.all()):
-            return cls(None, 0 if queries == keys == 1 else None)
-        shown = _as_listed(seen_QK)
-        place_Q, first_Q, last_Q = shown.position_Q, shown.reach_Q2[:, 0], shown.reach_Q2[:, 1] - 1
-        whole_Q = (shown.counts_BHQ[0, 0] == last_Q - first_Q + 1) & (first_Q <= place_Q) & (place_Q <= last_Q)
-        if queries != keys or not bool(whole_Q.all()):
-            return None
-        before = _side(place_Q - first_Q, place_Q)
-        after = _side((last_Q - place_Q).flip(0), place_Q)
-        if isinstance(after, tuple):  # counted from the end of the text
-            after = (0, *sorted(keys - start for start in after[1:]))
-        alone_Q = (first_Q == place_Q) & (last_Q == place_Q)
-        alone_Q[list(before) if isinstance(before, tuple) else [0]] = False
-        short = isinstance(before, tuple) and _chunk(before, keys) is None and 1 in np.diff([*before, keys])
-        return None if UNKNOWN in (before, after) or bool(alone_Q.any()) or short else cls(before, after)
-
-    def visible(self, seen_QK: Tensor) -> Visibility:
-        """The mask of this rule, which is `seen_QK`: by place where a rule of causal attention or of none says it."""
-        (before, after), (queries, keys) = self, seen_QK.shape
-        if after == 0 and not isinstance(before, tuple):
-            return Visibility(queries, keys, window=None if before is None else before + 1)
-        if self == (None, None):
-            return Visibility(queries, keys, causal=False)
-        return _as_listed(seen_QK)
-
-    def words(self, tokens: int) -> str:
-        """`causal, window 16`, `causal, chunk 4`, `both ways`, `both ways in the first 3 tokens, causal after them`."""
-        before, after = self
-        if isinstance(before, tuple):
-            chunk = _chunk(before, tokens)
-            runs = f"runs of tokens from {as_ranges(before)}" if chunk is None else f"chunk {chunk}"
-            return f"both ways, {runs}" if after == before else f"{Sight(None, after).words(tokens)}, {runs}"
-        if isinstance(after, tuple):
-            prefix = after[1] if list(after[1:]) == list(range(after[1], tokens)) else None
-            runs = "runs of tokens" if prefix is None else f"the first {prefix} tokens"
-            window = "" if before is None else f", window {before + 1}"
-            return f"causal{window}, both ways in {runs}"
-        if after == 0:
-            return "causal" if before is None else f"causal, window {before + 1}"
-        sides = [f"{count} {side}" for count, side in zip(self, ("before", "after"), strict=True) if count is not None]
-        return f"both ways, {' and '.join(sides)}" if sides else "both ways"
-
-
-UNKNOWN = -1
-
-
-def _side(reach_Q: Tensor, room_Q: Tensor) -> Side:
-    """How far every query sees to one side, of so many keys that there are; UNKNOWN without a rule."""
-    most = int(reach_Q.max())
-    if torch.equal(reach_Q, room_Q.clamp(max=most)):
-        return None if 0 < most == int(room_Q.max()) else most
-    start_Q = room_Q - reach_Q
-    # Runs: the query where one begins sees none further.
-    if torch.equal(start_Q[start_Q], start_Q) and bool((start_Q.diff() >= 0).all()):
-        return tuple(start_Q.unique().tolist())
-    return UNKNOWN
-
-
-def _chunk(starts: Sequence[int], tokens: int) -> int | None:
-    """The length of runs of equal length, the last may be shorter; None where they differ."""
-    size = starts[1]
-    return size if list(starts) == list(range(0, tokens, size)) and 2 <= size <= tokens // 2 else None
-
-
-@dataclass(frozen=True)
-class LayerMask:
-    """Which keys the queries of a layer see; sight: the rule of it, None where it has none that is known."""
-
-    words: str
-    visible: Visibility
-    sight: Sight | None = None
-
-    @property
-    def looks_ahead(self) -> bool:
-        """Whether queries see keys after them, other than those of a prefix or a picture in a causal text."""
-        if self.sight is None:
-            queries, keys = self.visible.queries, self.visible.keys
-            return bool(self.visible.rows(0, queries)[0, 0].triu(1 + keys - queries).any())
-        before, after = self.sight
-        return after != 0 and (not isinstance(after, tuple) or isinstance(before, tuple))
 
 
 class LayerWeights(NamedTuple):
@@ -241,7 +146,7 @@ def _masks(given: GivenTensors, layers: Layers) -> dict[LayerKey, LayerMask]:
 
     def mask_of(seen_QK: Tensor) -> LayerMask | None:
         # Of queries of the last tokens the rule is that of a text whose other tokens see all before them.
-        sight = Sight.of(seen_QK if given.last is None else _below_causal(seen_QK))
+        sight = Sight.of(seen_QK if given.last is None else below_causal(seen_QK))
         if sight is None:
             return None
         mask = LayerMask(sight.words(seen_QK.shape[1]), sight.visible(seen_QK), sight)
@@ -250,7 +155,7 @@ def _masks(given: GivenTensors, layers: Layers) -> dict[LayerKey, LayerMask]:
     masks, named = dict[LayerKey, LayerMask](), None
     allowed_QK = torch.from_numpy(np.array(given.flags[MASK])) if MASK in given.flags else None
     if allowed_QK is not None:
-        named = mask_of(allowed_QK) or LayerMask(AS_GIVEN, _as_listed(allowed_QK))
+        named = mask_of(allowed_QK) or LayerMask(AS_GIVEN, as_listed(allowed_QK))
     for key, layer in layers.items():
         if isinstance(layer, GivenLayer):
             # What a layer says of its keys counts more than the mask of all.
@@ -258,7 +163,7 @@ def _masks(given: GivenTensors, layers: Layers) -> dict[LayerKey, LayerMask]:
             shown = allowed_QK if all(getattr(layer, part) is None for part in SEEN) else None
             layer = layer if shown is None else replace(layer, mask=shown)
             _, keys = axes_of(key.stack, given.text, given.target)
-            mask = _mask_of_layer(layer, name, len(keys), key.stack == DECODER, mask_of)
+            mask = mask_of_layer(layer, name, len(keys), key.stack == DECODER, mask_of)
             if mask.sight is not None and not mask.visible.additive:
                 mask = rules.setdefault((mask.sight, torch.Size((layer.q.shape[1], len(keys)))), mask)
             masks[key] = mask
@@ -268,100 +173,9 @@ def _masks(given: GivenTensors, layers: Layers) -> dict[LayerKey, LayerMask]:
             query, hidden = (seen_QK & ~allowed_QK).nonzero()[0].tolist()
             message = f"layer {key.layer}: query {query} gives weight to key {hidden}, which the mask hides"
             raise InputError(message, "leave out {mask}, or correct it")
-        unknown = LayerMask(KEYS_NOT_KNOWN, _as_listed(seen_QK, known=False))
+        unknown = LayerMask(KEYS_NOT_KNOWN, as_listed(seen_QK, known=False))
         masks[key] = mask_of(seen_QK) or named or unknown
     return masks
-
-
-def _below_causal(seen_QK: Tensor) -> Tensor:
-    """Which keys all tokens of a text see whose last ones see these, and the others all before them, (K, K)."""
-    queries, keys = seen_QK.shape
-    check_room("the mask of all tokens takes", keys * keys, "save the keys that the queries see alone")
-    whole_KK = torch.ones(keys, keys, dtype=torch.bool).tril()
-    whole_KK[keys - queries :] = seen_QK
-    return whole_KK
-
-
-def _mask_of_layer(
-    layer: GivenLayer, name: str, keys: int, causal: bool, mask_of: Callable[[Tensor], LayerMask | None]
-) -> LayerMask:
-    """Which keys the queries of a layer see, from what is given with its q and k. InputError where one sees none.
-
-    keys: of the text. causal: whether the stack is, where the layer does not say it. mask_of: the rule of a mask.
-    """
-    queries, positions_K = layer.q.shape[1], _positions(layer, name, keys)
-    causal = causal if layer.causal is None else bool(layer.causal)
-    if layer.mask is not None:
-        return _mask_as_given(layer.mask, positions_K, name, keys, mask_of)
-    if not causal and (layer.window or layer.chunk):
-        word = "window" if layer.window else "chunk"
-        raise InputError(f"{name}: a {word} is of a causal layer", f"give mask in place of {word}")
-    visible = Visibility(queries, keys, causal=causal, window=layer.window)
-    chunk = layer.chunk if layer.chunk is not None and layer.chunk < keys else None
-    if causal and queries > keys:  # the first of them would see none
-        _check_sees(visible.rows(0, queries)[0], name, keys)
-    if chunk is None and positions_K is None:
-        sight = Sight(None if layer.window is None else layer.window - 1, 0 if causal else None)
-        return LayerMask(sight.words(keys), visible, sight)
-    place_Q, place_K = torch.arange(keys - queries, keys), torch.arange(keys)
-    seen_QK = visible.rows(0, queries)[0, 0]
-    if chunk is not None:
-        seen_QK = seen_QK & (place_Q[:, None] // chunk == place_K // chunk)
-    if positions_K is None:
-        return mask_of(seen_QK) or LayerMask(AS_GIVEN, _as_listed(seen_QK))
-    seen_QK = seen_QK & torch.isin(place_K, positions_K)
-    _check_sees(seen_QK[None], name, keys)
-    # A cache that holds the last keys alone is a window, for the one query after them.
-    window = Visibility(queries, keys, window=len(positions_K))
-    if torch.equal(window.rows(0, queries)[0, 0], seen_QK):
-        sight = Sight(len(positions_K) - 1, 0)
-        return LayerMask(sight.words(keys), window, sight)
-    return LayerMask(AS_GIVEN, _as_listed(seen_QK))
-
-
-def _mask_as_given(
-    mask: Tensor, positions_K: Tensor | None, name: str, keys: int, mask_of: Callable[[Tensor], LayerMask | None]
-) -> LayerMask:
-    """A layer's own mask over all keys of the text, boolean or additive, (Q, K) or (H or 1, Q, K)."""
-    mask_HQK = mask if mask.ndim == 3 else mask[None]
-    added = mask_HQK.is_floating_point()
-    if added and bool((torch.isnan(mask_HQK) | (mask_HQK == torch.inf)).any()):
-        raise InputError(f"{name}: mask has NaN or infinite numbers", "give -inf for a key that is hidden, else 0")
-    if positions_K is not None:
-        short_HQK, hidden = mask_HQK, float("-inf") if added else False
-        check_room("the mask takes", 4 * short_HQK[..., 0].numel() * keys, "save fewer queries")
-        mask_HQK = short_HQK.new_full((*short_HQK.shape[:2], keys), hidden)
-        mask_HQK[..., positions_K] = short_HQK
-    visible = Visibility(mask_HQK.shape[1], keys, mask_HQK[None])
-    seen_HQK = visible.rows(0, visible.queries)[0]
-    _check_sees(seen_HQK, name, keys)
-    biased = added and bool((mask_HQK.masked_fill(~seen_HQK, 0) != 0).any())
-    if bool((seen_HQK != seen_HQK[:1]).any()):
-        return LayerMask(AS_GIVEN, visible if biased else replace(visible, mask=seen_HQK[None], _once={}))
-    rule = mask_of(seen_HQK[0])
-    if biased:
-        return LayerMask(AS_GIVEN, visible) if rule is None else replace(rule, visible=visible)
-    return rule or LayerMask(AS_GIVEN, _as_listed(seen_HQK[0]))
-
-
-def _positions(layer: GivenLayer, name: str, keys: int) -> Tensor | None:
-    """The tokens that a layer's keys are of, None of all. Raises InputError for what are no places of a text."""
-    if layer.key_positions is None:
-        return None
-    if layer.key_positions.is_floating_point() or layer.key_positions.dtype == torch.bool:
-        raise InputError(f"{name}: expected key_positions as numbers of tokens", "save them as whole numbers")
-    positions_K = layer.key_positions.long()
-    if bool((positions_K.diff() <= 0).any()) or not 0 <= int(positions_K[0]) <= int(positions_K[-1]) < keys:
-        raise InputError(f"{name}: expected key_positions from 0 to {keys - 1}, each once, in order", "correct them")
-    return None if len(positions_K) == keys else positions_K
-
-
-def _check_sees(seen_HQK: Tensor, name: str, keys: int) -> None:
-    """Raise InputError where a query sees no key."""
-    blind_Q = ~seen_HQK.any(-1).all(0)
-    if (row := _first(blind_Q)) is not None:
-        query = keys - len(blind_Q) + row if len(blind_Q) <= keys else row
-        raise InputError(f"{name}: the mask hides every key from query {query}", "correct it, or leave out its token")
 
 
 def _check_finite(name: str, layer: GivenLayer) -> str:
@@ -380,19 +194,15 @@ def _check_finite(name: str, layer: GivenLayer) -> str:
     return str(layer.q.dtype).removeprefix("torch.")
 
 
-def _as_listed(seen_QK: Tensor, known: bool = True) -> Visibility:
-    return Visibility(len(seen_QK), seen_QK.shape[1], seen_QK[None, None], known=known)
-
-
 def _check_numbers(name: str, weights_HQK: Tensor, sink_logits: bool) -> tuple[str, float]:
     """The narrowest dtype that its row sums allow, and how far the furthest is from 1; head by head, as float32."""
     dtype, furthest = "float32", 0.0
     # Head by head: a float32 copy of a layer in half precision would take twice its memory.
     for head, weights in enumerate(weights_HQK):
         weights_QK, row_name = weights.float(), f"of {name}H{head}"
-        if (row := _first(~torch.isfinite(weights_QK).all(-1))) is not None:
+        if (row := first_row(~torch.isfinite(weights_QK).all(-1))) is not None:
             raise InputError(f"row {row} {row_name} has NaN or infinite weights", "give finite weights")
-        if (row := _first((weights_QK < 0).any(-1))) is not None:
+        if (row := first_row((weights_QK < 0).any(-1))) is not None:
             message = f"row {row} {row_name} has a weight of {float(weights_QK[row].min()):.3g}, expected 0 to 1"
             raise InputError(message, "give weights after the softmax, not logits")
         # A sink outside the keys takes a share of each row, so that a sum may be too small, and never too large.
@@ -409,11 +219,6 @@ def _check_numbers(name: str, weights_HQK: Tensor, sink_logits: bool) -> tuple[s
             )
         furthest = max(furthest, error)
     return dtype, furthest
-
-
-def _first(wrong_Q: Tensor) -> int | None:
-    """The first row that is wrong."""
-    return int(wrong_Q.byte().argmax()) if bool(wrong_Q.any()) else None
 
 
 def _precision(weights: Tensor) -> str:
@@ -438,7 +243,7 @@ def without_padding(given: GivenTensors, layers: Layers) -> tuple[GivenTensors, 
         if not full:
             raise InputError("all rows are zeros: no query has weights", "give weights after the softmax")
         kept[which] = slice(full[0], full[-1] + 1)
-        if (inside := _first(padding_T[kept[which]])) is not None:
+        if (inside := first_row(padding_T[kept[which]])) is not None:
             why = "padding" if FLAGS[which] in given.flags else "all zeros in every head, expected a sum of 1"
             raise InputError(f"row {full[0] + inside} is {why}", "leave out its token")
         lost = len(text) - (full[-1] + 1 - full[0])
@@ -637,7 +442,7 @@ def _geometry(checked: CheckedLayer, index: int, kv_heads: int | None) -> LayerG
     (heads, _, _), keys = layer.shape, mask.visible.keys
     before, after = mask.sight or (UNKNOWN, UNKNOWN)
     window, kind, words = None, "full", ""
-    if isinstance(before, tuple) and after == 0 and (window := _chunk(before, keys)):
+    if isinstance(before, tuple) and after == 0 and (window := chunk_of(before, keys)):
         kind = "chunked"
     elif mask.sight is None or isinstance(before, tuple) or before != after != 0 or isinstance(after, tuple):
         kind, words = "sparse", mask.words
@@ -727,7 +532,7 @@ def _of_text(visible: Visibility) -> Visibility:
     keys, mask = visible.keys, visible.mask
     if mask is None:
         return Visibility(keys, keys, causal=visible.causal, window=visible.window)
-    of_heads = [_below_causal(seen_QK) for seen_QK in visible.rows(0, visible.queries)[0]]
+    of_heads = [below_causal(seen_QK) for seen_QK in visible.rows(0, visible.queries)[0]]
     return replace(visible, queries=keys, mask=torch.stack(of_heads)[None], _once={})
 
 

@@ -16,8 +16,9 @@ from attnscope.metrics.metrics import METRICS
 from attnscope.model.selection import CROSS, DECODER, ENCODER
 from attnscope.observe.request import CaptureSpec
 from attnscope.observe.run import prepare
+from attnscope.studies.baseline import beside_baseline, read_numbers
 from attnscope.studies.comparison import OneSide, compare_heads, heads_table, kept_bytes, metrics_table, tokens_table
-from attnscope.studies.gate import beside_baseline, judge, parse_gate, read_numbers
+from attnscope.studies.gate import judge, parse_gate
 from helpers.command_line import call
 from helpers.compared import differences
 from helpers.folders import with_tokenizer

@@ -21,8 +21,9 @@ from attnscope.inputs.prompt import from_ids
 from attnscope.metrics.divergence import KeyChanges, key_changes, least_mass
 from attnscope.metrics.roles import NONE
 from attnscope.model.loading import wrap
+from attnscope.studies.baseline import beside_baseline, read_numbers
 from attnscope.studies.comparison import Changes, Comparison, OneSide, compare_heads
-from attnscope.studies.gate import Condition, beside_baseline, judge, parse_gate, read_numbers
+from attnscope.studies.gate import Condition, judge, parse_gate
 from attnscope.studies.intervals import FEWEST
 from helpers.command_line import call
 from helpers.families import tiny_model
