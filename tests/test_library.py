@@ -45,6 +45,7 @@ NAMES = {
     "load",
     "parity",
     "patch",
+    "recording",
     "save_tensors",
     "save_weights",
     "scan",
@@ -230,7 +231,7 @@ REFUSED: dict[str, tuple[Callable[[Any, Any], object], str]] = {
     "long": (lambda model, seen: attnscope.capture(model, SENTENCE * 99), r'truncate="'),
     "engine": (
         lambda model, seen: attnscope.capture(model, SENTENCE, engine="quick"),
-        r"auto, eager, fused, tiles, numba, triton$",
+        r"auto, eager, fused, tiles, numba, triton, probe$",
     ),
     "load": (lambda model, seen: attnscope.load("demo", torch_dtype="auto"), r"no option 'torch_dtype'; it has"),
     "device": (lambda model, seen: attnscope.load("demo", device="gpu"), r"expected a device auto, cpu"),

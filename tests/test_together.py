@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from attnscope.api.capture import capture, load
 from attnscope.model.loaded import LoadedModel
-from attnscope.observe import collector
+from attnscope.observe import collectors
 from attnscope.observe.collect import observe
 from attnscope.observe.collectors.entries import TopKeys
 from attnscope.observe.observation import Observation
@@ -46,7 +46,7 @@ def model() -> LoadedModel:
 
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """From here on no layer waits for another."""
-    monkeypatch.setattr(collector, "TOGETHER_BYTES", 0)
+    monkeypatch.setattr(collectors, "TOGETHER_BYTES", 0)
 
 
 def same(found: Observation, expected: Observation) -> None:
@@ -104,10 +104,10 @@ def test_heads_of_another_layer_would_be_seen(model: LoadedModel, monkeypatch: p
 @pytest.mark.parametrize("bytes_", [0, 6_000, 2**20])
 def test_how_many_layers_are_asked_at_once(model: LoadedModel, bytes_: int, monkeypatch: pytest.MonkeyPatch) -> None:
     counts = list[int]()
-    asked = collector.collect_together
-    monkeypatch.setattr(collector, "TOGETHER_BYTES", bytes_)
+    asked = collectors.collect_together
+    monkeypatch.setattr(collectors, "TOGETHER_BYTES", bytes_)
     monkeypatch.setattr(
-        collector,
+        collectors,
         "collect_together",
         lambda collectors, layers: counts.append(len(layers)) or asked(collectors, layers),
     )
@@ -124,7 +124,7 @@ def test_autocast_of_the_caller_rounds_nothing(model: LoadedModel, monkeypatch: 
 
 @pytest.mark.parametrize("bytes_", [0, 2**20])
 def test_fused_reads_rows_of_a_short_text(model: LoadedModel, bytes_: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collector, "TOGETHER_BYTES", bytes_)
+    monkeypatch.setattr(collectors, "TOGETHER_BYTES", bytes_)
     found = capture(model, TEXT, engine="fused")
     assert {who for ways in found.report.answered_by.values() for who in ways} == {"rows"}
     assert {"Entropy", "TopK", "Received"} <= found.report.answered_by.keys()

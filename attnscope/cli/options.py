@@ -515,7 +515,7 @@ class Question(Queries):
 class Heads(Selected):
     """Which heads, one by one or averaged."""
 
-    by: Annotated[Literal["kv"] | None, "Average the heads that share a kv head.", HELD] = None
+    by: Annotated[Literal["kv"] | None, "Average the heads that share a kv head.", HELD, SETTING] = None
 
     def view(self) -> View:
         """How entries are read."""
