@@ -217,6 +217,98 @@ def test_a_softmax_over_another_axis_is_named() -> None:
     assert "a softmax over another axis than that of the keys: 0" in seen.unmeasured
 
 
+class Softmaxes(nn.Module):
+    """Attention by a softmax of its own, then what a case does with the weights (B, H, T, T); the last are kept."""
+
+    def __init__(self, then: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], heads: int = HEADS) -> None:
+        super().__init__()
+        self.then, self.heads = then, heads
+        self.weights = torch.empty(0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        states = x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        self.weights, output = self.then((states @ states.mT).softmax(-1), states)
+        return output
+
+
+def halved(P: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    P = P.bfloat16()
+    return P.float(), P @ v.bfloat16()
+
+
+def folded_and_halved(P: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    half = P.flatten(0, 1).to(torch.bfloat16)
+    return half.float().view_as(P), torch.bmm(half, v.flatten(0, 1).bfloat16())
+
+
+def cloned_and_cut(P: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    P = P.clone()
+    P[..., 0] = 0
+    P /= P.sum(-1, keepdim=True)
+    return P, P @ v
+
+
+def kept_beside(P: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    return P.clone(), P @ v
+
+
+@pytest.mark.parametrize("then", [halved, folded_and_halved, cloned_and_cut, kept_beside])
+def test_a_copy_of_weights_is_what_the_values_are_multiplied_by(then: Any) -> None:
+    net = Softmaxes(then).eval()
+    [call], report = heard(net, torch.randn(2, T, E))
+    assert call.weights_BHQK is not None
+    assert torch.equal(call.weights_BHQK.float(), net.weights)
+    assert report.calls[0].value_error is not None
+    assert report.unheard == {}
+
+
+def turned(P: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    return P, P.mT @ v
+
+
+def with_a_column_more(P: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    P = torch.cat([P, P[..., :1]], -1).softmax(-1)
+    return P, P[..., :-1] @ v
+
+
+def queries_first(P: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    P = torch.einsum("bhqk->bqhk", P).log().softmax(-1)
+    return P, torch.einsum("bqhk,bhkd->bqhd", P, v)
+
+
+def linear(P: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    return P, v.softmax(-1) @ (v.softmax(-2).mT @ v)
+
+
+def folded_and_mixed(P: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    P = P.flatten(0, 1).log().softmax(-1)
+    return P, (P * 0.5) @ v.flatten(0, 1)
+
+
+@pytest.mark.parametrize(
+    ("then", "words"),
+    [
+        (turned, "another axis than that of the keys"),
+        (with_a_column_more, "over other columns than its tokens"),
+        (queries_first, "with their queries before their heads"),
+        (linear, "attention over channels"),
+        (folded_and_mixed, "that values were not seen to be multiplied by"),
+    ],
+)
+def test_a_softmax_that_is_no_map_of_queries_and_keys_is_named(then: Any, words: str) -> None:
+    _, report = heard(Softmaxes(then).eval(), torch.randn(2, T, E))
+    assert words in report.unheard[""]
+
+
+def test_the_order_of_heads_in_the_batch_is_a_note_with_several_texts() -> None:
+    net = attnscope.wrap(Softmaxes(folded_and_halved).eval(), row=1)
+    assert "may lie head by head with several texts: the module itself" in str(
+        attnscope.capture(net, torch.randn(2, T, E)).facts["notes"]
+    )
+    net = attnscope.wrap(Softmaxes(folded_and_halved).eval())
+    assert "head by head" not in str(attnscope.capture(net, torch.randn(1, T, E)).facts["notes"])
+
+
 def test_a_module_without_attention_says_what_was_looked_for() -> None:
     calls, report = heard(nn.Sequential(nn.Linear(E, E), nn.Softmax(-1)).eval(), torch.randn(2, T, E))
     assert calls == []

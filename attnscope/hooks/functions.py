@@ -42,6 +42,8 @@ from attnscope.model.selection import CROSS, DECODER, ENCODER
 Change = Callable[[AttentionCall], Tensor | None]
 CHANNELS = "attention over channels, not over tokens"
 OTHER_AXIS = "a softmax over another axis than that of the keys"
+UNSEEN = "a softmax over other columns than its tokens, or of weights that values were not seen to be multiplied by"
+UNORDERED = "weights with as many heads as tokens, or with their queries before their heads"
 NESTED = "attention over nested tensors, in a kernel that shows no single text"
 LOOKED_FOR = "scaled_dot_product_attention, PyTorch's own attention layers, and a softmax that values are multiplied by"
 
@@ -160,20 +162,26 @@ class Caller(NamedTuple):
 
 @dataclass(eq=False)
 class _Softmax:
-    """Weights that a softmax gave, until their product with values; own: of a kernel that is spelled out."""
+    """Weights that a softmax gave, until their product with values; own: of a kernel that is spelled out.
+
+    copies: of the weights, as in the dtype of the values. One of them may be what the values are multiplied by.
+    """
 
     weights: Tensor
     caller: Caller
     own: bool
-    address: int = field(init=False)
+    copies: list[Tensor] = field(default_factory=list)
 
-    def __post_init__(self) -> None:
-        self.address = self.weights.data_ptr()
+    def of(self, operand: Tensor) -> _Softmax | None:
+        """These weights as an operand holds them, its last axis that of the keys; None where it holds others."""
+        held = (held for held in (self.weights, *self.copies) if _same(held, operand))
+        weights = next((held for held in held if _in_order(held, operand)), None)
+        return None if weights is None else _Softmax(weights, self.caller, self.own)
 
-    def is_in(self, operand: Tensor) -> bool:
-        """Whether an operand of a product holds these weights."""
-        same = operand.numel() == self.weights.numel() and operand.shape[-1] == self.weights.shape[-1]
-        return same and operand.data_ptr() == self.address
+    def is_turned_in(self, operand: Tensor) -> bool:
+        """Whether an operand holds these weights, its last axis that of the queries."""
+        held = (held for held in (self.weights, *self.copies) if _same(held, operand))
+        return any(_in_order(held.mT, operand) for held in held)
 
 
 class _Ear(TorchDispatchMode):
@@ -212,6 +220,8 @@ class _Ear(TorchDispatchMode):
             return self._on_softmax
         if name in ("bmm", "matmul", "mm"):
             return self._on_product
+        if name in ("_to_copy", "clone"):
+            return self._on_copy
         if name == "_native_multi_head_attention":
             return self._on_attention_layer
         if name == "_transformer_encoder_layer_fwd":
@@ -241,7 +251,7 @@ class _Ear(TorchDispatchMode):
             return result
         self._flush()
         mask = given.get("attn_mask", given.get("attn_bias"))
-        heads = 1 if q.ndim != 3 else caller.heads(len(q))
+        heads = self._heads_of(caller, q)
         q, k, v = (_by_head(part, heads) for part in (q, k, v))
         texts = max(map(len, (q, k, v)))  # of one text each may be given once for all
         q, k, v = (part.expand(texts, -1, -1, -1) for part in (q, k, v))
@@ -325,10 +335,21 @@ class _Ear(TorchDispatchMode):
     def _on_product(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         result = operation(func, args, kwargs)
         pending = self._pending
-        if pending is None or not pending.is_in(args[0]):
-            return result
-        self._pending = None
-        return self._finished_weights(pending, args[1], result)
+        if pending is not None and (multiplied := pending.of(args[0])) is not None:
+            self._pending = None
+            return self._finished_weights(multiplied, args[1], result)
+        if pending is not None and pending.is_turned_in(args[0]):
+            self._pending = None
+            self._note_unheard(pending.caller, OTHER_AXIS)
+        return result
+
+    def _on_copy(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """A copy of weights, as in the dtype of the values, is what the values are multiplied by."""
+        result = operation(func, args, kwargs)
+        pending = self._pending
+        if pending is not None and result.is_floating_point() and pending.of(args[0]) is not None:
+            pending.copies.append(result)
+        return result
 
     def _on_unknown(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         caller = self._caller()
@@ -342,13 +363,16 @@ class _Ear(TorchDispatchMode):
     def _flush(self) -> None:
         """Weights whose product with values was not seen, where their shape says that they are over tokens."""
         pending, self._pending = self._pending, None
-        if pending is None or pending.weights.ndim < 4:
-            return  # the softmax of a classifier or a router, as far as anybody can tell
-        keys, tokens = pending.weights.shape[-1], pending.caller.tokens
-        if tokens and keys not in tokens:
+        if pending is None:
+            return
+        shape, tokens = pending.weights.shape, pending.caller.tokens
+        if len(shape) < 4:  # mostly the softmax of a classifier or a router
+            if len(shape) == 3 and tokens.issuperset(shape[1:]) and shape[0] > pending.caller.texts:
+                self._note_unheard(pending.caller, UNSEEN)
+            return
+        if tokens and shape[-1] not in tokens:
             width = next(iter(pending.caller.inputs.values())).shape[-1]
-            if keys * pending.weights.shape[-3] == width:
-                self._note_unheard(pending.caller, CHANNELS)
+            self._note_unheard(pending.caller, CHANNELS if shape[-1] * shape[-3] == width else UNSEEN)
             return
         self._finished_weights(pending)
 
@@ -359,8 +383,17 @@ class _Ear(TorchDispatchMode):
         if values is not None and tokens and weights.shape[-1] not in tokens and values.shape[-1] in tokens:
             self._note_unheard(caller, CHANNELS)
             return result
+        # Linear attention takes one softmax over tokens, and one over channels.
+        linear = self.report.unheard.get(caller.path) == OTHER_AXIS
+        if linear and tokens and not tokens.issuperset(weights.shape[-2:]):
+            self._note_unheard(caller, CHANNELS)
+            return result
+        heads_first = weights.ndim < 4 or weights.shape[-2] in tokens or weights.shape[-3] not in tokens
+        if values is None and not heads_first:
+            self._note_unheard(caller, UNORDERED)
+            return result
         # What the mask was is read off the weights: later keys without any are hidden.
-        heads = caller.heads(len(weights)) if weights.ndim == 3 else 1
+        heads = self._heads_of(caller, weights)
         weights_BHQK = _by_head(weights, heads)
         B, H, Q, K = weights_BHQK.shape
         causal = Q == K >= 2 and not bool((weights_BHQK.amax((0, 1)).triu(1) > 0).any())
@@ -428,6 +461,13 @@ class _Ear(TorchDispatchMode):
         stack = CROSS if queries != keys or caller.crosses else DECODER if looks_back else ENCODER
         return CallSite(layer, self._calls[caller.path], caller.path, caller.module, stack)
 
+    def _heads_of(self, caller: Caller, folded: Tensor) -> int:
+        """How many heads are folded into the batch of a tensor, and a note of the order that is assumed of them."""
+        heads = caller.heads(len(folded)) if folded.ndim == 3 else 1
+        if 1 < heads < len(folded) and not isinstance(caller.module, nn.MultiheadAttention):
+            self.report.folded[caller.path] = heads
+        return heads
+
     def _note_unheard(self, caller: Caller, what: str) -> None:
         self.report.unheard[caller.path] = what
 
@@ -459,6 +499,19 @@ def _arguments(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dic
     """The arguments of an operation by the names of its schema."""
     names = [argument.name for argument in func._schema.arguments]
     return {**dict(zip(names, args, strict=False)), **kwargs}
+
+
+def _same(tensor: Tensor, operand: Tensor) -> bool:
+    """Whether an operand of two axes or more holds all elements of a tensor."""
+    same = operand.layout == torch.strided and operand.ndim >= 2 and operand.numel() == tensor.numel()
+    return same and operand.data_ptr() == tensor.data_ptr()
+
+
+def _in_order(tensor: Tensor, operand: Tensor) -> bool:
+    """Whether an operand has the rows of a tensor in their order, whatever axes these are in."""
+    if tensor.shape[-1] == operand.shape[-1] and tensor.is_contiguous() and operand.is_contiguous():
+        return True
+    return tensor.shape[-2:] == operand.shape[-2:] and tensor.stride()[-2:] == operand.stride()[-2:]
 
 
 def _by_head(tensor: Tensor, heads: int) -> Tensor:

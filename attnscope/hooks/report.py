@@ -175,7 +175,7 @@ class CaptureReport:
     tokens: of the longest text. attention: transformers' implementation that the model ran under. output: what the
     model's backbone returned, None where the caller ran the model himself. logits: (B, positions, vocabulary), where
     they were asked for. unheard: of a module of any code, the paths of the parts that attend in another way than was
-    heard, with that way in words.
+    heard, with that way in words. folded: of such a module, how many heads each path has in its batch of several texts.
     """
 
     calls: list[CallCheck] = field(default_factory=list)
@@ -184,6 +184,7 @@ class CaptureReport:
     output: Any = field(default=None, repr=False)
     logits: Tensor | None = field(default=None, repr=False)
     unheard: dict[str, str] = field(default_factory=dict)
+    folded: dict[str, int] = field(default_factory=dict)
 
     @property
     def layers(self) -> list[int]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
@@ -324,7 +324,12 @@ class PassCalls:
         plain = next(stack for stack in (DECODER, ENCODER, CROSS) if stack in stacks)
         prompt, source, notes = prompts_of(stacks, plain, given, loaded.row)
         unread += unheard_lines(self.report)
-        notes += own_softmaxes([call for of_stack in stacks.values() for _, call in of_stack])
+        shown = [call for of_stack in stacks.values() for _, call in of_stack]
+        notes += own_softmaxes(shown)
+        if folded := _paths(call.check.path for call in shown if call.check.path in self.report.folded):
+            notes.append(
+                f"heads in the batch are read text by text, and may lie head by head with several texts: {folded}"
+            )
         layers = {key: _ready(call, key) for of_stack in stacks.values() for key, call in of_stack}
         places = {(call.check.path, call.check.call): key for of_stack in stacks.values() for key, call in of_stack}
         return HeardModule(loaded, layers, plain, prompt, source, notes, unread, given, places)
@@ -399,8 +404,7 @@ def stacks_of(calls: Sequence[HeardCall]) -> tuple[Stacks, list[str]]:
             continue
         stacks.setdefault(stack, []).append((LayerKey(call.index, stack), call))
     unread = [
-        f"not shown, with {queries} queries and {keys} keys: {listed([*dict.fromkeys(paths)])}; parts=... of "
-        "attnscope.wrap chooses them"
+        f"not shown, with {queries} queries and {keys} keys: {_paths(paths)}; parts=... of attnscope.wrap chooses them"
         for (queries, keys), paths in others.items()
     ]
     return {stack: stacks[stack] for stack in (ENCODER, DECODER, CROSS) if stack in stacks}, unread
@@ -412,14 +416,19 @@ def own_softmaxes(calls: Sequence[HeardCall]) -> list[str]:
     mixed = [check.path for check in own if check.value_error is None]
     lines = []
     if own:
-        paths = listed([check.path or "the module itself" for check in own])
+        paths = _paths(check.path for check in own)
         lines.append(f"{len(own)} of {len(calls)} calls take a softmax of their own, read as finished weights: {paths}")
     if mixed:
         lines.append(
             f"what values are multiplied by may be mixed of these weights, for no product of them was seen: "
-            f"{listed([path or 'the module itself' for path in mixed])}"
+            f"{_paths(mixed)}"
         )
     return lines
+
+
+def _paths(paths: Iterable[str]) -> str:
+    """The paths of some modules, each once."""
+    return listed([path or "the module itself" for path in dict.fromkeys(paths)])
 
 
 def prompts_of(stacks: Stacks, plain: str, given: ModuleInput, row: int) -> tuple[Prompt, Prompt | None, list[str]]:
