@@ -458,6 +458,11 @@ MALFORMED = {
         "expected query_positions of the last tokens, 2 to 2",
     ),
     "many queries": ({"query_positions": torch.arange(9)}, {}, r"expected query_positions as .*, got I64 \(9\)"),
+    "numbers of no layer": (
+        {"cross.scale": torch.tensor(1.0)},
+        {},
+        "it has cross.scale, and no layer of q and k that it is of",
+    ),
     "a later form": (
         {},
         {"schema": "tensors/2"},
@@ -491,6 +496,19 @@ def test_a_layer_that_takes_hours_is_refused_before_it_is_unpacked(tmp_path, mon
         read_tensors(file_of(tmp_path / "calls.safetensors"))
 
 
+@pytest.mark.parametrize("name", ["window", "scale", "causal"])
+def test_weights_alone_take_no_number_of_layers(tmp_path, name):
+    arrays = {"layer.0": np.eye(3, dtype="f4")[None], "tokens": np.array(list("abc"))}
+    np.savez(tmp_path / "w.npz", **arrays, **{name: np.array(1)})
+    with pytest.raises(InputError, match=f"it has {name}, and no layer of q and k"):
+        attnscope.from_tensors(tmp_path / "w.npz")
+
+
+def test_tokens_that_are_none_are_refused():
+    with pytest.raises(UsageError, match="tokens: expected strings or ids, got None"):
+        attnscope.from_tensors([ONE_LAYER], [None, "b", "c"])
+
+
 @pytest.mark.parametrize(
     ("layer", "error", "words"),
     [
@@ -499,6 +517,12 @@ def test_a_layer_that_takes_hours_is_refused_before_it_is_unpacked(tmp_path, mon
         ({**ONE_LAYER, "window": 0}, InputError, "expected layer 0: window as a whole number from 1, got '0'"),
         ({**ONE_LAYER, "scale": "much"}, InputError, "expected layer 0: scale as a number above 0, got 'much'"),
         ({**ONE_LAYER, "q": "abc"}, UsageError, "layer 0: q: expected an array, got str"),
+        (
+            {**ONE_LAYER, "q": numbers(2, 3, 4).to_sparse()},
+            UsageError,
+            "layer 0: q: expected a dense tensor, got one as",
+        ),
+        ({**ONE_LAYER, "q": numbers(2, 3, 4).to("meta")}, UsageError, "expected a dense tensor, got one without data"),
     ],
 )
 def test_a_layer_from_python_that_is_none_is_refused(layer, error, words):

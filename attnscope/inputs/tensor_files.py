@@ -323,12 +323,19 @@ def _stacks_of(entries: Mapping[str, Entry], plain: str) -> dict[str, Layers]:
     if not stacks:
         raise InputError("it has no weights, and no q and k", f"it should hold {NAMES}")
     # What a layer says itself counts more than what its stack says, and that more than what all share.
+    unread = dict(shared)
     for stack, layers in stacks.items():
         for index, parts in layers.items():
             for (of_stack, part), value in sorted(shared.items(), key=lambda item: item[0][0] is None):
                 hidden = part in SEEN and any(name in parts for name in SEEN)
-                if of_stack in (None, stack) and WEIGHTS not in parts and index is not None and not hidden:
-                    parts.setdefault(part, value)
+                if of_stack in (None, stack) and WEIGHTS not in parts and index is not None:
+                    unread.pop((of_stack, part), None)
+                    if not hidden:
+                        parts.setdefault(part, value)
+    for of_stack, part in unread:
+        name = part if of_stack is None else f"{of_stack}.{part}"
+        how = "leave it out; of weights alone `mask` says which keys a query sees"
+        raise InputError(f"it has {name}, and no layer of q and k that it is of", how)
     return stacks
 
 

@@ -350,6 +350,9 @@ def _tensor(array: Any, what: str, whole: bool = False) -> Tensor:
     import torch
 
     if isinstance(array, torch.Tensor):
+        if array.is_meta or array.is_nested or array.layout != torch.strided:
+            kind = "without data" if array.is_meta else "nested" if array.is_nested else f"as {array.layout}"
+            raise UsageError(f"{what}: expected a dense tensor, got one {kind}", "give a dense tensor of one text")
         if array.is_floating_point() or (whole and not array.is_complex()):
             return array.detach().cpu()
         dtype = str(array.dtype)
@@ -477,7 +480,7 @@ def _why_not(own: Mapping[str, int], sizes: Mapping[str, int]) -> str:
     if own.get("Q") not in (None, sizes["Q"]):
         return "give {query_positions} for queries of the last tokens, {query_tokens} for those of another text"
     of_keys = own.get("K") not in (None, sizes["K"])
-    return "give a token for each key, or {key_positions}" if of_keys else "give q and k of one layer"
+    return "give a token for each key, or the layer's key_positions" if of_keys else "give q and k of one layer"
 
 
 def _check_flags(given: GivenTensors) -> None:
@@ -534,9 +537,9 @@ def prompt_of_tokens(tokens: Any, tokenizer: Any = None, what: str = TOKENS) -> 
         if tokenizer is None:
             raise UsageError(f"{what}: ids need their tokenizer", "give {tokenizer}, or the tokens as strings")
         return from_ids(tokenizer, items)
-    wrong = next((item for item in items if not isinstance(item, str)), None)
-    if wrong is not None:
-        raise UsageError(f"{what}: expected strings or ids, got {brief(wrong)}", "give one string for each token")
+    others = [item for item in items if not isinstance(item, str)]
+    if others:
+        raise UsageError(f"{what}: expected strings or ids, got {brief(others[0])}", "give one string for each token")
     longest = max(map(len, items))
     if longest > LONGEST_TEXT:
         raise InputError(f"{what}: a token has {longest} letters, expected at most {LONGEST_TEXT}", "shorten it")
