@@ -252,7 +252,11 @@ def kept_beside(P: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return P.clone(), P @ v
 
 
-@pytest.mark.parametrize("then", [halved, folded_and_halved, cloned_and_cut, kept_beside])
+def one_kv_head(P: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    return P, torch.bmm(P.flatten(1, 2), v[:, 0]).unflatten(1, P.shape[1:3])
+
+
+@pytest.mark.parametrize("then", [halved, folded_and_halved, cloned_and_cut, kept_beside, one_kv_head])
 def test_a_copy_of_weights_is_what_the_values_are_multiplied_by(then: Any) -> None:
     net = Softmaxes(then).eval()
     [call], report = heard(net, torch.randn(2, T, E))
@@ -276,6 +280,11 @@ def queries_first(P: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return P, torch.einsum("bqhk,bhkd->bqhd", P, v)
 
 
+def queries_first_of_one_kv_head(P: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    P = P.transpose(1, 2).log().contiguous().softmax(-1)
+    return P, torch.bmm(P.flatten(1, 2), v[:, 0])
+
+
 def linear(P: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return P, v.softmax(-1) @ (v.softmax(-2).mT @ v)
 
@@ -291,6 +300,7 @@ def folded_and_mixed(P: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         (turned, "another axis than that of the keys"),
         (with_a_column_more, "over other columns than its tokens"),
         (queries_first, "with their queries before their heads"),
+        (queries_first_of_one_kv_head, "with their queries before their heads"),
         (linear, "attention over channels"),
         (folded_and_mixed, "that values were not seen to be multiplied by"),
     ],

@@ -388,20 +388,22 @@ class _Ear(TorchDispatchMode):
         if linear and tokens and not tokens.issuperset(weights.shape[-2:]):
             self._note_unheard(caller, CHANNELS)
             return result
-        heads_first = weights.ndim < 4 or weights.shape[-2] in tokens or weights.shape[-3] not in tokens
-        if values is None and not heads_first:
-            self._note_unheard(caller, UNORDERED)
-            return result
         # What the mask was is read off the weights: later keys without any are hidden.
         heads = self._heads_of(caller, weights)
         weights_BHQK = _by_head(weights, heads)
         B, H, Q, K = weights_BHQK.shape
+        # Values of several heads, or of each text for all its heads.
+        parts = 0 if values is None else values.shape[:-2].numel()
+        heads_first = weights.ndim < 4 or Q in tokens or H not in tokens
+        if not heads_first and parts != B * H:
+            self._note_unheard(caller, UNORDERED)
+            return result
         causal = Q == K >= 2 and not bool((weights_BHQK.amax((0, 1)).triu(1) > 0).any())
         visible = Visibility(Q, K, None, causal, None, weights.device)
         # Values of other widths, as of talking heads, are none of these heads.
         v_BHKV = output_BQHV = None
-        if values is not None and values.numel() % (B * H * K) == 0:
-            v_BHKV = values.reshape(B, H, K, -1)
+        if values is not None and parts in (B * H, B) and values.shape[-2] == K:
+            v_BHKV = values.reshape(B, -1, K, values.shape[-1]).expand(-1, H, -1, -1)
             output_BQHV = result.reshape(B, H, Q, -1).transpose(1, 2)
         call = AttentionCall(
             self._site(caller, Q, K, visible),
