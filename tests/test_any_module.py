@@ -156,6 +156,20 @@ def test_an_encoder_of_pytorch_keeps_its_fast_path(
         torch.testing.assert_close(weights, expected[text, :, :length], rtol=0, atol=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_tokens_of_padding_that_a_nested_tensor_lacks_have_no_rows() -> None:
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(E, HEADS, 2 * E, batch_first=True), 2).eval()
+    x_BTE = torch.randn(2, T, E)
+    with torch.no_grad(), attnscope.recording(attnscope.wrap(encoder, row=1)) as seen:
+        encoder(x_BTE, src_key_padding_mask=PADDED)
+    padded, alone = seen.texts[0], attnscope.capture(attnscope.wrap(encoder), x_BTE[1:, :6])
+    for layer, expected in alone.weights.items():
+        weights = torch.as_tensor(padded.weights[layer])
+        torch.testing.assert_close(weights[:, :6, :6], torch.as_tensor(expected), atol=1e-6, rtol=0)
+        assert not weights[:, 6:].any()
+    np.testing.assert_allclose(*(of.table()["entropy"].to_numpy() for of in (padded, alone)), atol=1e-5)
+
+
 def test_what_a_layer_is_said_to_compute_is_held_against_its_output(monkeypatch: pytest.MonkeyPatch) -> None:
     module = nn.TransformerEncoderLayer(E, HEADS, 64, batch_first=True, dropout=0.0).eval()
     _, right = heard(module, torch.randn(2, T, E))
@@ -775,6 +789,20 @@ def test_cuts_that_are_refused(net: Any, how: dict[str, Any], error: type[Except
     given = torch.arange(9)[None] if net is any_modules.NanoGPT else torch.randn(1, T, E)
     with pytest.raises(error, match=words):
         attnscope.knockout(wrapped, given, **{"measure": lambda output: output.sum(), **how})
+
+
+def test_a_module_itself_is_cut_too() -> None:
+    net, x = any_modules.CausalSelfAttention().eval(), torch.randn(1, T, E)
+    bare, wrapped = (
+        attnscope.knockout(of, x, None, measure=torch.sum, over="heads").table() for of in (net, attnscope.wrap(net))
+    )
+    assert bare.equals(wrapped)
+
+
+@pytest.mark.parametrize(("name", "value"), [("row", "a"), ("row", 1.0), ("parts", 3), ("parts", [3])])
+def test_a_row_and_parts_that_are_none_are_refused(name: str, value: Any) -> None:
+    with pytest.raises(UsageError, match=f"expected {'a row' if name == 'row' else 'parts'}"):
+        attnscope.wrap(nn.Linear(2, 2), **{name: value})
 
 
 def test_a_model_of_transformers_has_answers_and_no_measure() -> None:

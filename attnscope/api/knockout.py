@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 import torch
+from torch import nn
 
 from attnscope.errors import InputError, UsageError, brief, first_line, hints_of
 from attnscope.hooks.forward import own_errors
@@ -29,6 +30,7 @@ from attnscope.interventions.spec import (
     check_no_budget,
 )
 from attnscope.model.loaded import LoadedModule, check_loaded
+from attnscope.model.loading import holds_model, wrap
 from attnscope.model.options import LoadOptions
 from attnscope.model.selection import select as selected
 from attnscope.observe.atlas import atlas_of
@@ -177,9 +179,9 @@ def knockout(call: KnockoutCall) -> KnockoutResult | BudgetCosts | ModuleCuts:
     half of 64 texts or more, are measured together in the other half. random and seed have no meaning then. Records are
     of {"text", "at", "answer", "foil"}.
 
-    Of a module of any code, as `attnscope.wrap` makes it, text is any input of `capture`, and measure makes a number of
-    what the module returns. The effect is the fall of that number. Without a key the heads give nothing in these rows,
-    and query=None means all rows.
+    Of a module of any code, or what `attnscope.wrap` makes of it, text is any input of `capture`, and measure makes a
+    number of what the module returns. The effect is the fall of that number. Without a key the heads give nothing in
+    these rows, and query=None means all rows.
 
     Returns what was measured: `table()` has a row per cut, or per budget. Raises InputError for a text, an answer or
     tokens that cannot be meant, ModelError for a family that attends outside the attention interface.
@@ -187,12 +189,14 @@ def knockout(call: KnockoutCall) -> KnockoutResult | BudgetCosts | ModuleCuts:
         >>> attnscope.knockout(model, "the bank of the river, the bank of the", key="river", over="heads").table()
         >>> attnscope.knockout(model, text, keep="stream:4+32,h2o:36", over="heads").bearable(0.01)
     """
-    wrapped: object = call.model
-    if isinstance(wrapped, LoadedModule):
-        return cuts_of_module(wrapped, call)
+    model: Any = call.model
+    if call.measure is not None and isinstance(model, nn.Module) and not holds_model(model):
+        model = wrap(model)
+    if isinstance(model, LoadedModule):
+        return cuts_of_module(model, call)
     if call.measure is not None:
         raise UsageError("a measure is of a module of any code, and this is a model", "give {answer} instead")
-    model, over = call.model, call.over
+    over = call.over
     check_loaded(model)
     shared, key = call.shared(), None if call.key is None else str(call.key)
     # A cache chooses its keys itself, so that queries and keys have no meaning with a budget.

@@ -553,8 +553,9 @@ def _layer_visibility(
     """What the operations for whole layers hide: where a mask is not 0, of tokens (0), padding (1) or both (2)."""
     T, device = q_BHTD.shape[-2], q_BHTD.device
     if lengths is not None:
-        hidden = torch.arange(T, device=device) >= torch.tensor(lengths, device=device)[:, None]
-        mask, kind = hidden, 1
+        # Tokens of padding are not there: nothing is a key for them, and they are none.
+        real_BT = torch.arange(T, device=device) < torch.tensor(lengths, device=device)[:, None]
+        return _by_rule(Visibility(T, T, (real_BT[:, :, None] & real_BT[:, None])[:, None], device=device))
     if mask is None:
         return Visibility(T, T, None, False, None, device)
     seen = mask.bool().logical_not()

@@ -192,9 +192,11 @@ def wrap(
     if feed is not None or (isinstance(model, nn.Module) and not holds_model(model)):
         if not isinstance(model, nn.Module):
             raise UsageError(f"expected a module of PyTorch, got {type(model).__name__}", "leave out {feed}")
-        if row < 0:
-            raise UsageError(f"expected a row of the batch from 0, got {row}", "use {row=0}")
-        patterns = (parts,) if isinstance(parts, str) else tuple(parts)
+        if not isinstance(row, int) or row < 0:
+            raise UsageError(f"expected a row of the batch from 0, got {brief(row)}", "use {row=0}")
+        patterns = (parts,) if isinstance(parts, str) else tuple(parts) if isinstance(parts, Sequence) else (parts,)
+        if not all(isinstance(pattern, str) for pattern in patterns):
+            raise UsageError(f"expected parts as patterns of paths, got {brief(parts)}", "give them as 'blocks.*'")
         return LoadedModule(model, name or type(model).__name__, tokenizer, feed, row, patterns)
 
     # Of the whole: a part that is read alone knows neither its quantizer nor the hooks that unpack its weights.
