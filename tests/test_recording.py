@@ -404,6 +404,8 @@ def test_what_cannot_be_recorded_is_refused(demo: LoadedModel) -> None:
         attnscope.recording("demo")
     with pytest.raises(UsageError, match="norms and effects of values"):
         attnscope.recording(demo, keep=Request(view=attnscope.View(weights="value")))
+    with pytest.raises(UsageError, match="expected a Request, got 'weights'"):
+        attnscope.recording(demo, keep="weights")  # type: ignore[arg-type]
     model = copy.deepcopy(model_of("llama")).train()
     with pytest.raises(UsageError, match="training mode"):
         attnscope.recording(model)
@@ -413,6 +415,11 @@ def test_what_cannot_be_recorded_is_refused(demo: LoadedModel) -> None:
         pass
     with pytest.raises(InputError, match="sequence 0: its first 0 of 14 tokens were read"):
         seen.of(ids_of(1, seed=3))
+    for none in (None, 3, "abc", [[]], [["a"]], [[1.5]], torch.zeros(1, 2, 2), torch.zeros(1, 3)):
+        with pytest.raises(UsageError, match="expected ids"):
+            seen.of(none)
+    ids = ids_of(1)
+    assert len(seen.of([*ids])) == len(seen.of(ids.numpy())) == len(seen.of(ids[0].tolist())) == 1
 
 
 def test_a_cache_from_before_the_recording_is_refused() -> None:

@@ -18,7 +18,7 @@ from torch.overrides import has_torch_function
 from attnscope.api.captured import Capture
 from attnscope.attention.spec import AttentionSpec, by_place
 from attnscope.corpus.item_requests import KERNEL, KERNEL_TOKENS, batch_limit, batches
-from attnscope.errors import AttnscopeError, InputError, UnknownOptionError, UsageError, hints_of, nearest
+from attnscope.errors import AttnscopeError, InputError, UnknownOptionError, UsageError, brief, hints_of, nearest
 from attnscope.hooks.engines import Engine, engine_named
 from attnscope.inputs.sound import sound_of
 from attnscope.model.libraries import without_bars
@@ -480,6 +480,8 @@ def kept(
         request = Request(view=View(heads=heads), relations=True, maps="kept", weights=True, per_token=of_pictures)
     elif heads is not None:
         raise UsageError("layers and request were both given", "choose heads with {select=1.*} instead")
+    if not isinstance(request, Request):
+        raise UsageError(f"expected a Request, got {brief(request)}", "give attnscope.Request(weights=True)")
     tokens: dict[str, Any] = {name: str(value) for name, value in (("query", query), ("key", key)) if value is not None}
     return replace(request, **tokens | ({} if define is None else {"define": define}))
 

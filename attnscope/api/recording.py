@@ -50,7 +50,7 @@ from attnscope.observe.request import CaptureSpec, LayerKey, Request, TextInputs
 logger = logging.getLogger(__name__)
 ELSEWHERE = "ran in another thread, and is not recorded: record there"
 FAILED = "ended with an error, and is not kept"
-SILENT = "made no attention call that could be heard"
+SILENT = "made no attention call that could be heard, as of attnscope.capture or an attention of its own"
 NO_TOKEN = "<embedding>"  # the name of a token that came as an embedding
 
 
@@ -171,11 +171,16 @@ class Recording:
             >>> [text] = seen.of(model.generate(ids))
         """
         rows = getattr(sequences, "sequences", sequences)
-        rows = rows.tolist() if isinstance(rows, Tensor) else list(rows)
+        rows = rows.tolist() if hasattr(rows, "tolist") else rows
+        if not isinstance(rows, Sequence) or isinstance(rows, str | bytes):
+            raise UsageError(f"expected ids, got {type(sequences).__name__}", "give what generate returned")
+        rows = [row.tolist() if hasattr(row, "tolist") else row for row in rows]
         rows = [rows] if rows and isinstance(rows[0], int) else rows
+        if not all(isinstance(row, Sequence) and all(isinstance(token, int) for token in row) and row for row in rows):
+            raise UsageError("expected ids, or a list of ids for each text", "give what generate returned")
         places: list[Place] = []
         for row in rows:
-            places.append(self._place(list(map(int, row)), places))
+            places.append(self._place(list(row), places))
         return [self._capture(*place) for place in places]
 
     @property
