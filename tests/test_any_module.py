@@ -670,6 +670,7 @@ def failing(text: str) -> None:
         ({"tokenizer": Characters()}, {"generate": 3}, TEXT, UsageError, "generate needs a model of transformers"),
         ({"tokenizer": Characters()}, {"verify": True}, TEXT, UsageError, "verify needs a model of transformers"),
         ({"tokenizer": Characters()}, {"engine": "quick"}, TEXT, UsageError, "there is no engine 'quick'"),
+        ({"tokenizer": Characters()}, {"engine": "probe"}, TEXT, UsageError, "a module of other code has none"),
         ({"tokenizer": Characters()}, {"select": "9.9"}, TEXT, UsageError, "9"),
         ({"parts": "none.*"}, {}, torch.arange(4)[None], InputError, "of none\\.\\*"),
         ({}, {}, torch.full((1, 4), 999), attnscope.AttnscopeError, "NanoGPT failed"),

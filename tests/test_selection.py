@@ -1,9 +1,11 @@
 """The selection grammar."""
 
+from typing import Any
+
 import pytest
 
 from attnscope.errors import UsageError
-from attnscope.model.selection import as_ranges, everything, pairs, select
+from attnscope.model.selection import as_ranges, everything, pairs, select, select_stacks
 
 MODEL = {0: 4, 1: 4, 2: 4, 3: 4}
 HYBRID = {1: 4, 3: 8}
@@ -81,6 +83,12 @@ def test_layers_of_different_width() -> None:
 def test_what_cannot_be_meant(expression: str, layers: dict, message: str) -> None:
     with pytest.raises(UsageError, match=message.replace("(", r"\(")):
         select(expression, layers)
+
+
+@pytest.mark.parametrize("none", [3, (2, 1), [[2, 1]]])
+def test_heads_that_are_no_text_are_refused(none: Any) -> None:
+    with pytest.raises(UsageError, match="expected heads as a text, got"):
+        select_stacks(none, {"decoder": {0: 2}}, "decoder")
 
 
 def test_everything_and_pairs() -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby, pairwise
 from typing import TypeVar
 
-from attnscope.errors import InputError, UsageError
+from attnscope.errors import InputError, UsageError, brief
 from attnscope.utils.display import head_name, number_list
 
 T = TypeVar("T")
@@ -239,6 +239,8 @@ def resolve_roles(expression: str, named: HeadsByRole | None) -> str:
         >>> resolve_roles("@induction,last", {"induction": {3: (0, 1)}})
         'L3H0,L3H1,last'
     """
+    if not isinstance(expression, str):
+        raise UsageError(f"expected heads as a text, got {brief(expression)}", "write them as 27.3,last")
     parts: list[str] = []
     for part in _pieces(expression):
         role = part[1:]

@@ -271,6 +271,11 @@ def operator_of(engine: str) -> Callable[[AttentionSpec], AttentionOperator]:
     if engine == "auto":
         return select_operator
     named = engine_named(engine)
+    if named.probes:
+        raise UsageError(
+            f"{engine} calls an attention function of transformers again, and a module of other code has none",
+            "use {engine=auto}: q and k are those that its kernel was given",
+        )
     if engine == "eager":
         return lambda spec: DenseAttention(spec.weights(0, spec.visible.queries), spec.visible, spec)
     return named.operator
