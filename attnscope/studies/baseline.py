@@ -191,6 +191,9 @@ def read_baseline(path: Path) -> SideNumbers:
             array: np.ndarray = np.array(values, dtype=dtype)
             if array.shape != shape:
                 raise ValueError(f"numbers of shape {array.shape}, expected {shape}")
+            # Neither half a place, nor a number that no metric is: NaN is one that a text cannot show.
+            if np.isinf(array).any() or (dtype is int and not np.array_equal(array, values)):
+                raise ValueError("numbers of another kind")
             return array
 
         def named(name: str, words: Sequence[object], allowed: Callable[[str], bool]) -> np.ndarray:

@@ -14,14 +14,14 @@ from transformers.models.mistral.modeling_mistral import eager_attention_forward
 import attnscope
 from attnscope.attention.operator import DenseAttention
 from attnscope.attention.spec import Visibility
-from attnscope.errors import UsageError
+from attnscope.errors import InputError, UsageError
 from attnscope.export import study_figures
 from attnscope.hooks.engines import ENGINES
 from attnscope.inputs.prompt import from_ids
 from attnscope.metrics.divergence import KeyChanges, key_changes, least_mass
 from attnscope.metrics.roles import NONE
 from attnscope.model.loading import wrap
-from attnscope.studies.baseline import beside_baseline, read_numbers
+from attnscope.studies.baseline import beside_baseline, read_baseline, read_numbers
 from attnscope.studies.comparison import Changes, Comparison, OneSide, compare_heads
 from attnscope.studies.gate import Condition, judge, parse_gate
 from attnscope.studies.intervals import FEWEST
@@ -553,6 +553,20 @@ def test_a_damaged_baseline_is_one_line(baseline, tmp_path, how):
     assert (result.out, len(result.err.splitlines())) == (b"", 1)
     assert "base.json" in result.err
     assert "\x1b" not in result.err
+
+
+@pytest.mark.parametrize("field", ["own", "roles", "masks"])
+def test_numbers_of_another_kind_in_a_baseline_are_refused(baseline, tmp_path, field):
+    document = json.loads((baseline / "base.json").read_text())
+    read_baseline(baseline / "base.json")
+    document[field][0][0] += 0.5
+    (tmp_path / "half.json").write_text(json.dumps(document))
+    document = json.loads((baseline / "base.json").read_text())
+    document["metrics"]["entropy"][0][0] = float("inf")
+    (tmp_path / "infinite.json").write_text(json.dumps(document))
+    for name in ("half.json", "infinite.json"):
+        with pytest.raises(InputError, match="is not a baseline, or is damaged"):
+            read_baseline(tmp_path / name)
 
 
 def test_the_folder_of_a_run_is_a_baseline(tmp_path, demo):
