@@ -308,9 +308,15 @@ def folded_and_mixed(P: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return P, (P * 0.5) @ v.flatten(0, 1)
 
 
+def head_by_head(P: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    heads = [P[:, head].log().softmax(-1) for head in range(HEADS)]
+    return P, torch.stack([weights @ v[:, head] for head, weights in enumerate(heads)], 1)
+
+
 @pytest.mark.parametrize(
     ("then", "words"),
     [
+        (head_by_head, "that values were not seen to be multiplied by"),
         (turned, "another axis than that of the keys"),
         (with_a_column_more, "over other columns than its tokens"),
         (queries_first, "with their queries before their heads"),

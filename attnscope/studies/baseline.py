@@ -192,7 +192,7 @@ def read_baseline(path: Path) -> SideNumbers:
             if array.shape != shape:
                 raise ValueError(f"numbers of shape {array.shape}, expected {shape}")
             # Neither half a place, nor a number that no metric is: NaN is one that a text cannot show.
-            if np.isinf(array).any() or (dtype is int and not np.array_equal(array, values)):
+            if np.isinf(array).any() or (dtype is int and not np.array_equal(array, np.array(values))):
                 raise ValueError("numbers of another kind")
             return array
 
