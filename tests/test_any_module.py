@@ -787,6 +787,7 @@ def test_the_fast_path_is_cut_too() -> None:
         (any_modules.NanoGPT, {"answer": "x"}, UsageError, "answer needs a model of transformers"),
         (any_modules.NanoGPT, {"over": "kv"}, UsageError, "over: expected one of none, heads, layers, got 'kv'"),
         (any_modules.NanoGPT, {"measure": lambda logits: logits}, InputError, "the measure of NanoGPT failed"),
+        (any_modules.NanoGPT, {"measure": lambda logits: float("nan")}, InputError, "the measure of NanoGPT is nan"),
         (any_modules.NanoGPT, {"select": "7.1"}, UsageError, "7"),
         (any_modules.TalkingHeads, {}, ModelError, "shows no values of its heads"),
     ],

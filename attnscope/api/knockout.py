@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
@@ -321,10 +322,13 @@ def _measured(
     with own_errors(module), torch.no_grad(), hearing(module, lambda call: None, change=change):
         output = module(*given.args, **given.kwargs)
     try:
-        return float(measure(output))
+        number = float(measure(output))
     except Exception as error:  # anybody's code
         what = f"the measure of {heard.loaded.name} failed: {first_line(error)}"
         raise InputError(what, "have it make one number of what the module returns") from error
+    if not math.isfinite(number):
+        raise InputError(f"the measure of {heard.loaded.name} is {number}", "have it make a finite number")
+    return number
 
 
 def chosen_heads(model: LoadedModel, select: str | None, atlas: HeadNames | Path | str | None) -> dict[str, Any]:
