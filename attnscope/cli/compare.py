@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 EXAMPLES = (
     'attnscope compare --text "Mary gave John a book" --compare-text "John gave Mary a book" --out runs/swapped',
     "attnscope compare --texts corpus.txt.gz --compare-model demo --top 5",
-    'attnscope compare --texts corpus.txt.gz --compare-dtype bfloat16 --gate "visible=same,js<0.01,role=same"',
+    'attnscope compare --texts corpus.txt.gz --compare-dtype bfloat16 --gate "visible=same,js<0.01"',
 )
 
 
