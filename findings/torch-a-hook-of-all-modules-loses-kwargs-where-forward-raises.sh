@@ -43,13 +43,13 @@ for whose, register in (("one module", model.register_forward_hook), ("all modul
     handle = register(hook, with_kwargs=True, always_call=True)
     for raises in (False, True):
         calls = []
-        with warnings.catch_warnings(record=True) as told:
+        with warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
             try:
                 model(torch.ones(1), raises=raises)
             except ValueError:
                 pass
-        missing = any("missing 1 required positional argument: 'output'" in str(one.message) for one in told)
+        missing = any("missing 1 required positional argument: 'output'" in str(warning.message) for warning in warned)
         seen = calls + ["a TypeError in a warning"] * missing
         print(f"{whose}, forward {'raises' if raises else 'returns'}:", *seen)
     handle.remove()

@@ -352,7 +352,7 @@ def _parts_of(spec: AttentionSpec) -> dict[str, Any]:
     if spec.batch != 1:
         raise InputError(f"the call is of {spec.batch} texts, expected one", "give spec.first_texts(1)")
     visible, bias = spec.visible, spec.bias
-    if visible.mask is not None:  # a causal mask, with or without a window, is said in one number
+    if visible.mask is not None:  # a causal mask is left out, and its window is one number
         visible = by_place(visible, [None, int(visible.rows(visible.queries - 1, visible.queries).sum(-1).max())])
     mask = visible.as_mask
     parts = {"q": spec.q_BHQD, "k": spec.k_BGKD, "v": spec.v_BGKV, "scale": spec.scale, "softcap": spec.softcap}

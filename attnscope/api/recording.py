@@ -51,7 +51,7 @@ logger = logging.getLogger(__name__)
 ELSEWHERE = "ran in another thread, and is not recorded: record there"
 FAILED = "ended with an error, and is not kept"
 SILENT = "made no attention call that could be heard, as of attnscope.capture or an attention of its own"
-NO_TOKEN = "<embedding>"  # the name of a token that came as an embedding
+NO_TOKEN = "<embedding>"  # the name of a token without an id
 
 
 @hints_of()
@@ -129,8 +129,8 @@ class Recording:
         if self._started:
             raise UsageError("this recording was used before", "call attnscope.recording again")
         self._started = True
-        hearing = partial(_hearing, self.loaded)
         geometry = self.loaded.geometry
+        hearing = partial(overhearing, self.loaded.model, windows=geometry.windows)
         summaries = {layer.index for stack, of in geometry.views.items() if has_summaries(stack) for layer in of}
         forwards = kept_forwards(self.loaded.model, geometry.stack, hearing, summaries)
         self._kept = self._open.enter_context(forwards)
@@ -254,7 +254,7 @@ class Recording:
         report = CaptureReport(attention=getattr(loaded.model.config, "_attn_implementation", None) or "eager")
         prompt = self._prompt(text.ids)
         source = None if text.source is None else self._prompt(text.source)
-        # Layers as they were joined; which way each should look is said by the config.
+        # The joined layers; the config says whether a layer is causal.
         ready = {}
         for (stack, index), layer in text.layers.items():
             layer.check.back_alone = looks_back_alone(loaded.model.config, stack)
@@ -368,11 +368,6 @@ class ModuleRecording:
         else:
             given = with_tokens(self.loaded, ModuleInput(args, rest[0], None))
             self.texts.append(Capture.made_of(calls.of(given).observe(self.ask)))
-
-
-def _hearing(loaded: LoadedModel, on_call: Any) -> Any:
-    """Who hears the calls of a model: what gives, opened, what to call when a forward begins."""
-    return overhearing(loaded.model, on_call, loaded.geometry.windows)
 
 
 def _geometry(index: int, layer: JoinedLayer) -> LayerGeometry:

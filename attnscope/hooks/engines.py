@@ -196,7 +196,7 @@ class Engine:
         """Give the layer's output (B, Q, H, V) and how the call held; `on_call` was given the call."""
         P: AttentionOperator
         if self.probes:
-            # The model's own attention runs, and again where it is asked about; of rows that nobody wants none is made.
+            # The model's own attention runs, and again for rows that are requested; no other rows are made.
             own = _own_arithmetic(original, spec.device)
             with own():
                 output, _ = original()

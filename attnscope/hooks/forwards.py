@@ -30,7 +30,7 @@ from attnscope.hooks.report import tolerance
 from attnscope.model.selection import CROSS, DECODER, ENCODER
 
 Layer = tuple[str, int]  # a stack and the number of a layer
-UNKNOWN = -1  # the id of a token that came as an embedding
+UNKNOWN = -1  # the id of a token with an embedding alone
 
 
 @dataclass(eq=False)

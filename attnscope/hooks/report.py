@@ -25,7 +25,7 @@ TOLERANCE = {  # row sums, and P V against the output: what rounding alone does
 
 GIVEN = "given"  # the route of weights that no pass of attnscope computed
 KERNEL, LAYER, SOFTMAX = "kernel", "layer", "softmax"  # routes of operations, see `hooks/functions.py`
-UNREAD = "unread"  # of a call whose weights nobody asked for, and that shows none by itself
+UNREAD = "unread"  # of a call that shows no weights by itself, in a layer with no selected head
 
 
 def tolerance(dtype: torch.dtype | str, otherwise: str = "float32") -> tuple[float, float]:

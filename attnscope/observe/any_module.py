@@ -492,7 +492,7 @@ def _patches(tokens: int, rows: int, columns: int, *, whole: bool, notes: list[s
     return unnamed_tokens(names, Medium(patches=patches))
 
 
-# The layers as they are read, and what is said of them.
+# The layers as they are read, their header line and the manifest.
 
 
 def _ready(call: HeardCall, key: LayerKey) -> ReadyLayer:

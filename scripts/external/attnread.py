@@ -7,7 +7,6 @@ Shapes: B text, H head, Q query, K key, D head dim.
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,11 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import attnscope
-from external.common import Check, Report, arguments, source_of
+from external.common import Check, arguments
 from external.models import tiny
+from external.peer_attnread import opened_report
 
-VERSION, TOKENS = "0.1.2", 45
+TOKENS = 45
 KINDS, KERNELS, DTYPES = ("llama", "gpt2"), ("eager", "sdpa"), (torch.float32, torch.bfloat16)
 GATED = {
     "hidden_size": 48,
@@ -42,13 +42,7 @@ GATED = {
 
 def main() -> None:
     """Read every model by both and write the result."""
-    asked = arguments()
-    torch.set_num_threads(1)
-    Path("source").mkdir(exist_ok=True)
-    folder = source_of(f"attnread=={VERSION}", Path("source").resolve())
-    sys.path[:0] = [str(folder), str(folder / "src")]
-    report = Report(("nnsight", "transformers", "torch"))
-    report.version = {"attnread": VERSION, **report.version}
+    asked, report = arguments(), opened_report()
     models = {kind: tiny(kind, Path(kind).resolve()) for kind in KINDS}
     seen = {
         (kind, kernel, dtype): both(*opened(place, kernel, dtype))

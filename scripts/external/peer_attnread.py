@@ -25,14 +25,19 @@ KNOWN = Known(
 )
 
 
-def main() -> None:
-    asked = arguments()
+def opened_report() -> Report:
+    """An empty report, with attnread ready to be imported; one thread."""
     torch.set_num_threads(1)
     Path("source").mkdir(exist_ok=True)
     folder = source_of(f"attnread=={VERSION}", Path("source").resolve())
     sys.path[:0] = [str(folder), str(folder / "src")]
     report = Report(("nnsight", "transformers", "torch"))
     report.version = {"attnread": VERSION, **report.version}
+    return report
+
+
+def main() -> None:
+    asked, report = arguments(), opened_report()
     run_types(report, read, KNOWN)
     report.write(asked.out)
 
