@@ -19,7 +19,7 @@ from attnscope.attention.spec import AttentionSpec, Visibility
 from attnscope.attention.tiling import TILE_BYTES, TiledAttention
 from attnscope.hooks.engines import eager_bytes, fused_bytes, tokens_that_fit
 from attnscope.model.geometry import TYPES, Geometry, LayerGeometry, geometry_of
-from attnscope.model.tasks import attending_layers
+from attnscope.model.tasks import layer_modules
 from helpers import stack_families
 from helpers.dispatched import thread_count
 from helpers.families import MODEL_TYPES, WITHOUT_ATTENTION, few, of_all_families, tiny_config, tiny_model
@@ -250,7 +250,7 @@ def test_a_layer_of_an_unknown_type_attends_where_its_modules_do(model_type, mon
 @pytest.mark.families
 def test_the_layers_of_a_part_that_has_no_class_of_its_own_are_asked_of_the_whole(monkeypatch):
     config = tiny_stacks("t5gemma")
-    assert attending_layers(config.encoder, config.encoder, "encoder") is None
+    assert layer_modules(config.encoder, config.encoder, "encoder") is None
     monkeypatch.delitem(TYPES, "sliding_attention")
     every = geometry_of(config, count=False).every
     assert [layer.attention for stack in ("encoder", "decoder") for layer in every[stack]] == [True] * 8

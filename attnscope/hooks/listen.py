@@ -30,6 +30,7 @@ from attnscope.hooks import families, forward
 from attnscope.hooks.calls import AttentionCall, CallSite, OriginalAttention, check_call
 from attnscope.hooks.engines import ENGINES, Engine, OnCall, full_precision, with_change
 from attnscope.hooks.families import ModuleStacks, Route, Watch
+from attnscope.hooks.mixers import mixing
 from attnscope.hooks.report import CallCheck, CaptureReport, settle, tolerance
 from attnscope.hooks.windows import WindowedTower
 from attnscope.model.families import Family, family_of
@@ -55,6 +56,7 @@ def listen(
     gradients: bool = False,
     calls_alone: bool = False,
     computed: bool = True,
+    mixers: bool = False,
     change: Callable[[AttentionCall], Tensor | None] | None = None,
     **inputs: Any,
 ) -> CaptureReport:
@@ -68,7 +70,8 @@ def listen(
     logits_at: positions to make logits of, from the end where negative; the whole model runs then, and makes no
     others where its family can leave them out. gradients: keep what a backward pass needs. calls_alone: the output is
     not needed; the pass ends with the last call, once a whole pass of the model has shown which that is. computed: keep
-    of a call outside the interface logits, values and outputs too, which takes one matrix more. change: called
+    of a call outside the interface logits, values and outputs too, which takes one matrix more. mixers: hand on the
+    calls of linear layers too, of stack `linear`; the pass then runs to its end. change: called
     with every call, its q, k and v and which keys its queries see in `call.spec`, its output in `call.output_BQHV`; the
     model gets what it returns instead of that output, None for the output itself. inputs: further arguments of the
     model's forward: of an encoder-decoder, whose encoder reads the ids, `decoder_input_ids`.
@@ -82,7 +85,7 @@ def listen(
         >>> listen(model, ids, lambda call: None, logits_at=[-1]).logits     # (texts, 1, vocabulary)
         >>> listen(model, ids, lambda call: None, change=lambda call: 0 * call.output_BQHV if call.layer == 2 else None)
     """
-    bare, ends = forward.bare_model(model), calls_alone and not forward.hooks_around(model)
+    bare, ends = forward.bare_model(model), calls_alone and not mixers and not forward.hooks_around(model)
     with (
         forward.own_errors(model),
         running(model, engine.implementation if engine else None) as attention,
@@ -95,6 +98,7 @@ def listen(
             ends=ends,
             computed=computed,
         ) as report,
+        mixing(model, on_call, report) if mixers else nullcontext(),
         torch.set_grad_enabled(gradients),
         suppress(_LastCallError),
     ):
@@ -119,7 +123,7 @@ def listen(
 
     # A later pass may end with its last call, where each layer makes one and no hook waits for the end of a forward.
     once = len(set(report.layers)) == len(report.calls)
-    if calls_alone and report.output is not None and once and not any(map(hooks_of, bare.modules())):
+    if calls_alone and not mixers and report.output is not None and once and not any(map(hooks_of, bare.modules())):
         _calls_of_pass[bare] = len(report.calls)
 
     # A layer that was not heard would be missing from every number, silently.

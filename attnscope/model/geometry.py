@@ -6,7 +6,7 @@ Pure Python: no weights, and torch only to count the parameters.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -34,12 +34,12 @@ from attnscope.model.selection import (
     is_vision,
     main_stack,
 )
-from attnscope.model.tasks import attending_layers, both_ways, empty_model, stack_config, task_of
+from attnscope.model.tasks import both_ways, empty_model, layer_modules, stack_config, task_of
 from attnscope.utils.memory import DTYPE_BYTES
 
 # What families, and older configs, call their layer types; transformers' own list is `ALLOWED_ATTN_LAYER_TYPES`.
 # "sparse" layers choose the keys of each query by content; the keys of "compressed" layers are a window of tokens and
-# summaries of the tokens before it. `attending_layers` reads the meaning of other names from the code of their modules.
+# summaries of the tokens before it. `layer_modules` reads the meaning of other names from the code of their modules.
 TYPES = {
     "full_attention": "full",
     "attention": "full",
@@ -258,6 +258,7 @@ def geometry_of(config: Any, *, count: bool = True, task: str | None = None) -> 
         if name in added and name in types:
             views[stack] = tuple(layer for layer in layers if types[layer.index] == name)
             rates[stack] = added[name]
+    views |= _mixing_layers(config, text, main_stack(task), layers)
     if hasattr(text, "lambda_std_dev"):
         pairs = (replace(layer, heads=layer.heads // 2, kv_heads=max(1, layer.kv_heads // 2)) for layer in layers)
         views[DIFFERENCE] = tuple(pairs)
@@ -469,7 +470,8 @@ def _layers(config: Any, stack: str) -> tuple[LayerGeometry, ...]:
 
     # A word that is not in TYPES is of a layer with attention where its modules attend: then a model is built.
     unknown = {index for index, word in enumerate(words) if word not in TYPES}
-    attending = unknown & (attending_layers(config, text, stack) or frozenset()) if unknown else set()
+    modules = layer_modules(config, text, stack) if unknown else None
+    attending = unknown & modules.attending if modules else set()
 
     # With a Mamba in the config and no list of the layers that are one, all layers have it parallel to their attention;
     # with such a list those that it calls hybrid.
@@ -485,6 +487,21 @@ def _layers(config: Any, stack: str) -> tuple[LayerGeometry, ...]:
         )
         for index, name in enumerate(types)
     )
+
+
+def _mixing_layers(
+    config: Any, text: Any, stack: str, layers: Sequence[LayerGeometry]
+) -> dict[str, tuple[LayerGeometry, ...]]:
+    """The layers that mix tokens by a rule without a softmax, by the kind of their maps."""
+    if all(layer.attention and not layer.parallel for layer in layers):
+        return {}
+    modules = layer_modules(config, text, stack)
+    kinds: dict[str, list[LayerGeometry]] = {}
+    for index, mixer in sorted(modules.mixers.items()) if modules else ():
+        if index < len(layers):
+            layer = replace(layers[index], heads=mixer.heads, kv_heads=mixer.heads, window=None, parallel="")
+            kinds.setdefault(mixer.kind, []).append(replace(layer, keys=mixer.name))
+    return {kind: tuple(of_kind) for kind, of_kind in kinds.items()}
 
 
 def _count(text: Any, stack: str) -> int:

@@ -21,6 +21,7 @@ DECODER, ENCODER, CROSS, VISION = "decoder", "encoder", "cross", "vision"
 # Maps of their own that layers of a decoder may have: over tokens and summaries of several tokens (DeepSeek-V4's
 # compressed sparse and heavily compressed attention); the difference of two heads' weights (differential attention).
 CSA, HCA, DIFFERENCE = "csa", "hca", "difference"
+LINEAR = "linear"  # layers without a softmax whose rule is linear in its values: a signed map per head
 # Those of the Byte Latent Transformer next to its decoder over bytes: the model whose entropies cut patches; the local
 # encoder, over bytes; each patch over its bytes; patches over patches; bytes over patches.
 PATCHER, LOCAL, POOLING, GLOBAL, UNPOOLING = "patcher", "local", "pooling", "global", "unpooling"
@@ -30,7 +31,7 @@ CAUSAL = (PATCHER, LOCAL, DECODER)  # that read one text from left to right
 OF_TWO_TEXTS = (ENCODER, DECODER, CROSS)  # those of an encoder-decoder
 # In the order in which a forward pass comes to them.
 SOFTMAX = (ENCODER, PATCHER, LOCAL, POOLING, GLOBAL, UNPOOLING, DECODER, CROSS, VISION, CSA, HCA)
-STACKS = (*SOFTMAX, DIFFERENCE)
+STACKS = (*SOFTMAX, DIFFERENCE, LINEAR)
 CAUSAL_LM, ENCODER_ONLY, SEQ2SEQ, VISION_ONLY = TASKS = ("decoder", "encoder", "seq2seq", "vision")  # read at
 NAMES = {
     CAUSAL_LM: "a causal model",
@@ -96,6 +97,11 @@ def is_over_patches(stack: str) -> bool:
 def is_difference(stack: str) -> bool:
     """Whether its maps are differences of two heads' weights."""
     return stack == DIFFERENCE
+
+
+def is_linear(stack: str) -> bool:
+    """Whether its maps are those of linear layers, signed."""
+    return stack == LINEAR
 
 
 def has_summaries(stack: str) -> bool:

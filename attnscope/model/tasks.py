@@ -1,8 +1,9 @@
 """What a model is read at: as a causal decoder, as an encoder, or as an encoder and a decoder that looks at it.
 
-Which layers of a model attend, read from the code of its modules: for layer types that are not in `TYPES`.
+Which layers of a model attend, and which mix tokens by a linear rule, read from the code of its modules.
 
-A module attends where its code asks transformers' attention interface. Nothing is run, and no weights are needed.
+A module attends where its code asks transformers' attention interface. It has a linear rule where it calls a function
+of its file with the arguments of such a rule. Nothing is run, and no weights are needed.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ import copy
 import inspect
 import json
 import re
+import sys
+import weakref
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from attnscope.errors import ModelError, UsageError
 from attnscope.model.families import family
@@ -375,8 +378,76 @@ def asks_interface(module: nn.Module) -> bool:
     return INTERFACE in getattr(getattr(forward, "__code__", None), "co_names", ())
 
 
-def attending_layers(config: Any, part: Any, stack: str) -> frozenset[int] | None:
-    """The layers of a stack whose modules attend; None where the model of a config cannot be built.
+# What modelling files call the arguments of a linear layer's rule, by the kind of its maps: `linear` has one per head.
+RULES: Mapping[str, Mapping[str, frozenset[str]]] = {
+    "linear": {
+        "delta": frozenset({"query", "key", "value", "g", "beta"}),
+        "mamba2": frozenset({"hidden_states", "dt", "A", "B", "C", "chunk_size"}),
+    }
+}
+HEADS = ("num_v_heads", "num_heads", "num_attention_heads")  # of a module that mixes by a rule
+
+
+class Mixer(NamedTuple):
+    """How a module mixes tokens without a softmax.
+
+    kind: a key of RULES. heads: how many maps it has. name: the form of its rule, a key of that kind.
+    """
+
+    kind: str
+    heads: int
+    name: str
+
+
+_rules: weakref.WeakKeyDictionary[type, dict[str, str]] = weakref.WeakKeyDictionary()
+
+
+def rules_of(module: nn.Module) -> dict[str, str]:
+    """The functions of a module's file that its code calls and that are such a rule: {name: which of RULES}."""
+    kind = type(module)
+    if kind not in _rules:
+        _rules[kind] = _read_rules(kind)
+    return _rules[kind]
+
+
+def _read_rules(kind: type) -> dict[str, str]:
+    home = vars(sys.modules[kind.__module__]) if kind.__module__ in sys.modules else {}
+    codes = (getattr(inspect.unwrap(method), "__code__", None) for method in vars(kind).values() if callable(method))
+    called = {name for code in codes for name in getattr(code, "co_names", ())}
+    known: dict[str, str] = {}
+    for name in sorted(called & home.keys()):
+        if inspect.isfunction(home[name]):
+            parameters = inspect.signature(home[name]).parameters.keys()
+            for rules in RULES.values():
+                for form, needs in rules.items():
+                    if needs <= parameters:
+                        known[name] = form
+    return known
+
+
+def mixer_of(module: nn.Module) -> Mixer | None:
+    """How a module mixes tokens by a rule of its file; None where it has none.
+
+    >>> mixer_of(model.model.layers[0].linear_attn)
+    Mixer(kind='linear', heads=32, name='delta')
+    """
+    form = next(iter(rules_of(module).values()), None)
+    if form is None:
+        return None
+    kind = next(kind for kind, rules in RULES.items() if form in rules)
+    heads = next((value for name in HEADS if isinstance(value := getattr(module, name, None), int)), 1)
+    return Mixer(kind, heads, form)
+
+
+class LayerModules(NamedTuple):
+    """Which layers of a stack have modules that attend, and which have modules that mix by a rule."""
+
+    attending: frozenset[int]
+    mixers: Mapping[int, Mixer]
+
+
+def layer_modules(config: Any, part: Any, stack: str) -> LayerModules | None:
+    """What the modules of a stack's layers do; None where the model of a config cannot be built.
 
     part: what the model's config has for the stack, or the whole. The model of that part, or the whole, is built on the
     meta device, without code that it brings, once for each config.
@@ -390,11 +461,15 @@ def attending_layers(config: Any, part: Any, stack: str) -> frozenset[int] | Non
         for whole in (part, config):
             with suppress(Exception):  # any family's constructor, with any config
                 model: Any = empty_of(AutoModel, copy.deepcopy(whole))
-                modules = (model.get_decoder() if stack == DECODER else model.get_encoder()).named_modules()
-                layers = frozenset(layer_of(module, path) for path, module in modules if asks_interface(module))
+                modules = dict((model.get_decoder() if stack == DECODER else model.get_encoder()).named_modules())
+                at = {layer_of(module, path): module for path, module in modules.items() if asks_interface(module)}
+                mixers = {
+                    layer_of(module, path): mixer_of(module) for path, module in modules.items() if rules_of(module)
+                }
+                layers = LayerModules(frozenset(at), {index: mixer for index, mixer in mixers.items() if mixer})
                 break
         _last_answer[key] = layers
     return _last_answer[key]
 
 
-_last_answer: dict[tuple[str, str], frozenset[int] | None] = {}
+_last_answer: dict[tuple[str, str], LayerModules | None] = {}

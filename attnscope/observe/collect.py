@@ -48,6 +48,7 @@ from attnscope.model.selection import (
     VISION_ONLY,
     has_summaries,
     is_causal,
+    is_linear,
     is_vision,
     metrics_stack,
 )
@@ -391,7 +392,9 @@ def stacks_of(forward: Pass) -> StackRouter:
     of_tokens = any((request.group, request.rollout, request.per_token, request.spans, request.operands))
     of_tokens = of_tokens or any(text.chosen != TokenSelection() for text in asked)
     of_views: dict[str, list[TextInputs]] = {}
-    for stack in () if of_tokens else geometry.views:
+    for stack in geometry.views:
+        if of_tokens and not is_linear(stack):
+            continue
         rate = geometry.rates.get(stack)
         if rate is not None:
             summarised = [with_summaries(text.prompt, rate, overlap=stack == CSA) for text in asked]
@@ -493,6 +496,7 @@ def _observed(forward: Pass) -> list[Observation]:
             patches=of_tower.prompts[0].medium.windows if of_tower else (),
             calls_alone=not (whole or prompts[0].medium.patches),
             computed=request.view.weights != "softmax",
+            mixers=any(map(is_linear, readings)),
             **inputs,
         )
     for call in report.calls:
