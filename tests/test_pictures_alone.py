@@ -12,12 +12,12 @@ from attnscope.certificate.check import check_parity
 from attnscope.corpus.folder import Job
 from attnscope.corpus.item_requests import check_fields
 from attnscope.errors import AttnscopeError, ModelError
-from attnscope.hooks.patch_tokens import patch_tokens
 from attnscope.model.fitting import check_tower
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.loading import load, load_tokenizer
 from attnscope.model.options import LoadOptions
 from attnscope.model.tasks import model_class, task_of
+from attnscope.observe.inputs import patch_tokens
 from attnscope.observe.observation import Observation
 from attnscope.observe.request import CaptureSpec
 from attnscope.observe.run import prepare
