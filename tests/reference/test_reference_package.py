@@ -13,9 +13,9 @@ import pytest
 import torch
 
 import attnscope.reference
+from attnscope.reference.attention import MultiHeadAttention
 from attnscope.reference.layouts import layout_of
 from attnscope.reference.masks import causal_mask, positions
-from attnscope.reference.multihead import MultiHeadAttention
 from attnscope.reference.positions import cos_sin, default_frequencies
 from attnscope.reference.projections import LatentWeights, LayerInputs
 from attnscope.reference.reader import read
@@ -95,6 +95,7 @@ def examples_need():
         "torch": torch,
         "attn": MultiHeadAttention(8, 2),
         "x": torch.randn(5, 8),
+        "one": torch.ones(1, 2, 1, 1),
         "hidden_TE": torch.randn(9, 8),
         "weights": latent,
         "frequencies": default_frequencies(4),

@@ -1,0 +1,241 @@
+"""Layers without a softmax: the rules of `reference/linear.py` against formulas, and the models' own against both.
+
+A formula spells one weight of a map as a product over the tokens between key and query; a rule never sees it so.
+"""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from attnscope.attention.linear import LinearMap
+from attnscope.hooks.mixers import delta_rule
+from attnscope.reference import linear
+
+B, T, H, D, V, C, N = 2, 6, 2, 3, 4, 5, 2
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+Q, K, VALUES = random(B, T, H, D, seed=1), random(B, T, H, D, seed=2), random(B, T, H, V, seed=3)
+DECAY, WRITE = random(B, T, H, seed=4).sigmoid(), random(B, T, H, seed=5).sigmoid()
+DECAY_D = random(B, T, H, D, seed=6).sigmoid()
+INPUT, FORGET = 2 * random(B, T, H, seed=7), random(B, T, H, seed=8) + 1
+X, STEP, A = random(B, T, C, seed=9), random(B, T, C, seed=10).exp(), -random(C, N, seed=11).exp()
+STATE_B, STATE_C, SKIP = random(B, T, N, seed=12), random(B, T, N, seed=13), random(C, seed=14)
+TAPS, BIAS, FIRST = random(C, 4, seed=15), random(C, seed=16), random(C, seed=17)
+GATES = random(B, T, C, seed=18).sigmoid()
+
+
+def fading(b: int, h: int, i: int, j: int) -> float:
+    """q_i . k_j, faded by every token after the key."""
+    return float(Q[b, i, h] @ K[b, j, h]) * math.prod(float(DECAY[b, t, h]) for t in range(j + 1, i + 1))
+
+
+def lightning(b: int, h: int, i: int, j: int) -> float:
+    return float(Q[b, i, h] @ K[b, j, h]) * math.exp(-(0.1 + 0.4 * h) * (i - j))
+
+
+def delta(b: int, h: int, i: int, j: int, decay: Tensor = DECAY) -> float:
+    """b_j q_i^T (I - b_i k_i k_i^T) a_i ... (I - b_j+1 k_j+1 k_j+1^T) a_j+1 k_j."""
+    kept = K[b, j, h] * WRITE[b, j, h]
+    for t in range(j + 1, i + 1):
+        erased = torch.eye(D).double() - WRITE[b, t, h] * torch.outer(K[b, t, h], K[b, t, h])
+        kept = erased @ (decay[b, t, h] * kept)
+    return float(Q[b, i, h] @ kept) / math.sqrt(D)
+
+
+def mlstm(b: int, h: int, i: int, j: int) -> float:
+    """Without any stabiliser: exp(input_j) times the forget gates after j, over max(|sum over keys|, 1)."""
+
+    def gate(j: int) -> float:
+        forgets = (1 / (1 + math.exp(-float(FORGET[b, t, h]))) for t in range(j + 1, i + 1))
+        return math.exp(float(INPUT[b, j, h])) * math.prod(forgets) * float(Q[b, i, h] @ K[b, j, h]) / math.sqrt(D)
+
+    return gate(j) / max(abs(sum(gate(key) for key in range(i + 1))), 1.0)
+
+
+def mamba2(b: int, h: int, i: int, j: int) -> float:
+    step, rate = DECAY[b, :, h], -0.5 - h
+    weight = math.exp(rate * float(step[j + 1 : i + 1].sum())) * float(step[j]) * float(Q[b, i, h] @ K[b, j, h])
+    return weight + (0.7 + h) * (i == j)
+
+
+def mamba(b: int, c: int, i: int, j: int) -> float:
+    steps = float(STEP[b, j + 1 : i + 1, c].sum())
+    read = (float(STATE_C[b, i, n]) * math.exp(float(A[c, n]) * steps) * float(STATE_B[b, j, n]) for n in range(N))
+    return float(STEP[b, j, c]) * sum(read) + float(SKIP[c]) * (i == j)
+
+
+def rwkv(b: int, c: int, i: int, j: int) -> float:
+    def size(j: int) -> float:
+        key, rate = float(X[b, j, c]), math.exp(float(BIAS[c]))
+        return math.exp(key + float(FIRST[c])) if i == j else math.exp(key - (i - 1 - j) * rate)
+
+    return size(j) / sum(size(key) for key in range(i + 1))
+
+
+def gated(b: int, c: int, i: int, j: int) -> float:
+    return math.prod(float(GATES[b, t, c]) for t in range(j + 1, i + 1))
+
+
+def taps(b: int, c: int, i: int, j: int) -> float:
+    return float(TAPS[c, 3 - (i - j)]) if i - j < 4 else 0.0
+
+
+RULES = {
+    "fading": (fading, lambda v: linear.linear_attention(Q, K, v, DECAY), VALUES),
+    "lightning": (lightning, lambda v: linear.lightning(Q, K, v, torch.tensor([0.1, 0.5]).double()), VALUES),
+    "delta": (delta, lambda v: linear.gated_delta(Q, K, v, DECAY.log(), WRITE), VALUES),
+    "kimi": (
+        lambda *at: delta(*at, decay=DECAY_D),
+        lambda v: linear.gated_delta(Q, K, v, DECAY_D.log(), WRITE),
+        VALUES,
+    ),
+    "mlstm": (mlstm, lambda v: linear.mlstm(Q, K, v, INPUT, FORGET), VALUES),
+    "mamba2": (
+        mamba2,
+        lambda v: linear.mamba2(v, DECAY, torch.tensor([-0.5, -1.5]), K, Q, torch.tensor([0.7, 1.7])),
+        VALUES,
+    ),
+    "mamba": (mamba, lambda v: linear.mamba(v, STEP, A, STATE_B, STATE_C, SKIP), VALUES[:, :, 0, :1].expand(B, T, C)),
+    "rwkv": (rwkv, lambda v: linear.rwkv(BIAS, FIRST, X, v), GATES),
+    "gated": (gated, lambda v: linear.gated_recurrence(v, GATES), X),
+    "taps": (taps, lambda v: linear.convolution(v, TAPS), X),
+}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_the_map_of_a_rule_is_its_formula_weight_by_weight(name):
+    formula, rule, values = RULES[name]
+    output, map_BHQK = rule(values)
+    expected = torch.zeros_like(map_BHQK)
+    for b, h, i in torch.cartesian_prod(*map(torch.arange, map_BHQK.shape[:3])).tolist():
+        for j in range(i + 1):
+            expected[b, h, i, j] = formula(b, h, i, j)
+    torch.testing.assert_close(map_BHQK, expected, rtol=1e-6, atol=1e-7)
+    assert map_BHQK.triu(1).abs().max() == 0
+    mixed = "bhqk,bkhv->bqhv" if values.ndim == 4 else "bhqk,bkh->bqh"
+    torch.testing.assert_close(output, torch.einsum(mixed, map_BHQK, values))
+    with pytest.raises(AssertionError):  # a map that is late by one token is another
+        torch.testing.assert_close(map_BHQK.roll(1, 2), expected, rtol=1e-6, atol=1e-7)
+
+
+def test_a_bias_of_a_convolution_is_in_no_map():
+    with_bias, without = linear.convolution(X, TAPS, BIAS), linear.convolution(X, TAPS)
+    torch.testing.assert_close(with_bias.output - without.output, BIAS.expand(B, T, C))
+    assert torch.equal(with_bias.map, without.map)
+
+
+def modelling(name: str) -> Any:
+    """A modelling file of transformers; an earlier release may lack it."""
+    return pytest.importorskip(f"transformers.models.{name}.modeling_{name}")
+
+
+def unit(x: Tensor) -> Tensor:
+    return x / (x.square().sum(-1, keepdim=True) + 1e-6).sqrt()
+
+
+def long(tensor: Tensor) -> Tensor:
+    """The same over 70 tokens, more than a chunk of any model's own function."""
+    again = torch.cat([tensor * (1 - 0.05 * part) for part in range(-(-70 // T))], 1)
+    return again[:, :70]
+
+
+def own_delta():
+    q, k, v, g, write = map(long, (Q, K, VALUES, DECAY.log(), WRITE))
+    own = modelling("qwen3_next").torch_chunk_gated_delta_rule(q, k, v, g, write, use_qk_l2norm_in_kernel=True)[0]
+    return own, linear.gated_delta(unit(q), unit(k), v, g, write)
+
+
+def own_kimi():
+    q, k, v, g, write = map(long, (Q, K, VALUES, DECAY_D.log(), WRITE))
+    own = modelling("kimi_linear").chunk_kimi_delta_attention(q, k, v, g, write, use_qk_l2norm_in_kernel=True)[0]
+    return own, linear.gated_delta(unit(q), unit(k), v, g, write)
+
+
+def own_mamba2():
+    q, k, v, step = map(long, (Q, K, VALUES, DECAY.log()))
+    A, skip, bias = torch.tensor([-0.5, -1.5]), torch.tensor([0.7, 1.7]), torch.tensor([0.3, -0.2]).double()
+    own = modelling("mamba2").mamba2_chunk_scan(v, step, A, k, q, 16, D=skip, dt_bias=bias, dt_softplus=True)
+    return own, linear.mamba2(v, torch.nn.functional.softplus(step + bias), A, k, q, skip)
+
+
+def own_mamba():
+    x, step, write, read = map(long, (X, STEP, STATE_B, STATE_C))
+    own = (
+        modelling("mamba")
+        .mamba_selective_scan(
+            x.mT.float(), step.mT.float(), A.float(), write.mT.float(), read.mT.float(), D=SKIP.float()
+        )
+        .mT
+    )
+    return own, linear.mamba(x, step, A, write, read, SKIP)
+
+
+def own_rwkv():
+    key, value = long(X), long(GATES)
+    return modelling("rwkv").rwkv_linear_attention(BIAS, FIRST, key, value)[0], linear.rwkv(BIAS, FIRST, key, value)
+
+
+def own_gated():
+    x, gates = long(X), long(GATES)
+    reset = torch.zeros(B, 70, 1, dtype=torch.bool)
+    own, _ = modelling("recurrent_gemma").RecurrentGemmaRglru._rnn_scan(None, x, gates, reset, None)
+    return own, linear.gated_recurrence(x, gates)
+
+
+def own_mlstm():
+    q, k, v, write, forget = (part.transpose(1, 2).contiguous() for part in map(long, (Q, K, VALUES, INPUT, FORGET)))
+    own = modelling("xlstm").mlstm_recurrent_sequence_native(q, k, v, write, forget, dtype_state=torch.float64)
+    own = own[0] if isinstance(own, tuple) else own
+    return own.transpose(1, 2), linear.mlstm(*map(long, (Q, K, VALUES, INPUT, FORGET)), eps=1e-6)
+
+
+def own_taps():
+    x = long(X)
+    return modelling("lfm2").causal_conv1d_fn(x.mT, TAPS, BIAS).mT, linear.convolution(x, TAPS, BIAS)
+
+
+OWN = [own_delta, own_kimi, own_mamba2, own_mamba, own_rwkv, own_gated, own_mlstm, own_taps]
+
+
+@pytest.mark.parametrize("compared", OWN, ids=lambda compared: compared.__name__)
+def test_a_models_own_function_is_the_rule_of_the_paper(compared):
+    own, (expected, _) = compared()
+    difference = (own.double() - expected).abs().max() / expected.abs().max()
+    assert difference < 2e-6, float(difference)
+    assert (own.double() - expected.roll(1, 1)).abs().max() / expected.abs().max() > 1e-2
+
+
+def recalled(write: Tensor) -> tuple[Tensor, Tensor]:
+    """Maps of six tokens that write keys 0, 1, 2, 0 and then ask for 0 and 1: of the delta rule, and without it.
+
+    A token that asks writes nothing. The delta rule is a model's own function, and its map what attnscope makes of it.
+    """
+    place = torch.eye(4)[torch.tensor([0, 1, 2, 0, 0, 1])][None, :, None]
+    own = modelling("qwen3_next").torch_chunk_gated_delta_rule
+    arguments = {"query": place, "key": place, "value": torch.randn(1, 6, 1, 3), "g": torch.zeros(1, 6, 1)}
+    rule = delta_rule(own, {**arguments, "beta": write[None, :, None]})
+    plain = linear.linear_attention(
+        place / 2, write[None, :, None, None] * place, arguments["value"], torch.ones(1, 6, 1)
+    )
+    return LinearMap(rule).dense()[0, 0], plain.map[0, 0]
+
+
+def test_a_planted_recall_is_at_the_token_of_the_recalled_key():
+    delta_QK, plain_QK = recalled(torch.tensor([1.0, 1.0, 1.0, 1.0, 0.0, 0.0]))
+    assert delta_QK[4:].abs().argmax(-1).tolist() == [3, 1]
+    # Key 0 was written twice: the second write has taken the first out, which plain linear attention never does.
+    torch.testing.assert_close(delta_QK[4], torch.tensor([0.0, 0.0, 0.0, 0.5, 0.0, 0.0]))
+    torch.testing.assert_close(plain_QK[4], torch.tensor([0.5, 0.0, 0.0, 0.5, 0.0, 0.0]))
+    torch.testing.assert_close(delta_QK[5], torch.tensor([0.0, 0.5, 0.0, 0.0, 0.0, 0.0]))
+
+
+def test_half_a_write_leaves_half_of_what_was_there():
+    delta_QK, _ = recalled(torch.tensor([1.0, 1.0, 1.0, 0.5, 0.0, 0.0]))
+    torch.testing.assert_close(delta_QK[4], torch.tensor([0.25, 0.0, 0.0, 0.25, 0.0, 0.0]))
