@@ -1,4 +1,4 @@
-"""Layers without a softmax: the rules of `reference/linear.py` against formulas, and the models' own against both.
+"""Layers without a softmax: the rules of `reference/naive.py` against formulas, and the models' own against both.
 
 A formula spells one weight of a map as a product over the tokens between key and query; a rule never sees it so.
 """
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from attnscope.attention.linear import LinearMap
 from attnscope.hooks.mixers import delta_rule
-from attnscope.reference import linear
+from attnscope.reference import naive
 
 B, T, H, D, V, C, N = 2, 6, 2, 3, 4, 5, 2
 
@@ -88,24 +88,24 @@ def taps(b: int, c: int, i: int, j: int) -> float:
 
 
 RULES = {
-    "fading": (fading, lambda v: linear.linear_attention(Q, K, v, DECAY), VALUES),
-    "lightning": (lightning, lambda v: linear.lightning(Q, K, v, torch.tensor([0.1, 0.5]).double()), VALUES),
-    "delta": (delta, lambda v: linear.gated_delta(Q, K, v, DECAY.log(), WRITE), VALUES),
+    "fading": (fading, lambda v: naive.linear_attention(Q, K, v, DECAY), VALUES),
+    "lightning": (lightning, lambda v: naive.lightning(Q, K, v, torch.tensor([0.1, 0.5]).double()), VALUES),
+    "delta": (delta, lambda v: naive.gated_delta(Q, K, v, DECAY.log(), WRITE), VALUES),
     "kimi": (
         lambda *at: delta(*at, decay=DECAY_D),
-        lambda v: linear.gated_delta(Q, K, v, DECAY_D.log(), WRITE),
+        lambda v: naive.gated_delta(Q, K, v, DECAY_D.log(), WRITE),
         VALUES,
     ),
-    "mlstm": (mlstm, lambda v: linear.mlstm(Q, K, v, INPUT, FORGET), VALUES),
+    "mlstm": (mlstm, lambda v: naive.mlstm(Q, K, v, INPUT, FORGET), VALUES),
     "mamba2": (
         mamba2,
-        lambda v: linear.mamba2(v, DECAY, torch.tensor([-0.5, -1.5]), K, Q, torch.tensor([0.7, 1.7])),
+        lambda v: naive.mamba2(v, DECAY, torch.tensor([-0.5, -1.5]), K, Q, torch.tensor([0.7, 1.7])),
         VALUES,
     ),
-    "mamba": (mamba, lambda v: linear.mamba(v, STEP, A, STATE_B, STATE_C, SKIP), VALUES[:, :, 0, :1].expand(B, T, C)),
-    "rwkv": (rwkv, lambda v: linear.rwkv(BIAS, FIRST, X, v), GATES),
-    "gated": (gated, lambda v: linear.gated_recurrence(v, GATES), X),
-    "taps": (taps, lambda v: linear.convolution(v, TAPS), X),
+    "mamba": (mamba, lambda v: naive.mamba(v, STEP, A, STATE_B, STATE_C, SKIP), VALUES[:, :, 0, :1].expand(B, T, C)),
+    "rwkv": (rwkv, lambda v: naive.rwkv(BIAS, FIRST, X, v), GATES),
+    "gated": (gated, lambda v: naive.gated_recurrence(v, GATES), X),
+    "taps": (taps, lambda v: naive.convolution(v, TAPS), X),
 }
 
 
@@ -126,7 +126,7 @@ def test_the_map_of_a_rule_is_its_formula_weight_by_weight(name):
 
 
 def test_a_bias_of_a_convolution_is_in_no_map():
-    with_bias, without = linear.convolution(X, TAPS, BIAS), linear.convolution(X, TAPS)
+    with_bias, without = naive.convolution(X, TAPS, BIAS), naive.convolution(X, TAPS)
     torch.testing.assert_close(with_bias.output - without.output, BIAS.expand(B, T, C))
     assert torch.equal(with_bias.map, without.map)
 
@@ -149,20 +149,20 @@ def long(tensor: Tensor) -> Tensor:
 def own_delta():
     q, k, v, g, write = map(long, (Q, K, VALUES, DECAY.log(), WRITE))
     own = modelling("qwen3_next").torch_chunk_gated_delta_rule(q, k, v, g, write, use_qk_l2norm_in_kernel=True)[0]
-    return own, linear.gated_delta(unit(q), unit(k), v, g, write)
+    return own, naive.gated_delta(unit(q), unit(k), v, g, write)
 
 
 def own_kimi():
     q, k, v, g, write = map(long, (Q, K, VALUES, DECAY_D.log(), WRITE))
     own = modelling("kimi_linear").chunk_kimi_delta_attention(q, k, v, g, write, use_qk_l2norm_in_kernel=True)[0]
-    return own, linear.gated_delta(unit(q), unit(k), v, g, write)
+    return own, naive.gated_delta(unit(q), unit(k), v, g, write)
 
 
 def own_mamba2():
     q, k, v, step = map(long, (Q, K, VALUES, DECAY.log()))
     A, skip, bias = torch.tensor([-0.5, -1.5]), torch.tensor([0.7, 1.7]), torch.tensor([0.3, -0.2]).double()
     own = modelling("mamba2").mamba2_chunk_scan(v, step, A, k, q, 16, D=skip, dt_bias=bias, dt_softplus=True)
-    return own, linear.mamba2(v, torch.nn.functional.softplus(step + bias), A, k, q, skip)
+    return own, naive.mamba2(v, torch.nn.functional.softplus(step + bias), A, k, q, skip)
 
 
 def own_mamba():
@@ -174,31 +174,31 @@ def own_mamba():
         )
         .mT
     )
-    return own, linear.mamba(x, step, A, write, read, SKIP)
+    return own, naive.mamba(x, step, A, write, read, SKIP)
 
 
 def own_rwkv():
     key, value = long(X), long(GATES)
-    return modelling("rwkv").rwkv_linear_attention(BIAS, FIRST, key, value)[0], linear.rwkv(BIAS, FIRST, key, value)
+    return modelling("rwkv").rwkv_linear_attention(BIAS, FIRST, key, value)[0], naive.rwkv(BIAS, FIRST, key, value)
 
 
 def own_gated():
     x, gates = long(X), long(GATES)
     reset = torch.zeros(B, 70, 1, dtype=torch.bool)
     own, _ = modelling("recurrent_gemma").RecurrentGemmaRglru._rnn_scan(None, x, gates, reset, None)
-    return own, linear.gated_recurrence(x, gates)
+    return own, naive.gated_recurrence(x, gates)
 
 
 def own_mlstm():
     q, k, v, write, forget = (part.transpose(1, 2).contiguous() for part in map(long, (Q, K, VALUES, INPUT, FORGET)))
     own = modelling("xlstm").mlstm_recurrent_sequence_native(q, k, v, write, forget, dtype_state=torch.float64)
     own = own[0] if isinstance(own, tuple) else own
-    return own.transpose(1, 2), linear.mlstm(*map(long, (Q, K, VALUES, INPUT, FORGET)), eps=1e-6)
+    return own.transpose(1, 2), naive.mlstm(*map(long, (Q, K, VALUES, INPUT, FORGET)), eps=1e-6)
 
 
 def own_taps():
     x = long(X)
-    return modelling("lfm2").causal_conv1d_fn(x.mT, TAPS, BIAS).mT, linear.convolution(x, TAPS, BIAS)
+    return modelling("lfm2").causal_conv1d_fn(x.mT, TAPS, BIAS).mT, naive.convolution(x, TAPS, BIAS)
 
 
 OWN = [own_delta, own_kimi, own_mamba2, own_mamba, own_rwkv, own_gated, own_mlstm, own_taps]
@@ -221,7 +221,7 @@ def recalled(write: Tensor) -> tuple[Tensor, Tensor]:
     own = modelling("qwen3_next").torch_chunk_gated_delta_rule
     arguments = {"query": place, "key": place, "value": torch.randn(1, 6, 1, 3), "g": torch.zeros(1, 6, 1)}
     rule = delta_rule(own, {**arguments, "beta": write[None, :, None]})
-    plain = linear.linear_attention(
+    plain = naive.linear_attention(
         place / 2, write[None, :, None, None] * place, arguments["value"], torch.ones(1, 6, 1)
     )
     return LinearMap(rule).dense()[0, 0], plain.map[0, 0]

@@ -1,9 +1,8 @@
 """The oracle: attention written from the papers, with torch and nothing else.
 
 attention.py    weights and output, matrix form; the layer that learns
-naive.py        the same with loops, float64
+naive.py        the same with loops, float64; layers without a softmax, token by token, each with its map
 masks.py        causal, padding, window, chunks
-linear.py       layers without a softmax, token by token, each with its map
 positions.py    rotary, its frequencies, ALiBi, relative positions
 projections.py  what the oracle is given, how projections become heads, norms, multi-head latent attention
 layouts.py      which family builds its attention how
