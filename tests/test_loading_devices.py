@@ -148,13 +148,13 @@ def test_weights_that_do_not_fit_are_told_with_what_they_take(
 
 def test_tiles_become_smaller_where_the_device_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded, taken = load(LoadOptions(device="cuda:0", dtype="float32")), list[int]()
-    expected, make = attnscope.capture(loaded, SENTENCE, engine="fused"), tiles.Tiling._tile
+    expected, make = attnscope.capture(loaded, SENTENCE, engine="fused"), tiles.Tiling.tile
 
     def tight(tiling: tiles.Tiling, *rest: Any) -> Any:
         taken.append(tiling.tile_bytes)
         return make(tiling, *rest) if tiling.tile_bytes <= 2**20 else out_of_memory()
 
-    monkeypatch.setattr(tiles.Tiling, "_tile", tight)
+    monkeypatch.setattr(tiles.Tiling, "tile", tight)
     found = attnscope.capture(loaded, SENTENCE, engine="fused")
     assert taken[0] == TILE_BYTES["cuda"]
     assert min(taken) == 2**20
@@ -167,7 +167,7 @@ def test_a_text_that_does_not_fit_ends_with_what_fits(engine: str, monkeypatch: 
     if engine == "eager":
         monkeypatch.setattr(torch.nn.functional, "softmax", out_of_memory)
     else:
-        monkeypatch.setattr(tiles.Tiling, "_tile", out_of_memory)
+        monkeypatch.setattr(tiles.Tiling, "tile", out_of_memory)
     done = call("heads", SENTENCE, "--device", "cuda:0", "--engine", engine)
     said = " ".join(done.err.split())
     assert (done.code, done.out) == (OUT_OF_MEMORY, b"")

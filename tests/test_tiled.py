@@ -367,7 +367,7 @@ def test_memory_that_runs_out_makes_tiles_smaller(monkeypatch: pytest.MonkeyPatc
     """As many halvings as it takes, then the whole layer again; or one clear error."""
     dense, asked, _ = operators(queries=300)
     taken: list[int] = []
-    make = tiles.Tiling._tile
+    make = tiles.Tiling.tile
 
     def tight(tiling: tiles.Tiling, *rest: object) -> tiles.Tile:
         taken.append(tiling.tile_bytes)
@@ -375,7 +375,7 @@ def test_memory_that_runs_out_makes_tiles_smaller(monkeypatch: pytest.MonkeyPatc
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
         return make(tiling, *rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(tiles.Tiling, "_tile", tight)
+    monkeypatch.setattr(tiles.Tiling, "tile", tight)
     monkeypatch.setitem(TILE_BYTES, "cpu", 2**20)
     if room < 2**16:
         with pytest.raises(MemoryLimitError, match="memory ran out over 300 tokens"):

@@ -8,22 +8,31 @@ rule, run once more with unit vectors in their place, gives the map itself.
 
 Where a number says how a row is spread, it is of |w| as a share of the row's sum of |w|; a single weight is signed.
 
-Shapes: B text, T token, H head, Q query, K key, V width of a value, D width of the state on the key's side.
+The rule runs on chunks of the text as a batch, with unit vectors as values and as the state before. That gives four
+matrices a chunk, and every part of the map is a product of some: no whole map is made.
+
+Shapes: B text, T token, H head, Q query, K key, V width of a value, D width of the state on the key's side, N chunk,
+C token of a chunk, r rows of a tile, n keys of a tile.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from attnscope.attention import questions as ask
 from attnscope.attention.operator import AttentionOperator
 from attnscope.attention.questions import Question
-from attnscope.attention.spec import Visibility
+from attnscope.attention.rows import TINY
+from attnscope.attention.spec import HIDDEN, Visibility
+from attnscope.attention.tiles import FEWEST_ROWS, Room, Tile, TilePlace, Tiles
+from attnscope.attention.tiling import SMALL, TiledOperator
 
 Apply = Callable[[Mapping[str, Tensor], Tensor, Tensor | None], tuple[Tensor, Tensor]]
 
@@ -36,7 +45,8 @@ class LinearRule:
     apply: tokens, values (B, T, H, V) and the state (B, H, D, V) before the first token, None for zeros, to the output
     (B, T, H, V) and the state after the last token. values_BTHV: the layer's own. state: D. decay_BTH: how much of the
     state each token leaves, from 0 to 1, before what it erases by its key; a mean where it differs by channel; None
-    where the layer has none. write_BTH: how much of its value each token writes, None for all.
+    where the layer has none. write_BTH: how much of its value each token writes, None for all. chunk: how many tokens
+    `apply` takes at once, so that fewer cost as much.
     """
 
     name: str
@@ -46,6 +56,7 @@ class LinearRule:
     state: int
     decay_BTH: Tensor | None = None
     write_BTH: Tensor | None = None
+    chunk: int = 64
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -58,6 +69,108 @@ class LinearRule:
         return self.apply(self.tokens, values_BTHV, None)[0]
 
 
+@dataclass(frozen=True)
+class Chunks:
+    """What a rule does within each chunk of a text, (B, N, H, ...), and what it takes from a chunk to the next.
+
+    own (C, C): values to outputs. write (D, C): values to the state after the chunk. read (C, D): the state before it
+    to outputs. keep (D, D): the state before to that after.
+    """
+
+    own: Tensor
+    write: Tensor
+    read: Tensor
+    keep: Tensor
+
+    @property
+    def count(self) -> int:
+        """N."""
+        return self.own.shape[1]
+
+    @property
+    def size(self) -> int:
+        """C."""
+        return self.own.shape[-1]
+
+    def joined(self) -> Chunks:
+        """Each two neighbours as one chunk; one of zeros follows where the last has none."""
+        parts = [self.own, self.write, self.read, self.keep]
+        if self.count % 2:
+            parts = [nn.functional.pad(part, (0, 0) * 3 + (0, 1)) for part in parts]
+        (own, write, read, keep), (own_2, write_2, read_2, keep_2) = ([part[:, a::2] for part in parts] for a in (0, 1))
+        return Chunks(
+            torch.cat([nn.functional.pad(own, (0, own.shape[-1])), torch.cat([read_2 @ write, own_2], -1)], -2),
+            torch.cat([keep_2 @ write, write_2], -1),
+            torch.cat([read, read_2 @ keep], -2),
+            keep_2 @ keep,
+        )
+
+    @classmethod
+    def of(cls, rule: LinearRule) -> Chunks:
+        """By the rule itself, some chunks at a time; a text's last chunk repeats its last token."""
+        (B, T, H), D = rule.shape, rule.state
+        C, device = min(rule.chunk, T), rule.values_BTHV.device
+        # A longer chunk has more weights of its own, and the state passes over fewer: both are cheap at twice D.
+        levels = max(0, math.ceil(math.log2(min(2 * D, T) / C)))
+        token_NC = torch.arange(-(-T // C) * C, device=device).clamp(max=T - 1).view(-1, C)
+        unit = torch.eye(C + D, device=device)
+        values_C1V, state_DV, parts = unit[:C, None], unit[C:], []
+        for part_NC in token_NC.split(max(1, AT_ONCE // (B * C) >> levels) << levels):
+            batch = B * len(part_NC)
+            tokens = {name: tensor[:, part_NC].flatten(0, 1) for name, tensor in rule.tokens.items()}
+            values = values_C1V.expand(batch, C, H, C + D).contiguous()
+            output, after = rule.apply(tokens, values, state_DV.expand(batch, H, D, C + D).contiguous())
+            output_BNHCV = output.float().transpose(1, 2).unflatten(0, (B, -1))
+            after_BNHDV = after.float().unflatten(0, (B, -1))
+            chunks = cls(output_BNHCV[..., :C], after_BNHDV[..., :C], output_BNHCV[..., C:], after_BNHDV[..., C:])
+            for _ in range(levels):
+                chunks = chunks.joined()
+            parts.append(chunks)
+        columns = ([getattr(part, name) for part in parts] for name in ("own", "write", "read", "keep"))
+        return cls(*(torch.cat(column, 1).contiguous() for column in columns))
+
+    @cached_property
+    def small_BNH(self) -> Tensor:
+        """What of a state's reading, (D,), is dropped before a chunk is read, so that no weight moves by `TINY`.
+
+        A number of that size meets a key's part of the state, whose numbers add up to at most a bound: what the chunk
+        writes, or `keep` times the bound of the chunk before.
+        """
+        write_BNH = self.write.abs().sum(-2).amax(-1).double()
+        keep_BNH = self.keep.abs().sum(-2).amax(-1).double()
+        bounds, bound = [], torch.zeros_like(write_BNH[:, 0])
+        for number in range(self.count):
+            bound = torch.maximum(write_BNH[:, number], keep_BNH[:, number] * bound)
+            bounds.append(bound)
+        return (TINY / torch.stack(bounds, 1)).float()
+
+    def fill(self, rows_HrK: Tensor, text: int, heads: slice, start: int) -> int:
+        """Write some heads' rows of one chunk, from `start` on, over the keys so far; the first key that has weight.
+
+        What is written so far back that the state keeps nothing of it is 0.
+        """
+        C, last = self.size, start // self.size
+        place = start - last * C
+        own = self.own[text, last, heads, place : place + rows_HrK.shape[1]]
+        rows_HrK[..., last * C :] = own[..., : rows_HrK.shape[-1] - last * C]
+        reading_HrD = self.read[text, last, heads, place : place + rows_HrK.shape[1]]
+        for number in reversed(range(last)):
+            small = reading_HrD.abs() <= self.small_BNH[text, number, heads, None, None]
+            if small.any():
+                if small.all():
+                    rows_HrK[..., : (number + 1) * C] = 0.0
+                    return (number + 1) * C
+                reading_HrD = reading_HrD.masked_fill(small, 0.0)
+            keys = slice(number * C, (number + 1) * C)
+            torch.bmm(reading_HrD, self.write[text, number, heads], out=rows_HrK[..., keys])
+            if number:
+                reading_HrD = reading_HrD @ self.keep[text, number, heads]
+        return 0
+
+
+AT_ONCE = 2048  # tokens whose chunks a rule runs on at once: it makes several copies of what it is given
+
+
 class LinearMap(AttentionOperator):
     """The map of a linear layer, (B, H, Q, K) signed; what lies after a query is 0."""
 
@@ -66,28 +179,51 @@ class LinearMap(AttentionOperator):
         device = rule.values_BTHV.device
         super().__init__(B, H, Visibility(T, T, device=device), None, device)
         self.rule = rule
-        self._dense: Tensor | None = None
+
+    @cached_property
+    def chunks(self) -> Chunks:
+        """What each part of the map is a product of."""
+        return Chunks.of(self.rule)
 
     def rows(self, start: int, stop: int) -> Tensor:
-        if self._dense is None:
-            B, T, H = self.rule.shape
-            unit = torch.eye(T, dtype=torch.float32, device=self.device)[None, :, None]
-            self._dense = self.rule.run(unit.expand(B, T, H, T).contiguous()).float().transpose(1, 2)
-        return self._dense[:, :, start:stop]
+        rows_BHrK = torch.zeros(self.batch, self.heads, stop - start, self.keys, device=self.device)
+        size, every = self.chunks.size, slice(0, self.heads)
+        for first in range(start - start % size, stop, size):
+            a, b = max(start, first), min(stop, first + size)
+            for text, rows_HrK in enumerate(rows_BHrK):
+                self.chunks.fill(rows_HrK[:, a - start : b - start, :b], text, every, a)
+        return rows_BHrK
 
     def together(self, questions: Iterable[Question]) -> Mapping[Question, Any]:
         distinct = list(dict.fromkeys(questions))
         signed = [question for question in distinct if isinstance(question, SIGNED)]
         spread = [question for question in distinct if not isinstance(question, SIGNED)]
-        return {**super().together(signed), **(Shares(self).together(spread) if spread else {})}
+        return {**self._signed(signed), **(Shares(self).together(spread) if spread else {})}
+
+    def _signed(self, questions: Sequence[ask.RowSum | ask.Features]) -> dict[Question, Any]:
+        """M F for the features of all questions: the rule's own output of these as its values."""
+        if not questions:
+            return {}
+        (B, T, H), parts = self.rule.shape, []
+        for question in questions:
+            one = torch.ones(T, 1, device=self.device)
+            features = one if isinstance(question, ask.RowSum) else question.features.to(self.device, torch.float32)
+            parts.append(features.expand(B, *features.shape[-2:]))
+        values_BTHM = torch.cat(parts, -1)[:, :, None].expand(B, T, H, -1).contiguous()
+        product_BHTM = self.rule.run(values_BTHM).float().transpose(1, 2)
+        answers = product_BHTM.split([part.shape[-1] for part in parts], -1)
+        pairs = zip(questions, answers, strict=True)
+        return {question: part[..., 0] if isinstance(question, ask.RowSum) else part for question, part in pairs}
 
 
 # Questions about single weights, which have a sign; the others ask how a row is spread.
 SIGNED = (ask.RowSum, ask.Features)
 
 
-class Shares(AttentionOperator):
-    """|w| of a signed map as a share of its row's sum of |w|: rows that sum to 1."""
+class Shares(TiledOperator):
+    """|w| of a signed map as a share of its row's sum of |w|: rows that sum to 1. Of a long text from its chunks."""
+
+    kernel = "rows"
 
     def __init__(self, of: AttentionOperator) -> None:
         super().__init__(of.batch, of.heads, of.visible, None, of.device)
@@ -95,4 +231,82 @@ class Shares(AttentionOperator):
 
     def rows(self, start: int, stop: int) -> Tensor:
         size = self.of.rows(start, stop).abs()
-        return size / size.sum(-1, keepdim=True).clamp_min(torch.finfo(size.dtype).tiny)
+        return size / size.sum(-1, keepdim=True).clamp_min(TINY)
+
+    def swept(self, questions: Sequence[Question]) -> dict[Question, Any]:
+        """A short text's rows, and those of a map without chunks, answer every question."""
+        short = self.batch * self.heads * self.queries * self.keys <= SMALL
+        rows = short or not isinstance(self.of, LinearMap)
+        return dict(AttentionOperator.together(self, questions)) if rows else {}
+
+    def tiles(
+        self, most: int, top_heads: Sequence[int], columns: Callable[[int], Tensor | None], tile_bytes: int
+    ) -> Tiles:
+        return ShareTiles(most, top_heads, columns, tile_bytes, self.map)
+
+    @property
+    def inputs(self) -> Sequence[Tensor]:
+        return self.map.chunks.write, self.map.chunks.read
+
+    @property
+    def map(self) -> LinearMap:
+        """The map, which has chunks."""
+        assert isinstance(self.of, LinearMap)
+        return self.of
+
+
+@dataclass(eq=False)
+class ShareTiles(Tiles):
+    """The tiles of |w| as shares: of a chunk's rows of some heads, over all keys before."""
+
+    of: LinearMap
+
+    @property
+    def device(self) -> torch.device:
+        return self.of.device
+
+    def places(self) -> Iterator[tuple[TilePlace, Tensor | None]]:
+        chunks, numbers, every = self.of.chunks, self.tile_bytes // 4, range(self.of.queries)
+        for text in range(self.of.batch):
+            columns_HKC = self.columns(text)
+            for number in reversed(range(chunks.count)):
+                rows = every[number * chunks.size : (number + 1) * chunks.size]
+                step = max(FEWEST_ROWS, numbers // rows.stop)
+                for start in range(rows.start, rows.stop, step):
+                    place = slice(start, min(rows.stop, start + step))
+                    heads = max(1, numbers // ((place.stop - place.start) * place.stop))
+                    for first in range(0, self.of.heads, heads):
+                        group = slice(first, min(self.of.heads, first + heads))
+                        yield TilePlace(text, group, group, place, slice(0, place.stop)), columns_HKC
+
+    def tile(self, place: TilePlace, text: Tensor | None, rooms: tuple[Room, Room]) -> Tile:
+        rows, heads = place.rows, place.heads
+        p = rooms[0].of((heads.stop - heads.start, rows.stop - rows.start, rows.stop), self.device)
+        low = self.of.chunks.fill(p, place.text, heads, rows.start)
+        reached = p[..., low:]
+        sum_Hr1 = torch.linalg.vector_norm(reached, 1, -1, keepdim=True)
+        reached.abs_().div_(sum_Hr1.clamp_min(TINY))
+        norm = (sum_Hr1 != 0).float()
+        top_heads, top = self._largest(place, p)
+        columns = None if text is None else text[place.groups]
+        return ShareTile(place, None, p, norm, torch.ones_like(norm), p.amax(-1, keepdim=True), top, top_heads, columns)
+
+    def _largest(self, place: TilePlace, p: Tensor) -> tuple[list[int], tuple[Tensor, Tensor] | None]:
+        """As `searched`, without the keys after a query."""
+        own = p[..., place.rows]
+        future = torch.ones(own.shape[-2:], dtype=torch.bool, device=p.device).triu_(1)
+        own.masked_fill_(future, HIDDEN)
+        largest = self.searched(place, p)
+        own.masked_fill_(future, 0.0)
+        return largest
+
+
+@dataclass(eq=False)
+class ShareTile(Tile):
+    """A tile without logits: those of a softmax that gives the same shares are their logarithms."""
+
+    @cached_property
+    def energy(self) -> tuple[Tensor, Tensor]:
+        t = self.p.clamp_min(TINY).log_().sub_(self.max_p.clamp_min(TINY).log())
+        key0, whole = self.key0 * t[..., 0], t.mul_(self.p).sum(-1)
+        return key0, whole - key0

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import os
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -180,14 +181,13 @@ class Tile:
 
 
 @dataclass(eq=False)
-class Tiling:
-    """One pass over a call's attention: how its logits are made, and what every tile brings with it.
+class Tiles(ABC):
+    """One pass over a call's tiles, and what every tile brings with it.
 
     most: how many of a row's largest entries are wanted, of the heads `top_heads`. columns(text): (G, K, C) to multiply
     by, or None. tile_bytes: the most that a worker's t or p take.
     """
 
-    spec: AttentionSpec
     most: int
     top_heads: Sequence[int]
     columns: Callable[[int], Tensor | None]
@@ -196,14 +196,45 @@ class Tiling:
     def each(self, visit: Callable[[Tile], None]) -> None:
         """Call `visit` with every tile, on as many cores as PyTorch may use; from several threads on a CPU."""
 
-        def begin() -> Callable[[tuple[TilePlace, _Text]], None]:
+        def begin() -> Callable[[tuple[TilePlace, Any]], None]:
             rooms = Room(), Room()
-            return lambda item: visit(self._tile(*item, rooms))
+            return lambda item: visit(self.tile(*item, rooms))
 
-        work_through(self._places(), begin, MOST_WORKERS if self.spec.device.type == "cpu" else 1)
+        work_through(self.places(), begin, MOST_WORKERS if self.device.type == "cpu" else 1)
 
-    def _places(self) -> Iterator[tuple[TilePlace, _Text]]:
-        """Every tile's place: rows of as many kv heads as fit."""
+    @property
+    @abstractmethod
+    def device(self) -> torch.device:
+        """Where the tiles are made."""
+
+    @abstractmethod
+    def places(self) -> Iterator[tuple[TilePlace, Any]]:
+        """Every tile's place, the largest first, with what the tiles of its text share."""
+
+    @abstractmethod
+    def tile(self, place: TilePlace, text: Any, rooms: tuple[Room, Room]) -> Tile:
+        """The tile of a place, in the memory of its worker."""
+
+    def searched(self, place: TilePlace, entries: Tensor) -> tuple[list[int], tuple[Tensor, Tensor] | None]:
+        """Which heads of a tile (H, r, n) are searched for their largest entries, and these with their places."""
+        heads = [head for head in self.top_heads if place.heads.start <= head < place.heads.stop]
+        some = len(heads) < len(entries)
+        entries = entries[[head - place.heads.start for head in heads]] if some else entries
+        return heads, topk(entries, self.most) if heads else None
+
+
+@dataclass(eq=False)
+class Tiling(Tiles):
+    """The tiles of a softmax. spec: how its logits are made."""
+
+    spec: AttentionSpec
+
+    @property
+    def device(self) -> torch.device:
+        return self.spec.device
+
+    def places(self) -> Iterator[tuple[TilePlace, _Text]]:
+        """Rows of as many kv heads as fit."""
         H, G, numbers = self.spec.heads, self.spec.kv_heads, self.tile_bytes // 4
         for number in range(self.spec.batch):
             q_HQD = self.spec.q_BHQD[number].float() * self.spec.scale
@@ -237,7 +268,7 @@ class Tiling:
             yield tile(rows)
             start += rows
 
-    def _tile(self, place: TilePlace, text: _Text, rooms: tuple[Room, Room]) -> Tile:
+    def tile(self, place: TilePlace, text: _Text, rooms: tuple[Room, Room]) -> Tile:
         # The heads of a group are stacked as rows, so that k is not repeated.
         q_HrD, k_GDn = text.q_HQD[place.heads, place.rows], text.k_GDK[place.groups, :, place.keys]
         G, n = len(k_GDn), k_GDn.shape[-1]
@@ -246,9 +277,7 @@ class Tiling:
         logits = self._shaped(logits, place)
 
         # The first of a row's largest is its maximum, where they are searched.
-        top_heads = [head for head in self.top_heads if place.heads.start <= head < place.heads.stop]
-        searched = logits[[head - place.heads.start for head in top_heads]] if len(top_heads) < len(logits) else logits
-        top = topk(searched, self.most) if top_heads else None
+        top_heads, top = self.searched(place, logits)
         first = top if len(top_heads) == len(logits) else None
         peak = first[0][..., :1] if first else logits.amax(-1, keepdim=True)
         t = logits.sub_(peak.clamp_min(LEAST))

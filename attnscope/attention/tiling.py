@@ -11,6 +11,7 @@ piece of equal size, N token of a piece.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -26,7 +27,7 @@ from attnscope.attention.questions import Question
 from attnscope.attention.rows import read_blocks
 from attnscope.attention.spec import AttentionSpec, Visibility
 from attnscope.attention.tile_readers import OutputReader, ProductReader, Reader, TopKReader, reader_of
-from attnscope.attention.tiles import Tile, Tiling
+from attnscope.attention.tiles import Tile, Tiles, Tiling
 from attnscope.errors import MemoryLimitError
 from attnscope.utils.memory import free_memory, human_bytes, is_out_of_memory
 
@@ -35,32 +36,38 @@ FEW_ROWS = 8  # where at most one row in so many is asked about, those alone are
 LEAST_TILE = 2**16  # bytes: smaller ones would not save what is missing
 
 
-class TiledAttention(AttentionOperator):
-    """P known by q, k and how the family makes its logits; answers come from tiles that fit the cache.
+class TiledOperator(AttentionOperator):
+    """P whose answers come from tiles that fit the cache.
 
-    with_output: the first pass gives the layer's output too, for `output()`. kernel: who reads what `swept` answers.
-    answered_by: who read each kind of question, "tiles" or the kernel, and "rows" what no tile can.
+    with_output: the first pass gives the layer's output too. kernel: who reads what `swept` answers. answered_by: who
+    read each kind of question, "tiles" or the kernel, and "rows" what no tile can.
     """
 
-    spec: AttentionSpec
     kernel: str = ""
 
-    def __init__(self, spec: AttentionSpec, with_output: bool = False) -> None:
-        super().__init__(spec.batch, spec.heads, spec.visible, spec, spec.device)
-        self.with_output = with_output
+    def __init__(
+        self, batch: int, heads: int, visible: Visibility, spec: AttentionSpec | None, device: torch.device
+    ) -> None:
+        super().__init__(batch, heads, visible, spec, device)
+        self.with_output = False
         self._output: Tensor | None = None
         self.answered_by: dict[str, str] = {}
 
-    def rows(self, start: int, stop: int) -> Tensor:
-        return self.spec.weights(start, stop)
+    @abstractmethod
+    def tiles(
+        self, most: int, top_heads: Sequence[int], columns: Callable[[int], Tensor | None], tile_bytes: int
+    ) -> Tiles:
+        """A pass over the tiles, see `Tiles`."""
 
-    def output(self) -> Tensor:
-        """P V, the call's own output before the projection: (B, Q, H, V) in the model's dtype."""
-        if self._output is None:
-            self.with_output = True
-            self.together([])
-        assert self._output is not None
-        return self._output
+    @property
+    @abstractmethod
+    def inputs(self) -> Sequence[Tensor]:
+        """What the tiles are made of."""
+
+    @property
+    def kv_heads(self) -> int:
+        """How many heads the columns have that a tile is multiplied by."""
+        return self.heads
 
     def together(self, questions: Iterable[Question]) -> Mapping[Question, Any]:
         """The answers to many questions from one pass: the kernel's, of the tiles what it leaves, and then of the rows.
@@ -92,8 +99,7 @@ class TiledAttention(AttentionOperator):
             while (of_tiles := self._pass(remaining, tile_bytes)) is None:
                 tile_bytes //= 2
                 if tile_bytes < LEAST_TILE:
-                    inputs = (self.spec.q_BHQD, self.spec.k_BGKD, self.spec.v_BGKV)
-                    takes = 4 * sum(2 * part.numel() for part in inputs)  # they and the output, in float32
+                    takes = 4 * sum(2 * part.numel() for part in self.inputs)  # they and the output, in float32
                     raise MemoryLimitError(
                         f"memory ran out over {self.keys} tokens: one layer takes {human_bytes(takes)} on top of "
                         f"the model, and {device} has {human_bytes(free_memory(device))} left",
@@ -141,10 +147,10 @@ class TiledAttention(AttentionOperator):
 
                 def columns(text: int) -> Tensor | None:
                     parts = [product.columns(text).to(self.device) for product in products]
-                    parts = [part.expand(self.spec.kv_heads, *part.shape[1:]) for part in parts]
+                    parts = [part.expand(self.kv_heads, *part.shape[1:]) for part in parts]
                     return torch.cat(parts, -1) if parts else None
 
-                Tiling(self.spec, most, heads, columns, tile_bytes).each(visit)
+                self.tiles(most, heads, columns, tile_bytes).each(visit)
             for reader in every:
                 reader.end()
         except (RuntimeError, MemoryError) as error:
@@ -152,8 +158,45 @@ class TiledAttention(AttentionOperator):
                 return None
             raise
         if output:
-            self._output = output.answer.transpose(1, 2).to(self.spec.q_BHQD.dtype)
+            self._output = output.answer.transpose(1, 2).to(self.inputs[0].dtype)
         return {question: reader.answer for question, reader in readers.items()}
+
+
+class TiledAttention(TiledOperator):
+    """P known by q, k and how the family makes its logits.
+
+    with_output: the first pass gives the layer's output too, for `output()`.
+    """
+
+    spec: AttentionSpec
+
+    def __init__(self, spec: AttentionSpec, with_output: bool = False) -> None:
+        super().__init__(spec.batch, spec.heads, spec.visible, spec, spec.device)
+        self.with_output = with_output
+
+    def rows(self, start: int, stop: int) -> Tensor:
+        return self.spec.weights(start, stop)
+
+    def output(self) -> Tensor:
+        """P V, the call's own output before the projection: (B, Q, H, V) in the model's dtype."""
+        if self._output is None:
+            self.with_output = True
+            self.together([])
+        assert self._output is not None
+        return self._output
+
+    def tiles(
+        self, most: int, top_heads: Sequence[int], columns: Callable[[int], Tensor | None], tile_bytes: int
+    ) -> Tiles:
+        return Tiling(most, top_heads, columns, tile_bytes, self.spec)
+
+    @property
+    def inputs(self) -> Sequence[Tensor]:
+        return self.spec.q_BHQD, self.spec.k_BGKD, self.spec.v_BGKV
+
+    @property
+    def kv_heads(self) -> int:
+        return self.spec.kv_heads
 
 
 SMALL = 2**17  # weights of a call, over all texts and heads; beyond, tiles are shared out among the cores

@@ -84,6 +84,7 @@ def mamba2_scan(own: Own, arguments: Arguments) -> LinearRule:
         arguments["B"].shape[-1],
         decay_BTH=(fixed["A"].float() * step).exp(),
         write_BTH=step,
+        chunk=fixed["chunk_size"],
     )
 
 
