@@ -24,6 +24,7 @@ from attnscope.figures.mosaic import EDGE_COLOUR, prepare_heads
 from attnscope.figures.overview import overview_figure
 from attnscope.figures.style import Style, edge_boxes
 from attnscope.figures.writer import Boxes, drawing
+from attnscope.metrics.metrics import SIGNED
 from attnscope.model import geometry
 from attnscope.model.geometry import geometry_of
 from attnscope.model.loading import wrap
@@ -67,13 +68,17 @@ def windowed(request, demo):
 def test_every_layer_has_its_place_in_the_table_of_heads(hybrid):
     seen, model, without = hybrid
     rows = seen.table().to_pylist()
-    assert [row["layer"] for row in rows] == sorted(row["layer"] for row in rows)
-    assert {row["layer"]: row["type"] for row in rows if row["head"] is None} == without
-    for row in rows:
+    unread = {layer: what for layer, what in without.items() if layer not in seen.mixing}
+    own, of_rules = ([row for row in rows if (row["stack"] == "linear") == linear] for linear in (False, True))
+    assert [row["layer"] for row in own] == sorted(row["layer"] for row in own)
+    assert {row["layer"]: row["type"] for row in own if row["head"] is None} == unread
+    for row in own:
         assert row["stack"] == "decoder"
-        assert (row["type"] is None) == (row["head"] is not None) == (row["layer"] not in without)
-        if row["layer"] in without:
+        assert (row["type"] is None) == (row["head"] is not None) == (row["layer"] not in unread)
+        if row["layer"] in unread:
             assert {name for name, value in row.items() if value is not None} == {"layer", "stack", "type"}
+    assert {row["layer"] for row in of_rules} == without.keys() - unread
+    assert all(row["type"] is None and row["head"] is not None for row in of_rules)
     assert {row["layer"] for row in rows} == set(range(model.config.num_hidden_layers))
 
 
@@ -123,7 +128,9 @@ def test_every_call_that_takes_heads_says_that_a_layer_has_no_attention(demo, co
 
 def test_the_table_has_the_same_columns_for_every_model(hybrid, demo):
     seen, plain = hybrid[0], attnscope.capture(demo, TEXT, request=EVERY).table()
-    assert plain.column_names == seen.table().column_names
+    of_rules = set(SIGNED) if seen.mixing else set()
+    assert plain.column_names == [name for name in seen.table().column_names if name not in of_rules]
+    assert of_rules < set(seen.table().column_names) or not of_rules
     assert plain.schema.field("type") == seen.table().schema.field("type")
     assert plain["type"].null_count == len(plain)
 
@@ -150,17 +157,17 @@ def test_layers_without_attention_never_come_between_heads(hybrid, demo):
     seen, model, without = hybrid
     for sort in ("entropy", "-entropy", "previous_token"):
         rows = seen.table(sort).to_pylist()
-        assert [row["head"] is None for row in rows] == [False] * len(seen.heads) + [True] * len(without)
+        unread = without.keys() - seen.mixing
+        assert [row["head"] is None for row in rows] == [False] * len(seen.heads) + [True] * len(unread)
         assert [(row["layer"], row["head"]) for row in rows[: len(seen.heads)]] == [
             (head.layer, head.head) for head in seen.kept_heads(sort)
         ]
-    assert [row["layer"] for row in seen.table("layer").to_pylist()] == [
-        row["layer"] for row in seen.table().to_pylist()
-    ]
+    by_layer = [row["layer"] for row in seen.table("layer").to_pylist()]
+    assert by_layer == sorted(row["layer"] for row in seen.table().to_pylist())
     some = attnscope.capture(wrap(model, demo.tokenizer, "some"), TEXT, select="last")
     assert {row["layer"] for row in some.table().to_pylist()} == {3}
-    assert not set(seen.relations()["layer"].to_pylist()) & set(without)
-    assert seen.table().to_pandas().groupby(["layer", "head"]).ngroups == len(seen.heads)
+    assert not set(seen.relations()["layer"].to_pylist()) & unread
+    assert seen.table().to_pandas().groupby(["stack", "layer", "head"], observed=True).ngroups == len(seen.heads)
 
 
 def test_layers_without_attention_are_grey_rows_of_the_overview(hybrid):
@@ -185,7 +192,7 @@ def test_layers_without_attention_are_grey_rows_of_the_metrics(hybrid):
         assert dict(enumerate(panel.without_L)) == {layer: without.get(layer, "") for layer in range(4)}
         assert np.isnan(panel.values_LH[list(without)]).all()
     entropy = next(panel for panel in drawn.panels if panel.name == "entropy")
-    for head in seen.heads:
+    for head in seen.of("decoder").heads:
         assert entropy.values_LH[head.layer, head.head] == pytest.approx(head.score["entropy"])
     with drawing(Fonts()):
         figure = metrics_figure(drawn.panels[:2], Style(), ["0", "1", "2", "3"])
@@ -243,11 +250,11 @@ def test_attention_beside_a_state_space_is_said_in_tables_and_pictures(family, d
     model = roused_model(family, vocab_size=2000).eval()
     seen = attnscope.capture(wrap(model, demo.tokenizer, family), TEXT, request=EVERY)
     both, alone = sorted(seen.within), sorted(seen.without)
-    assert set(both) == {head.layer for head in seen.heads}
-    rows = [(row["layer"], row["head"], row["type"]) for row in seen.table().to_pylist()]
-    heads = {layer: [(layer, head.head, None) for head in seen.heads if head.layer == layer] for layer in both}
-    assert rows == [row for layer in range(4) for row in [*heads.get(layer, []), (layer, None, "ssm")]]
-    assert [row["head"] for row in seen.table("entropy").to_pylist()][-4:] == [None] * 4
+    assert set(both) == {head.layer for head in seen.of("decoder").heads}
+    rows = [(row["stack"], row["layer"], row["head"], row["type"]) for row in seen.table().to_pylist()]
+    assert seen.mixing == {*both, *alone}
+    assert sorted(rows) == sorted((head.stack, head.layer, head.head, None) for head in seen.heads)
+    assert {layer for stack, layer, *_ in rows if stack == "linear"} == {0, 1, 2, 3}
     with drawing(Fonts()):
         figure = overview_figure(rows_of(layer_maps(seen), seen.others), Style())
         names = [label.get_text() for label in figure.axes[0].get_yticklabels()]

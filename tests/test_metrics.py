@@ -4,16 +4,31 @@ Shapes: B text, H head, Q query, K key, T token.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import pytest
 import torch
 
+from attnscope.attention.linear import LinearMap, LinearRule
 from attnscope.attention.operator import AttentionOperator, DenseAttention, UniformAttention
 from attnscope.attention.spec import Visibility
 from attnscope.errors import UsageError
 from attnscope.hooks.listen import listen
-from attnscope.metrics.metrics import KNOWN, METRICS, Texts, measure, metric_ids, order_of, support, with_asked
+from attnscope.metrics.metrics import (
+    KNOWN,
+    MASS,
+    METRICS,
+    SIGNED,
+    Texts,
+    measure,
+    metric_ids,
+    metrics_for,
+    order_of,
+    support,
+    with_asked,
+)
+from attnscope.model.selection import LINEAR
 from helpers.families import tiny_model
 from helpers.roles import role_of
 
@@ -90,6 +105,7 @@ LOOPS: dict[str, Callable[[Row, list[int], list[int], int], float | None]] = {
     "focus": lambda a, v, t, i: (
         (1 - a[0]) * (1 - entropy_of(a[1:]) / math.log(len(set(v) - {0}))) if len(v) >= 3 else None
     ),
+    **dict.fromkeys(SIGNED, lambda a, v, t, i: None),  # no softmax has a sign, or gates
 }
 
 
@@ -135,6 +151,84 @@ def test_a_wrong_loop_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(LOOPS, *wrong.popitem())
     with pytest.raises(AssertionError, match="induction"):
         assert_equals_loops(P, tokens)
+
+
+def decaying_rule(tokens: int, texts: int = 1, heads: int = 2) -> LinearRule:
+    """A state that decays and takes what each token writes: y_t = q_t S_t, S_t = d_t S_t-1 + b_t k_t v_t."""
+    generator = torch.Generator().manual_seed(tokens)
+    q, k = (torch.randn(texts, tokens, heads, 3, generator=generator) for _ in "qk")
+    d, b = (torch.rand(texts, tokens, heads, generator=generator) for _ in "db")
+
+    def apply(
+        by_token: Mapping[str, torch.Tensor], values: torch.Tensor, state: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        state = torch.zeros(texts, heads, 3, values.shape[-1]) if state is None else state
+        outputs = []
+        for t in range(values.shape[1]):
+            q, k, d, b = (by_token[name][:, t] for name in "qkdb")
+            state = d[..., None, None] * state + b[..., None, None] * k[..., None] * values[:, t, :, None]
+            outputs.append((q[..., None] * state).sum(-2))
+        return torch.stack(outputs, 1), state
+
+    by_token = dict(zip("qkdb", (q, k, d, b), strict=True))
+    return LinearRule("decay", by_token, apply, torch.zeros(texts, tokens, heads, 4), 3, decay_BTH=d, write_BTH=b)
+
+
+def test_metrics_of_signed_weights_equal_python_loops() -> None:
+    """Spread is of |w| as a share of the row; mass, sign and gates are the map's own."""
+    tokens = [1, 2, 3, 1, 2, 4] * 3
+    rule = decaying_rule(len(tokens))
+    P = LinearMap(rule)
+    q, k, d, b = (rule.tokens[name][0].double() for name in "qkdb")
+    seen = [list(range(i + 1)) for i in range(len(tokens))]
+    scores = measure(P, replace(texts_of(tokens), stack=LINEAR), list(KNOWN))
+    for head in range(P.heads):
+        rows = [
+            [float(q[i, head] @ k[j, head] * d[j + 1 : i + 1, head].prod() * b[j, head]) for j in v]
+            for i, v in enumerate(seen)
+        ]
+        assert min(map(min, rows)) < 0
+        sizes = [sum(map(abs, row)) for row in rows]
+        shares = [
+            [abs(w) / size for w in row] + [0.0] * (len(rows) - len(row)) for row, size in zip(rows, sizes, strict=True)
+        ]
+        expected = {
+            "absolute_mass": sum(sizes) / len(rows),
+            "negative_share": sum(sum(-w for w in row if w < 0) / size for row, size in zip(rows, sizes, strict=True))
+            / len(rows),
+            "decay_length": -len(rows) / sum(math.log(x) for x in d[:, head].tolist()),
+            "write_gate": sum(b[:, head].tolist()) / len(rows),
+        }
+        for name in metrics_for([*METRICS, MASS.id], LINEAR):
+            values = [LOOPS[name](row, seen[i], tokens, i) for i, row in enumerate(shares)]
+            counted = [value for value in values if value is not None]
+            expected[name] = sum(counted) / len(counted)
+        assert expected.keys() == set(metrics_for(list(KNOWN), LINEAR))
+        for name, value in expected.items():
+            assert float(scores[name][0, head]) == pytest.approx(value, abs=2e-5, rel=2e-5), name
+
+
+def test_a_head_that_never_decays_has_no_length_and_one_without_gates_no_gate() -> None:
+    rule = decaying_rule(6)
+    texts = replace(texts_of([1] * 6), stack=LINEAR)
+    still = replace(rule, decay_BTH=torch.ones(1, 6, 2), write_BTH=None)
+    assert measure(LinearMap(still), texts, list(SIGNED))["decay_length"].isnan().all()
+    assert measure(LinearMap(still), texts, list(SIGNED))["write_gate"].isnan().all()
+    assert measure(LinearMap(replace(rule, decay_BTH=None)), texts, ["decay_length"])["decay_length"].isnan().all()
+
+
+def test_the_gates_of_a_shorter_text_do_not_hear_its_padding() -> None:
+    rule = decaying_rule(9, texts=2)
+    ids = torch.arange(9).repeat(2, 1)
+    both = measure(LinearMap(rule), Texts(ids, torch.tensor([9, 5]), stack=LINEAR), ["decay_length", "write_gate"])
+    short = {name: value[1:, :5] for name, value in rule.tokens.items()}
+    alone = replace(
+        rule, tokens=short, values_BTHV=rule.values_BTHV[1:, :5], decay_BTH=short["d"], write_BTH=short["b"]
+    )
+    texts = Texts(ids[1:, :5], torch.tensor([5]), stack=LINEAR)
+    for name, value in measure(LinearMap(alone), texts, list(both)).items():
+        torch.testing.assert_close(both[name][1], value[0], rtol=1e-6, atol=1e-6)
+        assert not torch.allclose(both[name][0], both[name][1])
 
 
 def random_attention(tokens: int, batch: int = 1, heads: int = 3) -> DenseAttention:
@@ -197,7 +291,7 @@ def test_uniform_attention_equals_its_matrix(window: int | None) -> None:
     uniform = UniformAttention(visible)
     dense = DenseAttention(uniform.dense(), visible)
     assert_equals_loops(uniform, tokens)
-    assert scores_of(uniform, tokens) == pytest.approx(scores_of(dense, tokens), abs=1e-6)
+    assert scores_of(uniform, tokens) == pytest.approx(scores_of(dense, tokens), abs=1e-6, nan_ok=True)
 
 
 def test_a_metric_without_a_row_is_null() -> None:

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from attnscope.errors import UsageError
 from attnscope.inputs.tokens import choose, described
-from attnscope.metrics.metrics import KEPT_FIRST, KNOWN, LENGTHS, LOOKBACKS, MASS, METRICS
+from attnscope.metrics.metrics import KEPT_FIRST, KNOWN, LENGTHS, LOOKBACKS, MASS, METRICS, SIGNED
 from attnscope.model.selection import STACKS
 from attnscope.observe.observation import Observation
 from attnscope.observe.request import LayerKey
@@ -66,10 +66,10 @@ def heads_html(seen: Observation) -> str:
     # So many that the first are read without scrolling; the note says how many more there are.
     heads = seen.kept_heads(seen.ranked_by)[:SHOWN_HEADS]
     # The columns of numbers, as the terminal orders them.
-    scores = seen.columns.scores
+    scores = seen.every.scores
     first = [MASS.id, UNIFORM] if MASS.id in scores else []
     first += [name for name in (*LENGTHS, *LOOKBACKS) if name in scores]
-    ordered = dict.fromkeys((*first, *KEPT_FIRST, *METRICS))
+    ordered = dict.fromkeys((*first, *KEPT_FIRST, *METRICS, *SIGNED))
     names = [name for name in ordered if name in (*scores, *first, *COLUMNS)]
     kv = any(head.head is not None and head.kv_head not in (None, head.head) for head in heads)
     titles = ["head", *["kv"] * kv, *(["roles", "text role"] if seen.atlas else ["role"])]

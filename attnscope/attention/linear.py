@@ -6,7 +6,8 @@ rule, run once more with unit vectors in their place, gives the map itself.
     M = LinearMap(rule)
     M.rows(0, M.queries) @ values_BHKV    # the rule's own output
 
-Where a number says how a row is spread, it is of |w| as a share of the row's sum of |w|; a single weight is signed.
+Where a number says how a row is spread, it is of |w| as a share of the row's sum of |w|; a single weight is signed, and
+the strongest are those with the largest |w|.
 
 The rule runs on chunks of the text as a batch, with unit vectors as values and as the state before. That gives four
 matrices a chunk, and every part of the map is a product of some: no whole map is made.
@@ -29,7 +30,7 @@ from torch import Tensor, nn
 from attnscope.attention import questions as ask
 from attnscope.attention.operator import AttentionOperator
 from attnscope.attention.questions import Question
-from attnscope.attention.rows import TINY
+from attnscope.attention.rows import TINY, Block, join, read_blocks, with_signs
 from attnscope.attention.spec import HIDDEN, Visibility
 from attnscope.attention.tiles import FEWEST_ROWS, Room, Tile, TilePlace, Tiles
 from attnscope.attention.tiling import SMALL, TiledOperator
@@ -174,11 +175,13 @@ AT_ONCE = 2048  # tokens whose chunks a rule runs on at once: it makes several c
 class LinearMap(AttentionOperator):
     """The map of a linear layer, (B, H, Q, K) signed; what lies after a query is 0."""
 
+    signed = True
+
     def __init__(self, rule: LinearRule) -> None:
         B, T, H = rule.shape
         device = rule.values_BTHV.device
         super().__init__(B, H, Visibility(T, T, device=device), None, device)
-        self.rule = rule
+        self.rule: LinearRule = rule
 
     @cached_property
     def chunks(self) -> Chunks:
@@ -196,18 +199,21 @@ class LinearMap(AttentionOperator):
 
     def together(self, questions: Iterable[Question]) -> Mapping[Question, Any]:
         distinct = list(dict.fromkeys(questions))
-        signed = [question for question in distinct if isinstance(question, SIGNED)]
-        spread = [question for question in distinct if not isinstance(question, SIGNED)]
-        return {**self._signed(signed), **(Shares(self).together(spread) if spread else {})}
+        strongest = [question for question in distinct if isinstance(question, ask.TopK | ask.Strongest)]
+        sizes = [question for question in distinct if isinstance(question, ask.SizeSum)]
+        signed = [question for question in distinct if _is_product(question)]
+        spread = [question for question in distinct if question not in (*strongest, *sizes, *signed)]
+        answers = {**super().together(sizes), **(Shares(self).together(spread) if spread else {})}
+        return answers | self._signed(signed) | self._strongest(strongest)
 
-    def _signed(self, questions: Sequence[ask.RowSum | ask.Features]) -> dict[Question, Any]:
+    def _signed(self, questions: Sequence[Question]) -> dict[Question, Any]:
         """M F for the features of all questions: the rule's own output of these as its values."""
         if not questions:
             return {}
         (B, T, H), parts = self.rule.shape, []
         for question in questions:
             one = torch.ones(T, 1, device=self.device)
-            features = one if isinstance(question, ask.RowSum) else question.features.to(self.device, torch.float32)
+            features = question.features.to(one) if isinstance(question, ask.Features) else one
             parts.append(features.expand(B, *features.shape[-2:]))
         values_BTHM = torch.cat(parts, -1)[:, :, None].expand(B, T, H, -1).contiguous()
         product_BHTM = self.rule.run(values_BTHM).float().transpose(1, 2)
@@ -215,9 +221,21 @@ class LinearMap(AttentionOperator):
         pairs = zip(questions, answers, strict=True)
         return {question: part[..., 0] if isinstance(question, ask.RowSum) else part for question, part in pairs}
 
+    def _strongest(self, questions: Sequence[ask.TopK | ask.Strongest]) -> dict[Question, Any]:
+        """The keys with the largest |w|, and w: from one pass over the rows."""
+        parts: list[list[Any]] = []
+        for a, b in self.blocks() if questions else ():
+            rows = self.rows(a, b)
+            sizes = read_blocks([Block(rows.abs(), a, b, self.visible)], questions)
+            by_size = zip(questions, sizes, strict=True)
+            parts.append([with_signs(question, size, rows, a) for question, size in by_size])
+        by_question = zip(questions, zip(*parts, strict=True), strict=False)
+        return {question: join(question, of_blocks) for question, of_blocks in by_question}
 
-# Questions about single weights, which have a sign; the others ask how a row is spread.
-SIGNED = (ask.RowSum, ask.Features)
+
+def _is_product(question: Question) -> bool:
+    """Whether it asks for products with signed weights."""
+    return isinstance(question, ask.RowSum) or (isinstance(question, ask.Features) and not question.of_size)
 
 
 class Shares(TiledOperator):

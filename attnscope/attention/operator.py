@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -24,6 +24,9 @@ from attnscope.attention.rows import Block, asked_key, read_blocks
 from attnscope.attention.spec import AttentionSpec, Visibility, row_blocks
 from attnscope.errors import UsageError
 
+if TYPE_CHECKING:
+    from attnscope.attention.linear import LinearRule
+
 
 class AttentionOperator(ABC):
     """One layer's attention for a batch of texts: P (B, H, Q, K), rows that sum to 1, or less with sink logits.
@@ -31,9 +34,13 @@ class AttentionOperator(ABC):
     visible: which keys each query may see. spec: q, k and how the family makes its logits, None where it does not show
     them. device: where the answers live. sums_to_one: whether rows are known to sum to 1, so that what is missing from
     one is rounding. finds_largest: whether a row's largest weight is known without its key, which takes another walk.
+    signed: whether weights have a sign, see `linear.LinearMap`; the strongest keys are then those with the largest |w|.
+    rule: how a linear layer mixes its values, None for another.
     """
 
     finds_largest: bool = False
+    signed: bool = False
+    rule: LinearRule | None = None
 
     def __init__(
         self, batch: int, heads: int, visible: Visibility, spec: AttentionSpec | None, device: torch.device
@@ -220,7 +227,7 @@ class LastQueries(AttentionOperator):
 OF_LAST: Mapping[type[Question], Callable[[Any, int], Question]] = {
     **dict.fromkeys(
         (
-            *(ask.RowSum, ask.Entropy, ask.SumOfSquares, ask.MaxWeight, ask.Holding, ask.Distance),
+            *(ask.RowSum, ask.SizeSum, ask.Entropy, ask.SumOfSquares, ask.MaxWeight, ask.Holding, ask.Distance),
             *(ask.AbsoluteDistance, ask.Back, ask.Key, ask.Window, ask.Features, ask.TopK),
         ),
         lambda question, first: question,
@@ -322,7 +329,7 @@ class UniformAttention(AttentionOperator):
 
 Form = Callable[[UniformAttention, Any], Tensor]
 BY_COUNT: Mapping[type[Question], Form] = {
-    ask.RowSum: lambda P, question: (P.visible.counts_BHQ > 0).float(),
+    **dict.fromkeys((ask.RowSum, ask.SizeSum), lambda P, question: (P.visible.counts_BHQ > 0).float()),
     **dict.fromkeys((ask.At, ask.Back, ask.Key), UniformAttention._one_key),
     ask.Entropy: UniformAttention._entropy,
     ask.SumOfSquares: lambda P, question: P._share_BHQ,

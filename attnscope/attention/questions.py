@@ -48,6 +48,11 @@ class RowSum(Question):
 
 
 @dataclass(frozen=True, eq=False)
+class SizeSum(Question):
+    """(B, H, Q): the sum of |w| of each row; of weights without a sign it is the row's sum."""
+
+
+@dataclass(frozen=True, eq=False)
 class Entropy(Question):
     """(B, H, Q) nats: -sum p ln p of the row divided by its sum; with `skip_key0`, of the row without key 0."""
 
@@ -128,9 +133,13 @@ class Window(Question):
 
 @dataclass(frozen=True, eq=False)
 class Features(Question):
-    """(B, H, Q, M): P @ F for features of the keys, (K, M) or (B, K, M)."""
+    """(B, H, Q, M): P @ F for features of the keys, (K, M) or (B, K, M).
+
+    of_size: of a signed map, P is |w| as a share of the row's sum of |w|.
+    """
 
     features: Tensor
+    of_size: bool = False
 
 
 @dataclass(frozen=True, eq=False)

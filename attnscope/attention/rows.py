@@ -265,6 +265,7 @@ def _largest(entries: Tensor, question: ask.TopK) -> tuple[Tensor, Tensor]:
 
 READ: Mapping[type[ask.Question], Callable[[Block, Any], Any]] = {
     ask.RowSum: lambda block, question: block.row_sum,
+    ask.SizeSum: lambda block, question: block.rows.abs().sum(-1),
     ask.Entropy: _entropy,
     ask.SumOfSquares: lambda block, question: (
         (block.rows * block.rows).sum(-1) / block.row_sum.square().clamp_min(TINY)
@@ -348,6 +349,21 @@ def largest(entries_hqm: Tensor, seen_hqm: Tensor, key_m: Tensor, k: int) -> tup
     """The k largest visible entries of every row and their keys, (h, q, k) each; NaN where a row has fewer."""
     weights, place = topk(entries_hqm.masked_fill(~seen_hqm, -torch.inf), k)
     return weights.masked_fill(weights.isneginf(), torch.nan), key_m[place]
+
+
+def with_signs(question: ask.TopK | ask.Strongest, answer: Any, rows: Tensor, start: int) -> Any:
+    """What was found by size in a block of rows from `start` on, (B, H, r, K), with the sign that it has there."""
+
+    def signed(own: Tensor, size: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        return own.gather(-1, key.long()).masked_fill(size.isnan(), torch.nan), key
+
+    if isinstance(question, ask.TopK):
+        return signed(rows if question.heads is None else rows[:, list(question.heads)], *answer)
+    of_texts = []
+    for text, (queries, (size, key)) in enumerate(zip(question.query, answer, strict=True)):
+        here = [row - start for row in queries[inside(queries, start, start + rows.shape[2])]]
+        of_texts.append(signed(rows[text][list(question.heads)][:, here], size, key))
+    return of_texts
 
 
 def indicator(groups_BT: Tensor, count: int) -> Tensor:

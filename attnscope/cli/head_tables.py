@@ -10,7 +10,7 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from attnscope.metrics.metrics import COLUMNS, KEPT_FIRST, KNOWN, LENGTHS, LOOKBACKS, MASS, METRICS, order_of
+from attnscope.metrics.metrics import COLUMNS, KEPT_FIRST, KNOWN, LENGTHS, LOOKBACKS, MASS, METRICS, SIGNED, order_of
 from attnscope.model.geometry import NOT_KNOWN
 from attnscope.model.selection import as_ranges
 from attnscope.utils import display as cells
@@ -111,11 +111,14 @@ def uniform_rows(seen: Observation, shown: Sequence[Head]) -> list[tuple[str, di
 
 def score_columns(seen: Observation) -> list[Column]:
     """The metrics, those that were asked for first; with an atlas, after the leading ones the roles on the text."""
-    named = [MASS.id, UNIFORM] if MASS.id in seen.columns.scores else []
-    named += [name for name in (*LENGTHS, *LOOKBACKS) if name in seen.columns.scores]
-    order = dict.fromkeys((*named, *KEPT_FIRST, *METRICS))
+    scores = seen.every.scores
+    named = [MASS.id, UNIFORM] if MASS.id in scores else []
+    named += [name for name in (*LENGTHS, *LOOKBACKS) if name in scores]
+    order = dict.fromkeys((*named, *KEPT_FIRST, *METRICS, *SIGNED))
     titles = {UNIFORM: UNIFORM, **COLUMNS, **{name: metric.short for name, metric in KNOWN.items()}}
-    columns = [Column(titles[name], cells.score, name) for name in order if name in (*named, *METRICS, *COLUMNS)]
+    columns = [
+        Column(titles[name], cells.score, name) for name in order if name in (*named, *METRICS, *COLUMNS, *scores)
+    ]
     if seen.atlas:
         columns.insert(len(named) + len(LEADING), Column(TEXT_ROLE, align="left"))
     return columns
@@ -138,6 +141,10 @@ WORDS = {  # of the columns that are shown, as many on a line as 80 columns hold
     "induction": "induct: on what followed an earlier copy",
     "sink": "sink: weight on the first token (key 0)",
     "entropy": "entropy: spread of the weights in nats",
+    "absolute_mass": "abs mass: sum of a row's |w|",
+    "negative_share": "neg: share of |w| below 0",
+    "decay_length": "decay: tokens until 1/e is left",
+    "write_gate": "write: share of a value that is written",
 }
 WIDTH = 80
 MASS_WORDS = f"{MASS.short}: what the queries give the keys, sorts by how far above uniform"
@@ -179,7 +186,8 @@ def without_attention(seen: Observation) -> list[str]:
     """Which layers have no attention, or not it alone: `layers 0,2 have no attention: ssm`."""
     places: dict[tuple[str, str], list[int]] = {}
     for stack, part in seen.stacks.items():
-        facts = [(layer, f"have no attention: {what}") for layer, what in part.others.items()]
+        unread = ((layer, what) for layer, what in part.others.items() if layer not in seen.mixing)
+        facts = [(layer, f"have no attention: {what}") for layer, what in unread]
         facts += [(layer, f"have {what} in parallel with their attention") for layer, what in part.partners.items()]
         facts += [(key.layer, f"are called {keys}") for key, keys in part.visible.items() if keys.endswith(NOT_KNOWN)]
         for layer, what in facts:

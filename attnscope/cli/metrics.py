@@ -79,16 +79,16 @@ def _sheet(columns: dict[str, list[str]]) -> RichTable:
     from rich.table import Table
     from rich.text import Text
 
-    from attnscope.model.selection import SOFTMAX
+    from attnscope.model.selection import LINEAR, SOFTMAX
 
+    every = {", ".join((*SOFTMAX, LINEAR)): "all", ", ".join(SOFTMAX): "all but linear"}
     # Two columns, so that a long line continues under its own beginning.
     sheet = Table.grid(padding=(0, 1))
     sheet.add_column(no_wrap=True)
     sheet.add_column()
     for values in zip(*columns.values(), strict=True):
         metric = dict(zip(columns, values, strict=True))
-        if metric["stacks"] == ", ".join(SOFTMAX):
-            metric["stacks"] = "all"
+        metric["stacks"] = every.get(metric["stacks"], metric["stacks"])
         sheet.add_row(Text("id", style="dim"), Text(metric["id"], style="bold"))
         for field in ("short", "formula", "rows", "stacks", "unit", "range", "reading", "source"):
             sheet.add_row(Text(field, style="dim"), metric[field])

@@ -290,6 +290,7 @@ MASS = Metric(
     source="attnscope",
     reading="what the named queries give the named keys; ranks by how far that is above uniform attention",
     rows="sees_key",
+    stacks=(*SOFTMAX, LINEAR),
     asks=lambda texts: (texts.keys,),
     value=lambda P, mass: mass[..., 0],
 )
@@ -330,13 +331,95 @@ LOOKBACKS = by_id(  # measured where a prompt has an answer
         value=partial(_lookback, part=1),
     ),
 )
+
+
+def _signed(P: AttentionOperator, value: Tensor) -> Tensor:
+    """The value of a signed map; NaN of another, such as uniform attention."""
+    return value if P.signed else value * math.nan
+
+
+def _decay_length(P: AttentionOperator, _: Tensor, decay_BHQ: Tensor, counts_BHQ: Tensor) -> Tensor:
+    """The same number in every row: that of the decays of all rows that count."""
+    logs_BHQ = decay_BHQ.double().log().where(counts_BHQ, 0.0)
+    mean_BH1 = logs_BHQ.sum(-1, keepdim=True) / counts_BHQ.sum(-1, keepdim=True)
+    return (-1 / mean_BH1.where(mean_BH1 < 0, math.nan)).expand_as(decay_BHQ)
+
+
+def _gate(P: AttentionOperator, gate: str) -> Tensor:
+    """A gate of a linear layer, (B, H, Q) `decay` or `write`; NaN without it."""
+    import torch
+
+    gate_BTH = getattr(P.rule, f"{gate}_BTH", None)
+    if gate_BTH is None:
+        return torch.full((P.batch, P.heads, P.queries), torch.nan, device=P.device)
+    return gate_BTH.float().transpose(1, 2)
+
+
+# Of linear layers, whose weights are signed and whose rows have no fixed sum: measured where a model has some.
+SIGNED = by_id(
+    Metric(
+        id="absolute_mass",
+        short="abs mass",
+        formula="mean of sum_j |w[i,j]|",
+        unit="sum of absolute weights",
+        range="from 0",
+        source="attnscope",
+        reading="how much of the values of all tokens reaches the output, before gate and norm",
+        rows="all",
+        stacks=(LINEAR,),
+        asks=lambda texts: (ask.SizeSum(),),
+        value=lambda P, size: _signed(P, size),
+    ),
+    Metric(
+        id="negative_share",
+        short="neg",
+        formula="mean of the sum of |w[i,j]| over w[i,j] < 0, divided by that over all j",
+        source="attnscope",
+        reading="above 0: values of some tokens are subtracted, which a softmax cannot do",
+        rows="all",
+        stacks=(LINEAR,),
+        asks=lambda texts: (ask.SizeSum(), ask.RowSum()),
+        value=lambda P, size, signed: _signed(P, ((size - signed) / (2 * size).clamp_min(1e-30)).clamp_min(0)),
+    ),
+    Metric(
+        id="decay_length",
+        short="decay",
+        formula="-1 / (mean of ln d_i), d_i the share of the state that token i leaves",
+        unit="tokens",
+        range="from 0",
+        source="attnscope; the gates of Yang et al. 2024 (Gated DeltaNet), arXiv 2412.06464, and Dao & Gu 2024 "
+        "(Mamba-2), arXiv 2405.21060",
+        reading="after so many tokens decay alone leaves 1/e of the state; null where nothing decays",
+        rows="all",
+        stacks=(LINEAR,),
+        asks=lambda texts: (ask.RowSum(),),
+        value=_decay_length,
+        extras=lambda P, texts: (_gate(P, "decay"), counted_rows(P, texts, "all")),
+    ),
+    Metric(
+        id="write_gate",
+        short="write",
+        formula="mean of b_i, the share of its value that token i writes into the state; of Mamba-2 its step",
+        unit="share of a value",
+        range="from 0",
+        source="attnscope; the gates of Yang et al. 2024 (Gated DeltaNet), arXiv 2412.06464, and Dao & Gu 2024 "
+        "(Mamba-2), arXiv 2405.21060",
+        reading="near 0: the head's state keeps what it has, and few tokens change it",
+        rows="all",
+        stacks=(LINEAR,),
+        asks=lambda texts: (ask.RowSum(),),
+        value=lambda P, _, write_BHQ: write_BHQ,
+        extras=lambda P, texts: (_gate(P, "write"),),
+    ),
+)
 # What tables show first, and narrow screens keep longest; the metrics not named here come after them.
 KEPT_FIRST = (
     *("focus", "previous_token", "induction", "sink", "entropy", "top_key_mass", "duplicate_token", "self"),
     *("distance", "effective_keys", "confidence", "local_mass_32", "entropy_normalised", "off_token_mass"),
 )
-# METRICS are measured in any case, LENGTHS where asked for, LOOKBACKS where there is an answer, mass of named keys
-KNOWN = {**METRICS, **LENGTHS, **LOOKBACKS, MASS.id: MASS}
+# METRICS are measured in any case, LENGTHS where asked for, LOOKBACKS where there is an answer, mass of named keys,
+# SIGNED of linear layers
+KNOWN = {**METRICS, **LENGTHS, **LOOKBACKS, **SIGNED, MASS.id: MASS}
 
 
 def ends(metric: Metric, tokens: int) -> tuple[float, float] | None:

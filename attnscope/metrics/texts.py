@@ -86,7 +86,7 @@ class Texts:
     def keys(self) -> Features:
         """The question for the mass on the named keys, (B, H, Q, 1)."""
         assert self.key_BT is not None
-        return Features(self.key_BT[..., None].float())
+        return Features(self.key_BT[..., None].float(), of_size=True)
 
     def shares(self, visible: Visibility, features: Features) -> Tensor:
         """What uniform attention gives to features, (B, H or 1, Q, M); layers that share a mask share it."""

@@ -5,7 +5,6 @@ Pure Python: no weights, and torch only to count the parameters.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -23,6 +22,7 @@ from attnscope.model.selection import (
     ENCODER,
     ENCODER_ONLY,
     HCA,
+    LINEAR,
     LOCAL,
     PATCHER,
     POOLING,
@@ -198,12 +198,14 @@ class Geometry:
     def in_words(self) -> str:
         """`4 layers x 6 heads (3 kv)`, with ranges where layers differ, and `, 12 ssm` of layers without attention.
 
+        Of linear layers `, 12 ssm x 8 heads`.
         Of several stacks `encoder 6 layers x 8 heads (8 kv), decoder 6 layers x 8 heads (8 kv)`.
         """
         if ENCODER in self.other_stacks or self.over_patches:
             apart = (stack for stack in self.every if stack not in (CROSS, VISION, *CROSSING))
             return ", ".join(f"{stack} {_in_words(self.every[stack])}" for stack in apart)
-        return _in_words(self.layers) + (f", vision {_in_words(self.tower)}" if self.tower else "")
+        mixing = {layer.index: layer.heads for layer in self.views.get(LINEAR, ())}
+        return _in_words(self.layers, mixing) + (f", vision {_in_words(self.tower)}" if self.tower else "")
 
     @property
     def heads_by_layer(self) -> dict[int, int]:
@@ -436,19 +438,28 @@ def _positions(text: Any, own: str = "") -> Any:
     return limit
 
 
-def _in_words(layers: tuple[LayerGeometry, ...]) -> str:
+def _in_words(layers: tuple[LayerGeometry, ...], mixing: Mapping[int, int] | None = None) -> str:
+    """mixing: {layer index: how many maps it has} of those that mix tokens by a rule without a softmax."""
     there = [layer for layer in layers if layer.attention]
-    types = Counter(layer.type for layer in layers if not layer.attention)
-    without = "".join(f", {count} {name}" for name, count in types.items())
-    both = Counter(layer.parallel for layer in there if layer.parallel)
-    without += "".join(f", {name} parallel to {count}" for name, count in both.items())
 
     def spread(numbers: list[int]) -> str:
         """`24`, or `8-16` where layers differ."""
         return "-".join(str(number) for number in sorted({min(numbers), max(numbers)})) if numbers else "0"
 
-    heads, kv_heads = spread([layer.heads for layer in there]), spread([layer.kv_heads for layer in there])
-    return f"{len(there)} layers x {heads} heads ({kv_heads} kv){without}"
+    def maps(of: list[LayerGeometry]) -> str:
+        heads = [mixing[layer.index] for layer in of if layer.index in mixing] if mixing else []
+        return f" x {spread(heads)} heads" if heads else ""
+
+    words = [f"{len(there)} layers x {spread([layer.heads for layer in there])} heads "]
+    words[0] += f"({spread([layer.kv_heads for layer in there])} kv)"
+    without, both = [layer for layer in layers if not layer.attention], [layer for layer in there if layer.parallel]
+    for name in dict.fromkeys(layer.type for layer in without):
+        alike = [layer for layer in without if layer.type == name]
+        words.append(f"{len(alike)} {name}{maps(alike)}")
+    for name in dict.fromkeys(layer.parallel for layer in both):
+        alike = [layer for layer in both if layer.parallel == name]
+        words.append(f"{name}{maps(alike)} parallel to {len(alike)}")
+    return ", ".join(words)
 
 
 def _layers(config: Any, stack: str) -> tuple[LayerGeometry, ...]:

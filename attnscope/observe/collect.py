@@ -40,12 +40,14 @@ from attnscope.model.selection import (
     ENCODER,
     ENCODER_ONLY,
     GLOBAL,
+    LINEAR,
     OF_TWO_TEXTS,
     OVER_PATCHES,
     POOLING,
     UNPOOLING,
     VISION,
     VISION_ONLY,
+    as_ranges,
     has_summaries,
     is_causal,
     is_linear,
@@ -530,12 +532,22 @@ def _observed(forward: Pass) -> list[Observation]:
     ]
     if prompts[0].medium.tower and VISION not in others and not request.asks:
         unread.append("the vision tower: it attends in windows, or its config does not say its layers")
+    if LINEAR in loaded.geometry.views and LINEAR not in readings:
+        layers = as_ranges([layer.index for layer in loaded.geometry.views[LINEAR]])
+        unread.append(f"linear layers {layers}: they have {NO_SOFTMAX[request.view.weights]}")
     if unread:
         facts |= {"unread": unread}
     return [
         replace(observation(plain, row), other_stacks={stack: observation(stack, row) for stack in others})
         for row in range(len(prompts))
     ]
+
+
+NO_SOFTMAX = {  # what linear layers lack of what a view shows
+    "scores": "no logits",
+    "value": "weights before gate and norm, which leave no norm of what a key writes",
+    "logit": "weights before gate and norm, which leave no effect on a logit",
+}
 
 
 class ReadyLayer(NamedTuple):

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -22,7 +23,7 @@ from attnscope.hooks.report import GIVEN, UNREAD, failures
 from attnscope.inputs.tokens import TokenSelection
 from attnscope.metrics.metrics import MASS
 from attnscope.metrics.roles import NEEDED_ROWS, NONE, SINK_MASS
-from attnscope.model.selection import CROSS, DECODER, ENCODER, STACKS, is_bidirectional
+from attnscope.model.selection import CROSS, DECODER, ENCODER, STACKS, is_bidirectional, is_linear
 from attnscope.observe.records import Head, HeadColumns, Relation, RelationRows, relation_rows, with_others
 from attnscope.observe.request import ENTRIES, LayerKey, ModelLayers, PerLayer, codes, kv_head_of
 from attnscope.utils.display import shortened
@@ -247,9 +248,25 @@ class Observation:
         """
         columns, order = self.every, self.every.order(sort)[:top]
         top_key = self.place("keys", codes(columns.stack), columns.top_key)
-        others = [(stack, *row) for stack, obs in self.stacks.items() for row in {**obs.others, **obs.partners}.items()]
+        types = ((stack, {**obs.others, **obs.partners}) for stack, obs in self.stacks.items())
+        others = [(stack, layer, what) for stack, of in types for layer, what in of.items() if layer not in self.mixing]
         others = others if top is None else []
         return with_others(columns.table(order, self.names(), top_key), others, sort)
+
+    @cached_property
+    def rules(self) -> Mapping[str, Sequence[int]]:
+        """{name of a rule: its layers} of the linear layers that were read: `gated delta rule`."""
+        layers: dict[str, list[int]] = {}
+        for stack, obs in self.stacks.items():
+            for check in obs.report.calls if is_linear(stack) else ():
+                if check.call == 0 and (check.layer, stack) in obs.kv_of:
+                    layers.setdefault(check.kernel, []).append(check.layer)
+        return layers
+
+    @property
+    def mixing(self) -> frozenset[int]:
+        """The linear layers that were read: tables list their heads, and no layer without attention."""
+        return frozenset(chain.from_iterable(self.rules.values()))
 
     @property
     def others(self) -> Mapping[int, str]:
@@ -335,9 +352,9 @@ class Observation:
 
         Columns layer, head, kv_head, query, query_token, key, key_token, weight (`score`, `norm` or `logit`, as the
         view reads entries), stack; those under min_weight are left out. In the model's order, strongest key first; over
-        "heads", strongest first over all heads. Effects on a logit are ranked by their size. other_keys: without key 0
-        and each query's own key, unless keys were asked for; query 0, asked for, keeps the one key that it sees. Raises
-        UsageError where no relations were kept.
+        "heads", strongest first over all heads. Signed entries, effects on a logit and weights of linear layers, are
+        ranked by their size. other_keys: without key 0 and each query's own key, unless keys were asked for; query 0,
+        asked for, keeps the one key that it sees. Raises UsageError where no relations were kept.
         """
         from attnscope.utils.tables import as_table, numbers, texts_at
 
@@ -349,7 +366,8 @@ class Observation:
             order = order[(columns["key"] != 0) & ~own | (columns["query"] == 0) & (chosen.query is not None)]
         if over == "heads":
             weight = columns["weight"][order]
-            order = order[np.argsort(-np.abs(weight) if self.view.by_size else -weight, kind="stable")]
+            by_size = self.view.by_size or self.view.weights == "softmax"  # those of linear layers are signed
+            order = order[np.argsort(-np.abs(weight) if by_size else -weight, kind="stable")]
         columns = {name: column[order] for name, column in columns.items()}
 
         def tokens(axis: Axis, place: np.ndarray) -> pa.DictionaryArray:

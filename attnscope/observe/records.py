@@ -22,7 +22,7 @@ from attnscope.inputs.prompt import Span
 from attnscope.metrics.metrics import COLUMNS, MASS, order_of
 from attnscope.metrics.roles import NONE
 from attnscope.metrics.texts import MAP_SIDE, Cells
-from attnscope.model.selection import STACKS, has_decoder_heads
+from attnscope.model.selection import STACKS, has_decoder_heads, is_linear
 from attnscope.observe.request import PerLayer, View, codes, kv_head_of
 from attnscope.utils.display import head_name
 
@@ -438,9 +438,9 @@ def relation_rows(
     """The relations of a stack, layers of one shape together; see `Observation.relation_rows`.
 
     units: how many queries and keys there are. kv_of: {layer: (heads, kv heads)}. Those under min_weight are left out,
-    by their size where the view ranks by size.
+    by their size where the view ranks by size, or weights are signed.
     """
-    place = STACKS.index(stack)
+    place, by_size = STACKS.index(stack), view.by_size or is_linear(stack)
     for _, alike in groupby(kept.items(), lambda item: item[1].weight.shape[1:]):
         layers = list(alike)
         # Which entries are rows: padding, and what no query sees, are none.
@@ -448,7 +448,7 @@ def relation_rows(
         key_HQk = np.concatenate([np.asarray(keys.key[:, : units[0]]) for _, keys in layers], dtype=np.int32)
         keep = ~np.isnan(weight_HQk) & (key_HQk < units[1])
         if min_weight is not None:
-            keep &= (np.abs(weight_HQk) if view.by_size else weight_HQk) >= min_weight
+            keep &= (np.abs(weight_HQk) if by_size else weight_HQk) >= min_weight
         which = [_which(key.layer, tuple(keys.heads), *kv_of[key], view.by_kv, place) for key, keys in layers]
         query_Q = np.array(layers[0][1].query[: units[0]], np.int32)
         if keep.size and (keep == keep[0]).all():  # as under a causal mask: the same entries of every head

@@ -22,7 +22,7 @@ import numpy as np
 
 from attnscope.errors import InputError, UnknownLayerError, UsageError
 from attnscope.inputs.tokens import TokenSelection, choose, choose_of_two
-from attnscope.metrics.metrics import METRICS
+from attnscope.metrics.metrics import METRICS, SIGNED
 from attnscope.metrics.texts import MAP_SIDE
 from attnscope.model.selection import (
     DECODER,
@@ -30,6 +30,7 @@ from attnscope.model.selection import (
     has_summaries,
     is_causal,
     is_cross,
+    is_linear,
     is_over_patches,
     is_vision,
     prefix,
@@ -340,7 +341,16 @@ class Request:
             heads = {}
         rollout = None if is_cross(stack) else self.rollout  # of units that are the same on both sides
         per_token = self.per_token and (stack == plain or not is_vision(stack))
-        return replace(self, view=replace(self.view, heads=heads), rollout=rollout, per_token=per_token)
+        request = replace(self, view=replace(self.view, heads=heads), rollout=rollout, per_token=per_token)
+        return request.of_signed() if is_linear(stack) else request
+
+    def of_signed(self) -> Request:
+        """What is asked of a linear layer: metrics of signed rows, and maps that keep signs where they are binned.
+
+        Its map has no sink, and is made of no q and k by a softmax; a rollout is of attention.
+        """
+        metrics = (*self.metrics, *SIGNED) if self.metrics else ()
+        return replace(self, metrics=metrics, bin_rule="max", split_sink=False, rollout=None, operands=False)
 
     @property
     def asks(self) -> bool:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from attnscope.attention.operator import AttentionOperator
 from attnscope.attention.questions import Key, Question, Strongest, TopK
-from attnscope.attention.rows import inside, join, strongest
+from attnscope.attention.rows import inside, join, strongest, with_signs
 from attnscope.attention.spec import BLOCK_BYTES, AttentionSpec
 from attnscope.metrics.texts import MAP_SIDE, Cells
 from attnscope.model.selection import consecutive
@@ -107,7 +107,10 @@ class TopKeys(ViewCollector):
         parts = []
         for a, b in layer.P.blocks():
             seen = self.view.seen(layer, heads, layer.P.visible.rows(a, b)).to(layer.P.device)
-            parts.append(_top(self.view.rows(layer, heads, a, b, self.k).masked_fill(~seen, -torch.inf), self.k))
+            entries = self.view.rows(layer, heads, a, b, self.k)
+            size = entries.abs() if layer.P.signed else entries
+            top = _top(size.masked_fill(~seen, -torch.inf), self.k)
+            parts.append(with_signs(TopK(top[0].shape[-1]), top, entries, a) if layer.P.signed else top)
         return torch.cat([weight for weight, _ in parts], 2), torch.cat([key for _, key in parts], 2)
 
 
@@ -148,22 +151,13 @@ class ChosenKeys(TopKeys):
 
     def _from_rows(self, layer: Layer, heads: list[int]) -> list[tuple[Tensor, Tensor]]:
         question, P = replace(self._question(layer), heads=tuple(range(len(heads)))), layer.P
-        parts = []
+        by_size, parts = self.view.by_size or P.signed, []
         for a, b in self._runs(P.blocks()):
             seen = self.view.seen(layer, heads, P.visible.rows(a, b)).to(P.device)
             entries = self.view.rows(layer, heads, a, b)
-            pairs = strongest(question, entries.abs() if self.view.by_size else entries, seen, a)
-            parts.append(self._signed(pairs, entries, a) if self.view.by_size else pairs)
+            pairs = strongest(question, entries.abs() if by_size else entries, seen, a)
+            parts.append(with_signs(question, pairs, entries, a) if by_size else pairs)
         return join(question, parts)
-
-    def _signed(self, pairs: list[tuple[Tensor, Tensor]], entries: Tensor, start: int) -> list[tuple[Tensor, Tensor]]:
-        """Entries that were found by their size, with their sign, and keys; entries: a block of rows, from `start`."""
-        signed = []
-        for text, (size, key) in enumerate(pairs):
-            here = self.query[text][inside(self.query[text], start, start + entries.shape[2])]
-            own = entries[text][:, [row - start for row in here]].gather(-1, key.long())
-            signed.append((own.masked_fill(size.isnan(), torch.nan), key))
-        return signed
 
     def _runs(self, blocks: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
         """The chosen queries of all texts as ranges of rows, none longer than a block."""
@@ -237,7 +231,8 @@ class Maps(MapCollector):
     """Matrices to draw, one text: whole up to `side` tokens, binned beyond; NaN where a query sees no key of a cell.
 
     rule "sum": sum over the keys of a bin, mean over its queries, so rows keep their sum. "max", and always for
-    scores and norms: the largest entry. With `split_sink`, key 0 is a column of its own also where keys are binned.
+    scores and norms: the largest entry, of signed weights that with the largest |w|. With `split_sink`, key 0 is a
+    column of its own also where keys are binned.
     tokens: how many queries there are, and key_tokens how many keys, None for as many. queries, keys: the part of the
     matrices that is drawn, None for all; only its rows are read where it is not binned.
     """
@@ -304,7 +299,11 @@ class Maps(MapCollector):
         for a, b in self._strips(layer.P.heads):
             rows_HQK = self._read(a, b, lambda start, stop: self.view.rows(layer, heads, start, stop)[0])
             seen_HQK = self.view.seen(layer, heads, self._seen(layer.P, a, b)[None])[0]
-            strips.append(self._cells(rows_HQK.masked_fill(~seen_HQK, -torch.inf), a, b))
+            cells = self._cells(rows_HQK.masked_fill(~seen_HQK, -torch.inf), a, b)
+            if layer.P.signed:  # of either sign
+                below_0 = self._cells((-rows_HQK).masked_fill(~seen_HQK, -torch.inf), a, b)
+                cells = torch.where(below_0 > cells, -below_0, cells)
+            strips.append(cells)
         return torch.cat(strips, -2)
 
     def _visible(self, P: AttentionOperator) -> Tensor:

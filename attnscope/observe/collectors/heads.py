@@ -100,14 +100,21 @@ class TopRelation:
     key_zero: bool = False
 
     def questions(self, layer: Layer) -> Sequence[Question]:
-        """The largest of every row: with its key where a walk finds both, else the key is looked up in one row."""
-        return [MaxWeight(not self.key_zero)] if layer.P.finds_largest else [TopK(1, skip_key0=not self.key_zero)]
+        """The largest of every row: with its key where a walk finds both, else the key is looked up in one row.
+
+        Of a signed map the largest |w|, and its share of the row.
+        """
+        share, entry = MaxWeight(not self.key_zero), TopK(1, skip_key0=not self.key_zero)
+        if layer.P.signed:
+            return [entry, share]
+        return [share] if layer.P.finds_largest else [entry]
 
     def collect(self, layer: Layer, answers: Answers) -> HeadRelations:
-        [question] = self.questions(layer)
+        question, *of_share = self.questions(layer)
         answer = answers[question]
         weight_BHQ = answer if layer.P.finds_largest else answer[0][..., 0]
-        best = (weight_BHQ - _expected(layer)).nan_to_num(-torch.inf).max(-1, keepdim=True)
+        share_BHQ = answers[of_share[0]] if of_share else weight_BHQ
+        best = (share_BHQ - _expected(layer)).nan_to_num(-torch.inf).max(-1, keepdim=True)
         weight_BH, query_BH = weight_BHQ.gather(-1, best.indices)[..., 0], best.indices[..., 0]
         if layer.P.finds_largest:
             key_BH = layer.P.largest_key(query_BH, not self.key_zero)
@@ -245,6 +252,7 @@ def columns_of_texts(layers: Sequence[LayerHeads], count: int, view: View) -> li
         top_key_mass = torch.cat([heads.top.mass for heads in layers], 1).numpy()
     # Roles are told from all metrics: where some were left out, no head has one.
     named, stack = bool(layers) and METRICS.keys() <= value.keys(), layers[0].scores.stack if layers else DECODER
+    marked = named and bool(metrics_for(["entropy_normalised"], stack))
     columns = []
     for row in range(count):
         values, nulls, rows = ({name: part[row] for name, part in of.items()} for of in (value, null, support))
@@ -256,7 +264,7 @@ def columns_of_texts(layers: Sequence[LayerHeads], count: int, view: View) -> li
                 role=text_role,
                 text_role=text_role,
                 atlas_roles=unnamed,
-                near_uniform=near_uniform(values, rows) if named else unnamed,
+                near_uniform=near_uniform(values, rows) if marked else unnamed,
                 scores={name: Score(values[name], nulls[name]) for name in values},
                 top_key=top_key[row],
                 top_key_mass=top_key_mass[row],

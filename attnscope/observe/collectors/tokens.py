@@ -70,7 +70,7 @@ class TokenCollector(ViewCollector):
         for row, text in enumerate(texts):
             positions = list(text.key_positions if on_keys else text.queries)
             share_BT[row, positions] = 1.0 if on_keys else 1 / max(1, len(positions))
-        return cls(Features(share_BT[..., None]) if on_keys else Received(share_BT), request.view)
+        return cls(Features(share_BT[..., None], of_size=True) if on_keys else Received(share_BT), request.view)
 
     def ask(self, layer: Layer) -> Sequence[Question]:
         return [self.question]
@@ -150,7 +150,7 @@ class SpanCollector(ViewCollector):
         return SpanPairs(collected.heads, collected.mass[row], collected.uniform[row])
 
     def _here(self, layer: Layer) -> Features:
-        return Features(layer.here(self._features_BTS))
+        return Features(layer.here(self._features_BTS), of_size=True)
 
     def _null(self, layer: Layer) -> Tensor:
         """(B, H or 1, Q, S): what uniform attention gives each span, above 0 where a query sees a token of it."""
