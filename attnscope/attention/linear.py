@@ -175,7 +175,7 @@ AT_ONCE = 2048  # tokens whose chunks a rule runs on at once: it makes several c
 class LinearMap(AttentionOperator):
     """The map of a linear layer, (B, H, Q, K) signed; what lies after a query is 0."""
 
-    signed = True
+    signed = finds_largest = True
 
     def __init__(self, rule: LinearRule) -> None:
         B, T, H = rule.shape

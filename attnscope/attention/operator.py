@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,9 +24,6 @@ from attnscope.attention.rows import Block, asked_key, read_blocks
 from attnscope.attention.spec import AttentionSpec, Visibility, row_blocks
 from attnscope.errors import UsageError
 
-if TYPE_CHECKING:
-    from attnscope.attention.linear import LinearRule
-
 
 class AttentionOperator(ABC):
     """One layer's attention for a batch of texts: P (B, H, Q, K), rows that sum to 1, or less with sink logits.
@@ -35,12 +32,12 @@ class AttentionOperator(ABC):
     them. device: where the answers live. sums_to_one: whether rows are known to sum to 1, so that what is missing from
     one is rounding. finds_largest: whether a row's largest weight is known without its key, which takes another walk.
     signed: whether weights have a sign, see `linear.LinearMap`; the strongest keys are then those with the largest |w|.
-    rule: how a linear layer mixes its values, None for another.
+    rule: the `linear.LinearRule` of a linear layer, None of another.
     """
 
     finds_largest: bool = False
     signed: bool = False
-    rule: LinearRule | None = None
+    rule: Any = None
 
     def __init__(
         self, batch: int, heads: int, visible: Visibility, spec: AttentionSpec | None, device: torch.device
@@ -112,6 +109,17 @@ class AttentionOperator(ABC):
         if skip_key0:
             logits_BHK[..., 0] = -torch.inf
         return logits_BHK.argmax(-1)
+
+    def largest_entry(self, query_BH: Tensor, skip_key0: bool = False) -> tuple[Tensor, Tensor]:
+        """(B, H) each: of one query of each text and head the weight of the largest size, signed, and its key."""
+        entries = torch.stack([self.rows(query, query + 1)[:, :, 0] for query in query_BH.unique().tolist()])
+        place_BH = torch.searchsorted(query_BH.unique(), query_BH)[None, :, :, None]
+        row_BHK = entries.take_along_dim(place_BH, 0)[0]
+        size_BHK = row_BHK.abs()
+        if skip_key0:
+            size_BHK[..., 0] = -1.0
+        key_BH = size_BHK.argmax(-1)
+        return row_BHK.gather(-1, key_BH[..., None])[..., 0], key_BH
 
     @property
     def shows_logits(self) -> bool:

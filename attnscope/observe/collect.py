@@ -395,7 +395,7 @@ def stacks_of(forward: Pass) -> StackRouter:
     of_tokens = of_tokens or any(text.chosen != TokenSelection() for text in asked)
     of_views: dict[str, list[TextInputs]] = {}
     for stack in geometry.views:
-        if of_tokens and not is_linear(stack):
+        if of_tokens and not (is_linear(stack) and request.rollout is None and not request.operands):
             continue
         rate = geometry.rates.get(stack)
         if rate is not None:
@@ -534,7 +534,7 @@ def _observed(forward: Pass) -> list[Observation]:
         unread.append("the vision tower: it attends in windows, or its config does not say its layers")
     if LINEAR in loaded.geometry.views and LINEAR not in readings:
         layers = as_ranges([layer.index for layer in loaded.geometry.views[LINEAR]])
-        unread.append(f"linear layers {layers}: they have {NO_SOFTMAX[request.view.weights]}")
+        unread.append(f"linear layers {layers}: they have {NO_SOFTMAX.get(request.view.weights, NOT_FOLLOWED)}")
     if unread:
         facts |= {"unread": unread}
     return [
@@ -543,6 +543,7 @@ def _observed(forward: Pass) -> list[Observation]:
     ]
 
 
+NOT_FOLLOWED = "no softmax, which rollout and the parts of a weight are of"
 NO_SOFTMAX = {  # what linear layers lack of what a view shows
     "scores": "no logits",
     "value": "weights before gate and norm, which leave no norm of what a key writes",

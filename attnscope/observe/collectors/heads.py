@@ -102,21 +102,19 @@ class TopRelation:
     def questions(self, layer: Layer) -> Sequence[Question]:
         """The largest of every row: with its key where a walk finds both, else the key is looked up in one row.
 
-        Of a signed map the largest |w|, and its share of the row.
+        Of a signed map the largest share of |w|.
         """
-        share, entry = MaxWeight(not self.key_zero), TopK(1, skip_key0=not self.key_zero)
-        if layer.P.signed:
-            return [entry, share]
-        return [share] if layer.P.finds_largest else [entry]
+        return [MaxWeight(not self.key_zero)] if layer.P.finds_largest else [TopK(1, skip_key0=not self.key_zero)]
 
     def collect(self, layer: Layer, answers: Answers) -> HeadRelations:
-        question, *of_share = self.questions(layer)
+        [question] = self.questions(layer)
         answer = answers[question]
         weight_BHQ = answer if layer.P.finds_largest else answer[0][..., 0]
-        share_BHQ = answers[of_share[0]] if of_share else weight_BHQ
-        best = (share_BHQ - _expected(layer)).nan_to_num(-torch.inf).max(-1, keepdim=True)
+        best = (weight_BHQ - _expected(layer)).nan_to_num(-torch.inf).max(-1, keepdim=True)
         weight_BH, query_BH = weight_BHQ.gather(-1, best.indices)[..., 0], best.indices[..., 0]
-        if layer.P.finds_largest:
+        if layer.P.signed:
+            weight_BH, key_BH = layer.P.largest_entry(query_BH, not self.key_zero)
+        elif layer.P.finds_largest:
             key_BH = layer.P.largest_key(query_BH, not self.key_zero)
         else:
             key_BH = answer[1][..., 0].gather(-1, best.indices)[..., 0]
