@@ -10,9 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from attnscope.attention import questions as ask
+from attnscope.attention.channels import ChannelMap
 from attnscope.attention.linear import LinearMap
+from attnscope.errors import InputError
 from attnscope.hooks.mixers import delta_rule
 from attnscope.reference import naive
+from helpers.families import config_class_of
+from helpers.mixed import ONE_OF_EACH, OTHERS, mixed_layers
 
 B, T, H, D, V, C, N = 2, 6, 2, 3, 4, 5, 2
 
@@ -239,3 +244,55 @@ def test_a_planted_recall_is_at_the_token_of_the_recalled_key():
 def test_half_a_write_leaves_half_of_what_was_there():
     delta_QK, _ = recalled(torch.tensor([1.0, 1.0, 1.0, 0.5, 0.0, 0.0]))
     torch.testing.assert_close(delta_QK[4], torch.tensor([0.25, 0.0, 0.0, 0.25, 0.0, 0.0]))
+
+
+@pytest.mark.parametrize("model_type", [*ONE_OF_EACH, *(pytest.param(t, marks=pytest.mark.families) for t in OTHERS)])
+def test_the_map_of_a_layer_gives_its_output_and_is_that_of_the_reference(model_type):
+    config_class_of(model_type)  # an earlier transformers may lack it
+    layers = mixed_layers(model_type)
+    assert layers
+    for layer in layers:
+        assert layer.check.masked_weight == 0
+        assert layer.check.value_error < 1e-6
+        assert layer.distance < 5e-5  # a model's own function adds logarithms of decays up in float32
+        # Another map is not that of the reference, and would be seen.
+        layer.P.rows = lambda start, stop, own=layer.P.rows: own(start, stop) * 1.01
+        assert layer.distance > 1e-3
+
+
+@pytest.mark.parametrize("rule", ["_scan", "_mean", "_taps"])
+def test_a_channel_is_a_rule_of_one_head_with_the_same_map(rule):
+    """A channel's map by blocks of rows is that of its state; one channel is no other."""
+    made = {"_scan": "jamba", "_mean": "rwkv", "_taps": "lfm2_moe"}[rule]
+    P = mixed_layers(made)[0].P
+    T, own = P.queries, P.rule.weights(0, P.queries, slice(3, 4))
+    torch.testing.assert_close(P.of_channel(3).dense(), own, rtol=1e-5, atol=1e-6)
+    blocks = [P.rule.weights(a, min(a + 9, T), slice(3, 4)) for a in range(0, T, 9)]
+    torch.testing.assert_close(torch.cat(blocks, 2), own, rtol=1e-5, atol=1e-6)
+    assert (P.of_channel(4).dense() - own).abs().max() > 1e-3
+    with pytest.raises(InputError, match=f"0 to {P.rule.shape[2] - 1}, got 9999"):
+        P.of_channel(9999)
+
+
+def test_the_mean_over_channels_is_of_sizes_and_by_blocks_the_same():
+    P = mixed_layers("mamba")[0].P
+    every = P.rule.weights(0, P.queries, slice(0, P.rule.shape[2]))
+    assert (every < 0).any()
+    torch.testing.assert_close(P.dense(), every.abs().mean(1, keepdim=True))
+    questions = [ask.RowSum(), ask.Back(1), ask.TopK(2)]
+    answers = P.together(questions)
+    torch.testing.assert_close(answers[questions[0]], P.dense().sum(-1))
+    shares = P.dense() / P.dense().sum(-1, keepdim=True)
+    torch.testing.assert_close(answers[questions[1]][0, 0, 1:], shares[0, 0].diagonal(-1))
+    torch.testing.assert_close(answers[questions[2]][0][:, :, 1:], P.dense().topk(2).values[:, :, 1:])
+
+
+def test_maps_of_many_channels_over_a_long_text_are_refused_with_the_length_that_fits(monkeypatch):
+    P = mixed_layers("mamba")[0].P
+    B, T, C = P.rule.shape
+    again = ChannelMap(P.rule)
+    monkeypatch.setattr("attnscope.attention.channels.WORK", B * C * P.rule.states * (T - 1) ** 2)
+    with pytest.raises(InputError, match=f"{C} channels over {T} tokens") as refused:
+        again.rows(0, 1)
+    assert f"at most {T - 1} tokens" in str(refused.value.hint)
+    assert again.of_channel(0).rows(0, 1).shape == (1, 1, 1, T)

@@ -1,33 +1,40 @@
 """Hear the rule of each linear layer while a model runs, and make a map of it.
 
-A modelling file of transformers has the rule of its linear layers as a function: the gated delta rule, Kimi's delta
-attention, Mamba-2's scan. While a capture is open that name of the file is a wrapper. It calls the model's own function
-as it would be called, and hands it on with its arguments. The last who closes puts the name back.
+A modelling file of transformers has the rule of its linear layers as a function, or as a method of a module: the gated
+delta rule, Kimi's delta attention, Mamba-2's scan. While a capture is open that name is a wrapper. It calls the model's
+own function as it would be called, and hands it on with its arguments. The last who closes puts the name back.
 
-Shapes: B text, T token, H head, G key head, V width of a value, D width of the state on the key's side.
+A rule that a module spells out in its forward is heard from the modules inside it.
+
+Shapes: B text, T token, H head, G key head, V width of a value, D width of the state on the key's side, C channel,
+N states of a channel, W taps.
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from transformers.activations import ACT2FN
 
+from attnscope.attention.channels import ChannelMap, ChannelRule, FadingMean, Joined, Recurrence, ShortConvolution
 from attnscope.attention.linear import LinearMap, LinearRule
+from attnscope.attention.spec import Visibility
 from attnscope.hooks import forward
-from attnscope.hooks.calls import AttentionCall, CallSite, check_call, sampled
+from attnscope.hooks.calls import REPEATED_ROWS, AttentionCall, CallSite, check_call, relative_error, sampled
 from attnscope.hooks.engines import OnCall, full_precision
 from attnscope.hooks.report import CaptureReport
-from attnscope.model.selection import LINEAR
-from attnscope.model.tasks import layer_of, rules_of
+from attnscope.model.tasks import PARTS, layer_of, mixers_of, rules_of
 
 RULE = "rule"  # the route of a call of a linear layer
+BLOCK = 64  # tokens of a rule that are computed side by side
 Arguments = Mapping[str, Any]
 Own = Callable[..., Any]
 
@@ -88,10 +95,153 @@ def mamba2_scan(own: Own, arguments: Arguments) -> LinearRule:
     )
 
 
-# How a rule is made of a call's arguments, by its form in `model.tasks.RULES`, and where its first state is.
-FORMS: Mapping[str, tuple[Callable[[Own, Arguments], LinearRule], str]] = {
-    "delta": (delta_rule, "initial_state"),
-    "mamba2": (mamba2_scan, "initial_states"),
+def decayed_attention(tokens: Mapping[str, Tensor], values_BTHV: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
+    """S_t = a_t S_t-1 + k_t v_t^T, y_t = q_t S_t, some tokens at a time; log_decay: the logarithm of a, at most 0.
+
+    Source: Sun et al. 2023, Retentive Networks, arXiv 2307.08621, section 2.2; `reference/naive.py` has it by token.
+    """
+    q_BHTD, k_BHTD, v_BHTV = (part.transpose(1, 2) for part in (tokens["query"], tokens["key"], values_BTHV.float()))
+    log_BHT = tokens["log_decay"].transpose(1, 2).double()
+    state = v_BHTV.new_zeros(*k_BHTD.shape[:2], k_BHTD.shape[-1], v_BHTV.shape[-1]) if state is None else state
+    outputs = []
+    for first in range(0, q_BHTD.shape[2], BLOCK):
+        rows = slice(first, first + BLOCK)
+        q, k, v, log = q_BHTD[:, :, rows], k_BHTD[:, :, rows], v_BHTV[:, :, rows], log_BHT[:, :, rows].cumsum(-1)
+        kept = (log[..., None] - log[..., None, :]).exp().tril().nan_to_num(0.0).float()
+        before = log.exp().float()[..., None] * q @ state
+        outputs.append((q @ k.mT * kept) @ v + before)
+        to_end = (log[..., -1:] - log).exp().float()[..., None]
+        state = log[..., -1, None, None].exp().float() * state + (to_end * k).mT @ v
+    return torch.cat(outputs, 2).transpose(1, 2), state
+
+
+def lightning(module: nn.Module, projected_BTM: Tensor, mask_BT: Tensor | None) -> LinearRule:
+    """Lightning attention: each head's state fades by exp(-slope). projected_BTM: what the module's `qkv_proj` gave.
+
+    Source: Qin et al. 2024, Lightning Attention-2, arXiv 2401.04658; MiniMax 2025, arXiv 2501.08313, section 2.2.
+    """
+    known: Any = module
+    parts_BTM = known.act_fn(projected_BTM)
+    if mask_BT is not None:
+        parts_BTM = parts_BTM * mask_BT[..., None]
+    slope_H = known.slope_rate.float().flatten()
+    q_BTHD, k_BTHD, values_BTHV = parts_BTM.unflatten(-1, (len(slope_H), -1)).float().chunk(3, -1)
+    log_BTH = -slope_H.expand(q_BTHD.shape[:3])
+    tokens = {"query": q_BTHD, "key": k_BTHD, "log_decay": log_BTH}
+    return LinearRule(
+        "lightning attention", tokens, decayed_attention, values_BTHV, k_BTHD.shape[-1], decay_BTH=log_BTH.exp()
+    )
+
+
+def mlstm(own: Own, arguments: Arguments) -> LinearRule:
+    """xLSTM's matrix memory: each token writes exp(input gate); a query's row is divided by its normaliser.
+
+    Gates and normaliser are kept divided by exp(m), the largest exponent so far; they do not depend on the values.
+    Source: Beck et al. 2024, xLSTM, arXiv 2405.04517, equations 19 to 27.
+    """
+    q_BTHD, k_BTHD, values_BTHV = (arguments[name].float().transpose(1, 2) for name in ("query", "key", "value"))
+    input_BHT, forget_BHT = arguments["igate"].double(), nn.functional.logsigmoid(arguments["fgate"].double())
+    # m_t = max(log f_t + m_t-1, input_t), and 0 before the first token, without a loop over tokens.
+    faded_BHT = forget_BHT.cumsum(-1)
+    m_BHT = faded_BHT + (input_BHT - faded_BHT).cummax(-1).values.clamp_min(0)
+    before_BHT = nn.functional.pad(m_BHT, (1, 0))[..., :-1]
+    log_BTH = (forget_BHT + before_BHT - m_BHT).transpose(1, 2)
+    write_BTH = (input_BHT - m_BHT).exp().float().transpose(1, 2)
+    tokens = {"query": q_BTHD * q_BTHD.shape[-1] ** -0.5, "key": k_BTHD * write_BTH[..., None], "log_decay": log_BTH}
+    size_BTH1 = decayed_attention(tokens, torch.ones_like(values_BTHV[..., :1]), None)[0].abs()
+    eps = getattr(getattr(own, "config", None), "eps", 0.0)
+    size_BTH1 = size_BTH1.maximum((-m_BHT).exp().float().transpose(1, 2)[..., None]) + eps
+    tokens["query"] = tokens["query"] / size_BTH1
+    return LinearRule(
+        "mLSTM",
+        tokens,
+        decayed_attention,
+        values_BTHV,
+        k_BTHD.shape[-1],
+        decay_BTH=forget_BHT.exp().float().transpose(1, 2),
+        write_BTH=input_BHT.exp().float().transpose(1, 2),
+    )
+
+
+def mamba_scan(own: Own, arguments: Arguments) -> ChannelRule:
+    """Mamba's scan: the map is before the gate z, and D, which skips the state, is on its diagonal.
+
+    Source: Gu & Dao 2023, Mamba, arXiv 2312.00752, algorithm 2.
+    """
+    step_BTC = arguments["dt"].float().transpose(1, 2)
+    if arguments.get("delta_bias") is not None:
+        step_BTC = step_BTC + arguments["delta_bias"].float()
+    if arguments.get("delta_softplus"):
+        step_BTC = nn.functional.softplus(step_BTC)
+    A_CN, gate = arguments["A"].double(), arguments.get("z")
+    write_BT1N, read_BT1N = (arguments[name].float().transpose(1, 2)[:, :, None] for name in ("B", "C"))
+    gate_BTC = None if gate is None else nn.functional.silu(gate.float()).transpose(1, 2)
+    return Recurrence(
+        "Mamba",
+        arguments["hidden_states"].transpose(1, 2),
+        lambda rows_BrC, start, stop: rows_BrC if gate_BTC is None else rows_BrC * gate_BTC[:, start:stop],
+        log_decay=lambda channels: step_BTC[..., channels, None].double() * A_CN[channels],
+        write=lambda channels: step_BTC[..., channels, None] * write_BT1N,
+        read_BT1N=read_BT1N,
+        skip_C=arguments.get("D"),
+        width=A_CN.shape[1],
+    )
+
+
+def rwkv_attention(own: Own, arguments: Arguments) -> ChannelRule:
+    """RWKV-4: a mean of each channel's values. Source: Peng et al. 2023, RWKV, arXiv 2305.13048, equation 14."""
+    rate_C, first_C = arguments["time_decay"].float().exp(), arguments["time_first"]
+    return FadingMean("RWKV-4", arguments["value"], _as_it_is, arguments["key"], rate_C, first_C)
+
+
+def gated_recurrence(own: Own, arguments: Arguments) -> ChannelRule:
+    """A recurrence with a gate for each channel and token. Source: De et al. 2024, Griffin, arXiv 2402.19427."""
+    gate_BTC = arguments["recurrent_gate"].double() * ~arguments["reset"]
+    log_BTC = gate_BTC.log()
+    return Recurrence(
+        "gated recurrence",
+        arguments["hidden_states"],
+        _as_it_is,
+        log_decay=lambda channels: log_BTC[..., channels, None],
+    )
+
+
+def short_convolution(own: Own, arguments: Arguments) -> ChannelRule:
+    """A convolution of each channel over its last tokens, which is all that mixes tokens in its layer."""
+    bias, activation = arguments.get("bias"), arguments.get("activation")
+
+    def after(rows_BrC: Tensor, start: int, stop: int) -> Tensor:
+        rows_BrC = rows_BrC if bias is None else rows_BrC + bias.float()
+        return rows_BrC if activation is None else ACT2FN[activation](rows_BrC)
+
+    values_BTC = arguments["hidden_states"].transpose(1, 2)
+    return ShortConvolution("short convolution", values_BTC, after, arguments["weight"])
+
+
+def _as_it_is(rows: Tensor, start: int, stop: int) -> Tensor:
+    return rows
+
+
+def _first(returned: Any) -> Tensor:
+    return returned[0] if isinstance(returned, tuple | list) else returned
+
+
+class Form(NamedTuple):
+    """How a call of a rule is read: its arguments, which of them is the first state, and its output, (B, T, ...)."""
+
+    make: Callable[[Own, Arguments], LinearRule | ChannelRule]
+    first_state: str = ""
+    output: Callable[[Any], Tensor] = _first
+
+
+FORMS: Mapping[str, Form] = {  # by the names of `model.tasks.RULES`
+    "delta": Form(delta_rule, "initial_state"),
+    "ssd": Form(mamba2_scan, "initial_states"),
+    "mlstm": Form(mlstm, "c_initial", lambda returned: _first(returned).transpose(1, 2)),
+    "scan": Form(mamba_scan, "", lambda returned: _first(returned).transpose(1, 2)),
+    "wkv": Form(rwkv_attention, "state"),
+    "gated": Form(gated_recurrence, "recurrent_states"),
+    "convolution": Form(short_convolution, "", lambda returned: _first(returned).transpose(1, 2)),
 }
 
 
@@ -102,8 +252,9 @@ def mixing(model: nn.Module, on_call: OnCall, report: CaptureReport) -> Iterator
     thread = threading.get_ident()
     with _lock:
         for module in listener.paths:
-            for name in rules_of(module):
-                _install(sys.modules[type(module).__module__], name)
+            for name in () if listener.spelled(module) else rules_of(module):
+                kind = type(module)
+                _install(kind if name in vars(kind) else sys.modules[kind.__module__], name)
         _listeners.setdefault(thread, []).append(listener)
     try:
         with forward.temporary(listener.hooks()):
@@ -127,6 +278,7 @@ def _install(home: Any, name: str) -> None:
         return
     own = getattr(home, name)
 
+    @functools.wraps(own)
     def heard(*args: Any, **kwargs: Any) -> Any:
         listeners = _listeners.get(threading.get_ident())
         if not listeners or not listeners[-1].inside:
@@ -150,23 +302,62 @@ class _Listener:
     """Turns calls of rules into AttentionCalls. inside: the modules with a rule that run, innermost last."""
 
     def __init__(self, model: nn.Module, on_call: OnCall, report: CaptureReport) -> None:
-        self.paths = {module: path for path, module in model.named_modules() if rules_of(module)}
+        modules = dict(model.named_modules())
+        self.mixers = {modules[path]: mixer for path, mixer in mixers_of(model).items()}
+        self.paths = {module: path for path, module in modules.items() if module in self.mixers}
         self.on_call, self.report = on_call, report
         self.inside: list[nn.Module] = []
         self.calls: dict[int, int] = {}
+        self.given: dict[nn.Module, Arguments] = {}  # what the forward of a module was given that spells out its rule
+        self.projected: dict[nn.Module, Tensor] = {}
+        self.parts: dict[nn.Module, list[tuple[ChannelRule, Tensor]]] = {}  # calls of one module, of some channels each
+
+    def spelled(self, module: nn.Module) -> bool:
+        """Whether a module spells its rule out in its forward."""
+        return self.mixers[module].name in PARTS
 
     def hooks(self) -> list[Any]:
-        """Hooks that know which module runs."""
-        enter = (module.register_forward_pre_hook(self._enter) for module in self.paths)
-        leave = (module.register_forward_hook(self._leave, always_call=True) for module in self.paths)
-        return [*enter, *leave]
+        """Hooks that know which module runs, and what those inside one that spells out its rule are given."""
+        enter = [module.register_forward_pre_hook(self._enter, with_kwargs=True) for module in self.paths]
+        leave = [module.register_forward_hook(self._leave, always_call=True) for module in self.paths]
+        inside = [hook for module in self.paths if self.spelled(module) for hook in self._inside(module)]
+        return [*enter, *inside, *leave]
 
-    def _enter(self, module: nn.Module, args: Any) -> None:
+    def _enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         self.inside.append(module)
+        if self.spelled(module):
+            self.given[module] = inspect.signature(module.forward).bind(*args, **kwargs).arguments
 
     def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
         if self.inside and self.inside[-1] is module:
             self.inside.pop()
+        self.given.pop(module, None)
+        self.projected.pop(module, None)
+        if parts := self.parts.pop(module, []):
+            rules, outputs = zip(*parts, strict=True)
+            if output is not None:
+                with torch.no_grad(), full_precision(outputs[0].device):
+                    self.hand_on(module, Joined.of(rules), torch.cat(outputs, -1))
+
+    def _inside(self, module: nn.Module) -> list[Any]:
+        known: Any = module
+
+        def project(_: nn.Module, args: Any, output: Tensor) -> None:
+            self.projected[module] = output
+
+        def normalise(_: nn.Module, args: Any) -> None:
+            given, projected = self.given.get(module, {}), self.projected.get(module)
+            cache = given.get("past_key_values")
+            if projected is None or (cache is not None and cache.get_linear_cache(module.layer_idx) is not None):
+                return
+            with torch.no_grad(), full_precision(projected.device):
+                rule = lightning(module, projected, given.get("attention_mask"))
+                self.hand_on(module, rule, args[0].unflatten(-1, rule.values_BTHV.shape[2:]))
+
+        return [
+            known.qkv_proj.register_forward_hook(project),
+            known.norm.register_forward_pre_hook(normalise),
+        ]
 
     def hear(self, name: str, own: Own, args: tuple[Any, ...], kwargs: Arguments, returned: Any) -> None:
         """One call of a rule."""
@@ -174,25 +365,50 @@ class _Listener:
         form = rules_of(module).get(name)
         if form is None:
             return
-        make, first_state = FORMS[form]
+        make, first_state, output = FORMS[form]
         bound = inspect.signature(own).bind(*args, **kwargs)
         arguments = dict(bound.arguments)
         arguments |= arguments.pop("kwargs", {})
-        if arguments.get(first_state) is not None:  # what a cache holds is no token of this text
+        if _holds_tokens(arguments.get(first_state)):  # what a cache holds is no token of this text
             return
-        with torch.no_grad(), full_precision(arguments[next(iter(arguments))].device):
-            rule = make(own, arguments)
-            output_BTHV = returned[0] if isinstance(returned, tuple) else returned
-            layer = layer_of(module, self.paths[module])
-            self.calls[layer] = self.calls.get(layer, -1) + 1
-            place = CallSite(layer, self.calls[layer], self.paths[module], module, LINEAR)
+        with torch.no_grad(), full_precision(output(returned).device):
+            rule = make(arguments.pop("self", own), arguments)
+            if isinstance(rule, ChannelRule):
+                self.parts.setdefault(module, []).append((rule, output(returned)))
+            else:
+                self.hand_on(module, rule, output(returned))
+
+    def hand_on(self, module: nn.Module, rule: LinearRule | ChannelRule, output: Tensor) -> None:
+        """A rule as a call, checked. output: what the model's own code made, (B, T, ...)."""
+        layer = layer_of(module, self.paths[module])
+        self.calls[layer] = self.calls.get(layer, -1) + 1
+        place = CallSite(layer, self.calls[layer], self.paths[module], module, self.mixers[module].kind)
+        if isinstance(rule, LinearRule):
             values_BHTV = rule.values_BTHV.transpose(1, 2)
-            call = AttentionCall(place, LinearMap(rule), None, None, output_BTHV, values_BHTV, kernel=rule.name)
-            check = check_call(call, RULE)
-            check.kernel = rule.name
-            check.note(masked_weight=_future(call))
-            self.report.calls.append(check)
-            self.on_call(call)
+            call = AttentionCall(place, LinearMap(rule), None, None, output, values_BHTV, kernel=rule.name)
+        else:
+            call = AttentionCall(place, ChannelMap(rule), kernel=rule.name)
+        check = check_call(call, RULE)
+        check.kernel = rule.name
+        check.note(masked_weight=_future(call))
+        if isinstance(rule, ChannelRule):
+            check.dtype = output.dtype
+            check.note(value_error=_error_over_channels(rule, output))
+        self.report.calls.append(check)
+        self.on_call(call)
+
+
+def _holds_tokens(state: Any) -> bool:
+    """Whether the state before the first token is one that tokens have left."""
+    sums = state[:2] if isinstance(state, list | tuple) else [state]  # a third is a stabiliser
+    return any(part is not None and bool(part.any()) for part in sums)
+
+
+def _error_over_channels(rule: ChannelRule, output_BTC: Tensor) -> Tensor:
+    """How far every channel's M v is from what the model's own code made, over some rows."""
+    rows = sampled(Visibility(*rule.shape[1:2] * 2, device=output_BTC.device), REPEATED_ROWS, output_BTC.device)
+    own = torch.cat([rule.output(start, stop) for start, stop in rows.runs], 1)
+    return relative_error(own, rows.of(output_BTC))
 
 
 def _future(call: AttentionCall) -> Tensor:

@@ -22,6 +22,7 @@ DECODER, ENCODER, CROSS, VISION = "decoder", "encoder", "cross", "vision"
 # compressed sparse and heavily compressed attention); the difference of two heads' weights (differential attention).
 CSA, HCA, DIFFERENCE = "csa", "hca", "difference"
 LINEAR = "linear"  # layers without a softmax whose rule is linear in its values: a signed map per head
+CHANNELS = "channels"  # the same where every channel has its own map: shown is the mean of |w| over channels
 # Those of the Byte Latent Transformer next to its decoder over bytes: the model whose entropies cut patches; the local
 # encoder, over bytes; each patch over its bytes; patches over patches; bytes over patches.
 PATCHER, LOCAL, POOLING, GLOBAL, UNPOOLING = "patcher", "local", "pooling", "global", "unpooling"
@@ -31,7 +32,8 @@ CAUSAL = (PATCHER, LOCAL, DECODER)  # that read one text from left to right
 OF_TWO_TEXTS = (ENCODER, DECODER, CROSS)  # those of an encoder-decoder
 # In the order in which a forward pass comes to them.
 SOFTMAX = (ENCODER, PATCHER, LOCAL, POOLING, GLOBAL, UNPOOLING, DECODER, CROSS, VISION, CSA, HCA)
-STACKS = (*SOFTMAX, DIFFERENCE, LINEAR)
+MIXING = (LINEAR, CHANNELS)
+STACKS = (*SOFTMAX, DIFFERENCE, *MIXING)
 CAUSAL_LM, ENCODER_ONLY, SEQ2SEQ, VISION_ONLY = TASKS = ("decoder", "encoder", "seq2seq", "vision")  # read at
 NAMES = {
     CAUSAL_LM: "a causal model",
@@ -102,6 +104,11 @@ def is_difference(stack: str) -> bool:
 def is_linear(stack: str) -> bool:
     """Whether its maps are those of linear layers, signed."""
     return stack == LINEAR
+
+
+def mixes(stack: str) -> bool:
+    """Whether its layers mix tokens by a rule without a softmax."""
+    return stack in MIXING
 
 
 def has_summaries(stack: str) -> bool:

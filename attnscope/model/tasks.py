@@ -378,20 +378,44 @@ def asks_interface(module: nn.Module) -> bool:
     return INTERFACE in getattr(getattr(forward, "__code__", None), "co_names", ())
 
 
-# What modelling files call the arguments of a linear layer's rule, by the kind of its maps: `linear` has one per head.
+# What modelling files call the arguments of a rule, by the kind of its maps and its form. `linear` has a map per head,
+# `channels` one per channel. A rule is a function of the file, or a method of the module itself.
 RULES: Mapping[str, Mapping[str, frozenset[str]]] = {
     "linear": {
         "delta": frozenset({"query", "key", "value", "g", "beta"}),
-        "mamba2": frozenset({"hidden_states", "dt", "A", "B", "C", "chunk_size"}),
-    }
+        "ssd": frozenset({"hidden_states", "dt", "A", "B", "C", "chunk_size"}),
+        "mlstm": frozenset({"query", "key", "value", "igate", "fgate"}),
+        "lightning": frozenset(),
+    },
+    "channels": {
+        "scan": frozenset({"hidden_states", "dt", "A", "B", "C", "delta_bias"}),
+        "wkv": frozenset({"time_decay", "time_first", "key", "value"}),
+        "gated": frozenset({"hidden_states", "recurrent_gate", "reset"}),
+        "convolution": frozenset({"hidden_states", "weight", "bias", "activation"}),
+    },
 }
-HEADS = ("num_v_heads", "num_heads", "num_attention_heads")  # of a module that mixes by a rule
+CACHED = frozenset({"conv_state"})  # an argument of functions that are given one token and what a cache holds
+# A rule that is written out in a module's forward: what the module has, by its form.
+PARTS: Mapping[str, frozenset[str]] = {"lightning": frozenset({"qkv_proj", "slope_rate", "norm"})}
+CONVOLUTION = "convolution"  # a rule where nothing else of its layer mixes tokens; elsewhere it prepares what does
+HEADS = ("num_v_heads", "num_heads", "num_attention_heads")  # of a module that mixes by a rule, or of its config
+# What the forms are called in words.
+RULE_NAMES = {
+    "delta": "gated delta rule",
+    "ssd": "Mamba-2",
+    "mlstm": "mLSTM",
+    "lightning": "lightning attention",
+    "scan": "Mamba",
+    "wkv": "RWKV-4",
+    "gated": "gated recurrence",
+    "convolution": "short convolution",
+}
 
 
 class Mixer(NamedTuple):
     """How a module mixes tokens without a softmax.
 
-    kind: a key of RULES. heads: how many maps it has. name: the form of its rule, a key of that kind.
+    kind: a key of RULES. heads: how many maps it has; of channels the one that is shown. name: the form of its rule.
     """
 
     kind: str
@@ -403,30 +427,47 @@ _rules: weakref.WeakKeyDictionary[type, dict[str, str]] = weakref.WeakKeyDiction
 
 
 def rules_of(module: nn.Module) -> dict[str, str]:
-    """The functions of a module's file that its code calls and that are such a rule: {name: which of RULES}."""
+    """What of a module's code is such a rule, {name: form}: functions of its file that it calls, or its own methods.
+
+    A rule that its forward spells out has that name.
+
+    >>> rules_of(model.model.layers[0].linear_attn)
+    {'torch_chunk_gated_delta_rule': 'delta', 'torch_recurrent_gated_delta_rule': 'delta'}
+    """
     kind = type(module)
     if kind not in _rules:
-        _rules[kind] = _read_rules(kind)
+        parts = {*module._modules, *module._buffers, *module._parameters}
+        spelled = next((form for form, needs in PARTS.items() if needs <= parts), None)
+        _rules[kind] = {"forward": spelled} if spelled else _read_rules(kind)
     return _rules[kind]
 
 
 def _read_rules(kind: type) -> dict[str, str]:
+    """Of a class; where a method has the arguments of a rule, what it calls is a part of that."""
+    methods = {name: method for name, method in vars(kind).items() if inspect.isfunction(method)}
+    own = {name: form for name, method in methods.items() if (form := _form_of(method))}
+    if own:
+        return own
     home = vars(sys.modules[kind.__module__]) if kind.__module__ in sys.modules else {}
-    codes = (getattr(inspect.unwrap(method), "__code__", None) for method in vars(kind).values() if callable(method))
+    codes = (getattr(inspect.unwrap(method), "__code__", None) for method in methods.values())
     called = {name for code in codes for name in getattr(code, "co_names", ())}
-    known: dict[str, str] = {}
-    for name in sorted(called & home.keys()):
-        if inspect.isfunction(home[name]):
-            parameters = inspect.signature(home[name]).parameters.keys()
-            for rules in RULES.values():
-                for form, needs in rules.items():
-                    if needs <= parameters:
-                        known[name] = form
-    return known
+    functions = {name: home[name] for name in sorted(called & home.keys()) if inspect.isfunction(home[name])}
+    known = {name: form for name, function in functions.items() if (form := _form_of(function))}
+    others = {name: form for name, form in known.items() if form != CONVOLUTION}
+    return others or known
+
+
+def _form_of(function: Any) -> str | None:
+    parameters = inspect.signature(function).parameters.keys()
+    for forms in RULES.values():
+        for form, needs in forms.items():
+            if needs and needs <= parameters and not CACHED & parameters:
+                return form
+    return None
 
 
 def mixer_of(module: nn.Module) -> Mixer | None:
-    """How a module mixes tokens by a rule of its file; None where it has none.
+    """How a module mixes tokens by a rule; None where it has none.
 
     >>> mixer_of(model.model.layers[0].linear_attn)
     Mixer(kind='linear', heads=32, name='delta')
@@ -434,9 +475,29 @@ def mixer_of(module: nn.Module) -> Mixer | None:
     form = next(iter(rules_of(module).values()), None)
     if form is None:
         return None
-    kind = next(kind for kind, rules in RULES.items() if form in rules)
-    heads = next((value for name in HEADS if isinstance(value := getattr(module, name, None), int)), 1)
-    return Mixer(kind, heads, form)
+    kind = next(kind for kind, forms in RULES.items() if form in forms)
+    owners = (module, getattr(module, "config", None))
+    counts = (getattr(owner, name, None) for owner in owners for name in HEADS)
+    heads = next((count for count in counts if isinstance(count, int)), 1)
+    return Mixer(kind, heads if kind == "linear" else 1, form)
+
+
+def mixers_of(model: nn.Module) -> dict[str, Mixer]:
+    """The modules of a model that mix tokens by a rule, by their paths.
+
+    A convolution is one where no other module of its layer mixes tokens: elsewhere it is a part of what does.
+    """
+    modules = dict(model.named_modules())
+    mixers = {path: mixer for path, module in modules.items() if (mixer := mixer_of(module))}
+    busy = {_layer_path(path) for path, module in modules.items() if asks_interface(module)}
+    busy |= {_layer_path(path) for path, mixer in mixers.items() if mixer.name != CONVOLUTION}
+    return {path: m for path, m in mixers.items() if m.name != CONVOLUTION or _layer_path(path) not in busy}
+
+
+def _layer_path(path: str) -> str:
+    """The path of the layer that a module lies in, `model.layers.3`; its own where that has no number."""
+    number = re.search(r"(?:^|\.)\d+(?=\.|$)", path)
+    return path[: number.end()] if number else path
 
 
 class LayerModules(NamedTuple):
@@ -461,12 +522,11 @@ def layer_modules(config: Any, part: Any, stack: str) -> LayerModules | None:
         for whole in (part, config):
             with suppress(Exception):  # any family's constructor, with any config
                 model: Any = empty_of(AutoModel, copy.deepcopy(whole))
-                modules = dict((model.get_decoder() if stack == DECODER else model.get_encoder()).named_modules())
+                of_stack = model.get_decoder() if stack == DECODER else model.get_encoder()
+                modules = dict(of_stack.named_modules())
                 at = {layer_of(module, path): module for path, module in modules.items() if asks_interface(module)}
-                mixers = {
-                    layer_of(module, path): mixer_of(module) for path, module in modules.items() if rules_of(module)
-                }
-                layers = LayerModules(frozenset(at), {index: mixer for index, mixer in mixers.items() if mixer})
+                mixers = {layer_of(modules[path], path): mixer for path, mixer in mixers_of(of_stack).items()}
+                layers = LayerModules(frozenset(at), mixers)
                 break
         _last_answer[key] = layers
     return _last_answer[key]

@@ -50,9 +50,9 @@ from attnscope.model.selection import (
     as_ranges,
     has_summaries,
     is_causal,
-    is_linear,
     is_vision,
     metrics_stack,
+    mixes,
 )
 from attnscope.observe.collectors import LayerBatcher, PendingTransfers, marked, wanted_collectors
 from attnscope.observe.observation import Observation
@@ -395,7 +395,7 @@ def stacks_of(forward: Pass) -> StackRouter:
     of_tokens = of_tokens or any(text.chosen != TokenSelection() for text in asked)
     of_views: dict[str, list[TextInputs]] = {}
     for stack in geometry.views:
-        if of_tokens and not (is_linear(stack) and request.rollout is None and not request.operands):
+        if of_tokens and not (mixes(stack) and request.rollout is None and not request.operands):
             continue
         rate = geometry.rates.get(stack)
         if rate is not None:
@@ -498,7 +498,7 @@ def _observed(forward: Pass) -> list[Observation]:
             patches=of_tower.prompts[0].medium.windows if of_tower else (),
             calls_alone=not (whole or prompts[0].medium.patches),
             computed=request.view.weights != "softmax",
-            mixers=any(map(is_linear, readings)),
+            mixers=any(map(mixes, readings)),
             **inputs,
         )
     for call in report.calls:

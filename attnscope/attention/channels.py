@@ -1,0 +1,332 @@
+"""Layers in which every channel has its own map: Mamba, RWKV-4, gated recurrences, short convolutions.
+
+Shown is one map for a layer, the mean over its channels of |w|: how much of a key's token reaches a query, whatever the
+sign. No queries x keys x channels are kept: channels are taken some at a time.
+
+    P = ChannelMap(rule)
+    P.rows(0, P.queries)     # mean |w| over channels
+    P.of_channel(5)          # one channel's own map, signed
+
+Shapes: B text, T token, C channel, c some channels, Q query, r some queries, K key, N states of a channel, W taps.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnscope.attention import questions as ask
+from attnscope.attention.linear import LinearMap, LinearRule, Shares
+from attnscope.attention.operator import AttentionOperator
+from attnscope.attention.questions import Question
+from attnscope.attention.spec import Visibility
+from attnscope.errors import InputError
+
+ROWS = 32  # queries whose weights on one another are made at once
+NUMBERS = 1 << 22  # that are held at once
+WORK = 3e11  # products of one layer's maps: about a minute on two cores
+
+
+@dataclass(frozen=True)
+class ChannelRule(ABC):
+    """How one layer mixes the values of every channel.
+
+    name: of the rule. values_BTC: the layer's own. after: what the layer makes of some rows of M v, (B, r, C) from a
+    query on to another: gates and biases, which are in no map.
+    """
+
+    name: str
+    values_BTC: Tensor
+    after: Callable[[Tensor, int, int], Tensor]
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Texts, tokens and channels."""
+        B, T, C = self.values_BTC.shape
+        return B, T, C
+
+    @property
+    def states(self) -> int:
+        """Numbers that a channel keeps of the tokens before."""
+        return 1
+
+    @abstractmethod
+    def weights(self, start: int, stop: int, channels: slice) -> Tensor:
+        """Rows of some channels' maps, signed, float32 (B, c, r, K)."""
+
+    @abstractmethod
+    def single(self, channel: int) -> LinearRule:
+        """One channel as a rule of one head, whose values are one number wide."""
+
+    def runs(self, rows: int) -> Iterator[slice]:
+        """All channels, as many at a time as leave their numbers for so many rows within bounds."""
+        B, T, C = self.shape
+        width = max(1, NUMBERS // (B * T * max(self.states, rows)))
+        return (slice(first, min(first + width, C)) for first in range(0, C, width))
+
+    def mean(self, start: int, stop: int) -> Tensor:
+        """Rows of the mean of |w| over channels, (B, r, K)."""
+        B, T, C = self.shape
+        total_BrK = torch.zeros(B, stop - start, T, device=self.values_BTC.device)
+        for channels in self.runs(stop - start):
+            total_BrK += self.weights(start, stop, channels).abs_().sum(1)
+        return total_BrK / C
+
+    def output(self, start: int, stop: int) -> Tensor:
+        """Rows of what the layer makes of its values, (B, r, C)."""
+        parts = []
+        for channels in self.runs(stop - start):
+            values_BcK = self.values_BTC[:, :, channels].float().transpose(1, 2)
+            parts.append((self.weights(start, stop, channels) @ values_BcK[..., None])[..., 0])
+        return self.after(torch.cat(parts, 1).transpose(1, 2), start, stop)
+
+
+@dataclass(frozen=True)
+class Recurrence(ChannelRule):
+    """w_ij = sum over states of read_i * (the decays after j up to i) * write_j, and on the diagonal also skip.
+
+    log_decay: of some channels, (B, T, c, N), float64. write, read: (B, T, c or 1, N); without them 1. skip_C: what a
+    token's own value adds without the state.
+    """
+
+    log_decay: Callable[[slice], Tensor]
+    write: Callable[[slice], Tensor] | None = None
+    read_BT1N: Tensor | None = None
+    skip_C: Tensor | None = None
+    width: int = 1
+
+    @property
+    def states(self) -> int:
+        return self.width
+
+    def weights(self, start: int, stop: int, channels: slice) -> Tensor:
+        """Keys before a block of rows by a product of two factors, both at most 1, those within it one by one."""
+        log_BTcN = self.log_decay(channels)[:, :stop].clamp_min(-1e4).cumsum(1)  # a decay of 0 has no logarithm
+        write_BTcN = self.write(channels)[:, :stop] if self.write else log_BTcN.new_ones((1, 1, 1, 1)).float()
+        write_BTcN = write_BTcN.expand(-1, stop, -1, -1)
+        B, T, c = log_BTcN.shape[0], self.shape[1], log_BTcN.shape[2]
+        weights_BcrK = torch.zeros(B, c, stop - start, T, device=log_BTcN.device)
+        for first in range(start, stop, ROWS):
+            rows, past = slice(first, min(first + ROWS, stop)), min(first + ROWS, stop)
+            place = slice(first - start, past - start)
+            read_BrcN = log_BTcN.new_ones((), dtype=torch.float32).expand(1, past - first, 1, 1)
+            read_BrcN = read_BrcN if self.read_BT1N is None else self.read_BT1N[:, rows]
+            if first:
+                edge_B1cN = log_BTcN[:, first - 1 : first]
+                reads_BrcN = read_BrcN * (log_BTcN[:, rows] - edge_B1cN).float().exp()
+                writes_BKcN = write_BTcN[:, :first] * (edge_B1cN - log_BTcN[:, :first]).float().exp()
+                weights_BcrK[:, :, place, :first] = reads_BrcN.transpose(1, 2) @ writes_BKcN.permute(0, 2, 3, 1)
+            between_BrkcN = (log_BTcN[:, rows, None] - log_BTcN[:, None, rows]).float()
+            later = torch.ones(past - first, past - first, dtype=torch.bool, device=log_BTcN.device).triu(1)
+            between_BrkcN = between_BrkcN.masked_fill_(later[..., None, None], -torch.inf).exp_()
+            reads = between_BrkcN * read_BrcN[:, :, None]
+            weights_BcrK[:, :, place, rows] = (reads * write_BTcN[:, None, rows]).sum(-1).permute(0, 3, 1, 2)
+        if self.skip_C is not None:
+            weights_BcrK.diagonal(start, -2, -1).add_(self.skip_C[channels].float()[:, None])
+        return weights_BcrK
+
+    def single(self, channel: int) -> LinearRule:
+        one, (B, T, _) = slice(channel, channel + 1), self.shape
+        log = self.log_decay(one)
+        ones = torch.ones(B, T, 1, log.shape[-1], device=log.device)
+        write = ones if self.write is None else self.write(one).expand_as(ones)
+        read = ones if self.read_BT1N is None else self.read_BT1N.expand_as(ones)
+        skip = 0.0 if self.skip_C is None else self.skip_C[channel].float()
+        own = (read * write).sum(-1) + skip
+        # What is read of the state before a token fades by that token's decay first.
+        tokens = {"read": read * log.float().exp(), "write": write, "log_decay": log, "own": own}
+        decay_BT1 = log.float().exp().mean(-1)
+        return LinearRule(self.name, tokens, read_before, self.values_BTC[..., one, None], log.shape[-1], decay_BT1)
+
+
+@dataclass(frozen=True)
+class FadingMean(ChannelRule):
+    """A mean of the values, weighted by exp(key) that fades with distance; the own by exp(first + key).
+
+    rate_C: by how much the exponent falls with each token after the next.
+    """
+
+    keys_BTC: Tensor
+    rate_C: Tensor
+    first_C: Tensor
+
+    def weights(self, start: int, stop: int, channels: slice) -> Tensor:
+        T, keys_BcK = self.shape[1], self.keys_BTC[:, :, channels].float().transpose(1, 2)
+        position_K = torch.arange(T, device=keys_BcK.device)
+        back_rK = position_K[start:stop, None] - 1 - position_K
+        logits_BcrK = keys_BcK[:, :, None] - back_rK.clamp_min(0) * self.rate_C[channels].float()[:, None, None]
+        own_Bcr = (keys_BcK + self.first_C[channels].float()[:, None])[:, :, start:stop]
+        logits_BcrK.diagonal(start, -2, -1).copy_(own_Bcr)
+        return logits_BcrK.masked_fill_(back_rK < -1, -torch.inf).softmax(-1)
+
+    def single(self, channel: int) -> LinearRule:
+        one = slice(channel, channel + 1)
+        key_BT, rate = self.keys_BTC[..., channel].double(), self.rate_C[channel].double()
+        position_T = torch.arange(key_BT.shape[1], device=key_BT.device)
+        # The state is kept divided by exp(m), m the largest exponent in it, and each row divided by its sum.
+        m_BT = (key_BT + rate * position_T).cummax(-1).values - rate * position_T
+        before_BT = torch.nn.functional.pad(m_BT, (1, 0), value=-torch.inf)[:, :-1]
+        own_BT = key_BT + self.first_C[channel].double()
+        largest_BT = before_BT.maximum(own_BT)
+        tokens = {
+            "read": (before_BT - largest_BT).exp(),
+            "write": (key_BT - m_BT).exp(),
+            "log_decay": before_BT - rate - m_BT,
+        }
+        tokens = {name: tensor[..., None, None] for name, tensor in tokens.items()}
+        tokens["own"] = (own_BT - largest_BT).exp()[..., None]
+        sums_BT11, _ = read_before(tokens, torch.ones_like(tokens["read"]), None)
+        tokens["own"], tokens["read"] = tokens["own"] / sums_BT11[..., 0], tokens["read"] / sums_BT11
+        decay_BT1 = (-rate).exp().float().expand(*key_BT.shape, 1)
+        return LinearRule(self.name, tokens, read_before, self.values_BTC[..., one, None], 1, decay_BT1)
+
+
+@dataclass(frozen=True)
+class ShortConvolution(ChannelRule):
+    """Each channel's last W tokens by its taps, the last tap on the token itself."""
+
+    taps_CW: Tensor
+
+    def weights(self, start: int, stop: int, channels: slice) -> Tensor:
+        taps_cW = self.taps_CW[channels].float()
+        return self._placed(taps_cW[None].expand(self.shape[0], -1, -1), start, stop)
+
+    def mean(self, start: int, stop: int) -> Tensor:
+        taps_11W = self.taps_CW.float().abs().mean(0)[None, None]
+        return self._placed(taps_11W.expand(self.shape[0], -1, -1), start, stop)[:, 0]
+
+    def single(self, channel: int) -> LinearRule:
+        taps_W = self.taps_CW[channel].float()
+        past = len(taps_W) - 1  # the state is so many values before, the earliest first
+
+        def apply(tokens: Mapping[str, Tensor], values: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
+            values_BTHV = values.float()
+            B, T, H, V = values_BTHV.shape
+            before = values_BTHV.new_zeros(B, past, H, V) if state is None else state.transpose(1, 2)
+            every = torch.cat([before, values_BTHV], 1)
+            return sum(tap * every[:, at : at + T] for at, tap in enumerate(taps_W)), every[:, T:].transpose(1, 2)
+
+        return LinearRule(self.name, {}, apply, self.values_BTC[..., channel : channel + 1, None], past)
+
+    def _placed(self, taps_BcW: Tensor, start: int, stop: int) -> Tensor:
+        B, c, width = taps_BcW.shape
+        weights_BcrK = torch.zeros(B, c, stop - start, self.shape[1], device=taps_BcW.device)
+        for back in range(min(width, stop)):
+            diagonal = weights_BcrK[:, :, max(back - start, 0) :].diagonal(max(start - back, 0), -2, -1)
+            diagonal.copy_(taps_BcW[..., width - 1 - back, None].expand_as(diagonal))
+        return weights_BcrK
+
+
+@dataclass(frozen=True)
+class Joined(ChannelRule):
+    """Several rules side by side, where a layer mixes its channels in several calls."""
+
+    parts: tuple[ChannelRule, ...]
+
+    @classmethod
+    def of(cls, parts: Sequence[ChannelRule]) -> ChannelRule:
+        """The channels of all of them, in order; a single rule as it is."""
+        first = parts[0]
+        if len(parts) == 1:
+            return first
+        return cls(first.name, torch.cat([part.values_BTC for part in parts], -1), first.after, tuple(parts))
+
+    @property
+    def states(self) -> int:
+        return max(part.states for part in self.parts)
+
+    def weights(self, start: int, stop: int, channels: slice) -> Tensor:
+        blocks, first = [], 0
+        for part in self.parts:
+            own = slice(max(channels.start - first, 0), min(channels.stop - first, part.shape[2]))
+            if own.start < own.stop:
+                blocks.append(part.weights(start, stop, own))
+            first += part.shape[2]
+        return torch.cat(blocks, 1)
+
+    def single(self, channel: int) -> LinearRule:
+        for part in self.parts:
+            if channel < part.shape[2]:
+                return part.single(channel)
+            channel -= part.shape[2]
+        raise IndexError(channel)
+
+    def output(self, start: int, stop: int) -> Tensor:
+        return torch.cat([part.output(start, stop) for part in self.parts], -1)
+
+
+class ChannelMap(AttentionOperator):
+    """The mean over channels of |w|, (B, 1, Q, K); what lies after a query is 0.
+
+    Raises InputError where the maps of a long text would take minutes.
+    """
+
+    def __init__(self, rule: ChannelRule) -> None:
+        B, T, _ = rule.shape
+        device = rule.values_BTC.device
+        super().__init__(B, 1, Visibility(T, T, device=device), None, device)
+        self.rule = rule
+        self._whole: Tensor | None = None
+
+    def rows(self, start: int, stop: int) -> Tensor:
+        B, T, C = self.rule.shape
+        if isinstance(self.rule, ShortConvolution):
+            return self.rule.mean(start, stop)[:, None]
+        if self._whole is None:
+            if (work := B * C * self.rule.states * T * T) > WORK:
+                tokens = int((WORK / (work / T**2)) ** 0.5)
+                raise InputError(
+                    f"the maps of {C:,} channels over {T:,} tokens take minutes in each layer",
+                    f"take a text of at most {tokens:,} tokens, or one channel with {{channel=0}}",
+                )
+            blocks = (self.rule.mean(first, min(first + 4 * ROWS, T)) for first in range(0, T, 4 * ROWS))
+            self._whole = torch.cat(list(blocks), 1)[:, None]
+        return self._whole[:, :, start:stop]
+
+    def together(self, questions: Iterable[Question]) -> Mapping[Question, Any]:
+        """Sums and the strongest keys of the mean |w|; how a row is spread of its shares of the row's sum."""
+        distinct = list(dict.fromkeys(questions))
+        spread = [question for question in distinct if not _of_weights(question)]
+        answers = super().together(question for question in distinct if question not in spread)
+        return {**answers, **(Shares(self).together(spread) if spread else {})}
+
+    def of_channel(self, channel: int) -> LinearMap:
+        """One channel's own map, signed. Raises InputError for a channel that the layer does not have."""
+        C = self.rule.shape[2]
+        if not 0 <= channel < C:
+            raise InputError(f"expected a channel from 0 to {C - 1}, got {channel}", "choose another with {channel=0}")
+        return LinearMap(self.rule.single(channel))
+
+
+def _of_weights(question: Question) -> bool:
+    products = isinstance(question, ask.Features) and not getattr(question, "of_size", False)
+    return products or isinstance(question, ask.RowSum | ask.TopK | ask.Strongest)
+
+
+def read_before(tokens: Mapping[str, Tensor], values_BTHV: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
+    """y_t = read_t . S_t-1 + own_t v_t, S_t = a_t S_t-1 + write_t v_t^T, some tokens at a time.
+
+    tokens: read, write and log_decay (B, T, H, N), the logarithm of a; own (B, T, H).
+    """
+    read, write = (tokens[name].float().transpose(1, 2) for name in ("read", "write"))
+    log_BHTN = tokens["log_decay"].double().transpose(1, 2).clamp_min(-1e4)  # a decay of 0 has no logarithm
+    values_BHTV = values_BTHV.float().transpose(1, 2)
+    state = values_BHTV.new_zeros(*read.shape[:2], read.shape[-1], values_BHTV.shape[-1]) if state is None else state
+    outputs = []
+    for first in range(0, read.shape[2], ROWS):
+        rows = slice(first, first + ROWS)
+        after_BHrN, v = log_BHTN[:, :, rows].cumsum(2), values_BHTV[:, :, rows]
+        before_BHrN = after_BHrN - log_BHTN[:, :, rows]
+        between = (before_BHrN[..., None, :] - after_BHrN[..., None, :, :]).float()
+        past = torch.ones(between.shape[2:4], dtype=torch.bool, device=v.device).tril(-1)
+        between = between.masked_fill(~past[..., None], -torch.inf).exp()
+        inside = (between * read[:, :, rows, None] * write[:, :, None, rows]).sum(-1)
+        outputs.append(inside @ v + (read[:, :, rows] * before_BHrN.float().exp()) @ state)
+        to_end = (after_BHrN[:, :, -1:] - after_BHrN).float().exp()
+        state = after_BHrN[:, :, -1, :, None].float().exp() * state + (to_end * write[:, :, rows]).mT @ v
+    return torch.cat(outputs, 2).transpose(1, 2) + tokens["own"].float()[..., None] * values_BTHV.float(), state
