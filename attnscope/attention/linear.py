@@ -32,7 +32,7 @@ from attnscope.attention.operator import AttentionOperator
 from attnscope.attention.questions import Question
 from attnscope.attention.rows import TINY, Block, join, read_blocks, with_signs
 from attnscope.attention.spec import HIDDEN, Visibility
-from attnscope.attention.tiles import FEWEST_ROWS, Room, Tile, TilePlace, Tiles
+from attnscope.attention.tiles import FEWEST_ROWS, MOST_WORKERS, Room, Tile, TilePlace, Tiles, work_through
 from attnscope.attention.tiling import SMALL, TiledOperator
 
 Apply = Callable[[Mapping[str, Tensor], Tensor, Tensor | None], tuple[Tensor, Tensor]]
@@ -84,6 +84,11 @@ class Chunks:
     keep: Tensor
 
     @property
+    def parts(self) -> tuple[Tensor, ...]:
+        """The four of them."""
+        return self.own, self.write, self.read, self.keep
+
+    @property
     def count(self) -> int:
         """N."""
         return self.own.shape[1]
@@ -95,9 +100,9 @@ class Chunks:
 
     def joined(self) -> Chunks:
         """Each two neighbours as one chunk; one of zeros follows where the last has none."""
-        parts = [self.own, self.write, self.read, self.keep]
+        parts = self.parts
         if self.count % 2:
-            parts = [nn.functional.pad(part, (0, 0) * 3 + (0, 1)) for part in parts]
+            parts = tuple(nn.functional.pad(part, (0, 0) * 3 + (0, 1)) for part in parts)
         (own, write, read, keep), (own_2, write_2, read_2, keep_2) = ([part[:, a::2] for part in parts] for a in (0, 1))
         return Chunks(
             torch.cat([nn.functional.pad(own, (0, own.shape[-1])), torch.cat([read_2 @ write, own_2], -1)], -2),
@@ -114,21 +119,31 @@ class Chunks:
         # A longer chunk has more weights of its own, and the state passes over fewer: both are cheap at twice D.
         levels = max(0, math.ceil(math.log2(min(2 * D, T) / C)))
         token_NC = torch.arange(-(-T // C) * C, device=device).clamp(max=T - 1).view(-1, C)
-        unit = torch.eye(C + D, device=device)
-        values_C1V, state_DV, parts = unit[:C, None], unit[C:], []
-        for part_NC in token_NC.split(max(1, AT_ONCE // (B * C) >> levels) << levels):
+        step = max(1, AT_ONCE // (B * C * H * (C + D)) >> levels) << levels
+        unit, most = torch.eye(C + D, device=device), B * min(step, len(token_NC))
+        values = unit[:C, None].expand(most, C, H, C + D).contiguous()
+        state = unit[C:].expand(most, H, D, C + D).contiguous()
+        joined, count = C << levels, -(-len(token_NC) >> levels)
+        shapes = (joined, joined), (D, joined), (joined, D), (D, D)
+        whole = cls(*(torch.empty(B, count, H, *shape, device=device) for shape in shapes))
+
+        def run(first: int) -> None:
+            part_NC = token_NC[first : first + step]
             batch = B * len(part_NC)
             tokens = {name: tensor[:, part_NC].flatten(0, 1) for name, tensor in rule.tokens.items()}
-            values = values_C1V.expand(batch, C, H, C + D).contiguous()
-            output, after = rule.apply(tokens, values, state_DV.expand(batch, H, D, C + D).contiguous())
+            output, after = rule.apply(tokens, values[:batch], state[:batch])
             output_BNHCV = output.float().transpose(1, 2).unflatten(0, (B, -1))
             after_BNHDV = after.float().unflatten(0, (B, -1))
-            chunks = cls(output_BNHCV[..., :C], after_BNHDV[..., :C], output_BNHCV[..., C:], after_BNHDV[..., C:])
+            part = cls(output_BNHCV[..., :C], after_BNHDV[..., :C], output_BNHCV[..., C:], after_BNHDV[..., C:])
             for _ in range(levels):
-                chunks = chunks.joined()
-            parts.append(chunks)
-        columns = ([getattr(part, name) for part in parts] for name in ("own", "write", "read", "keep"))
-        return cls(*(torch.cat(column, 1).contiguous() for column in columns))
+                part = part.joined()
+            for filled, tensor in zip(whole.parts, part.parts, strict=True):
+                filled[:, first >> levels : (first >> levels) + part.count] = tensor
+
+        # Cores take parts in turn: they would wait for each other in the rule's many small products.
+        firsts = iter(range(0, len(token_NC), step))
+        work_through(firsts, lambda: run, MOST_WORKERS if device.type == "cpu" else 1)
+        return whole
 
     @cached_property
     def small_BNH(self) -> Tensor:
@@ -156,12 +171,12 @@ class Chunks:
         rows_HrK[..., last * C :] = own[..., : rows_HrK.shape[-1] - last * C]
         reading_HrD = self.read[text, last, heads, place : place + rows_HrK.shape[1]]
         for number in reversed(range(last)):
-            small = reading_HrD.abs() <= self.small_BNH[text, number, heads, None, None]
-            if small.any():
-                if small.all():
+            size_HrD, small_H11 = reading_HrD.abs(), self.small_BNH[text, number, heads, None, None]
+            if size_HrD.amin() <= small_H11.amax():
+                if size_HrD.amax() <= small_H11.amin():
                     rows_HrK[..., : (number + 1) * C] = 0.0
                     return (number + 1) * C
-                reading_HrD = reading_HrD.masked_fill(small, 0.0)
+                reading_HrD = reading_HrD.masked_fill(size_HrD <= small_H11, 0.0)
             keys = slice(number * C, (number + 1) * C)
             torch.bmm(reading_HrD, self.write[text, number, heads], out=rows_HrK[..., keys])
             if number:
@@ -169,7 +184,7 @@ class Chunks:
         return 0
 
 
-AT_ONCE = 2048  # tokens whose chunks a rule runs on at once: it makes several copies of what it is given
+AT_ONCE = 2**21  # numbers of the output that a rule gives at once: it makes several copies of that size
 
 
 class LinearMap(AttentionOperator):
@@ -301,9 +316,9 @@ class ShareTiles(Tiles):
         rows, heads = place.rows, place.heads
         p = rooms[0].of((heads.stop - heads.start, rows.stop - rows.start, rows.stop), self.device)
         low = self.of.chunks.fill(p, place.text, heads, rows.start)
-        reached = p[..., low:]
-        sum_Hr1 = torch.linalg.vector_norm(reached, 1, -1, keepdim=True)
-        reached.abs_().div_(sum_Hr1.clamp_min(TINY))
+        reached = p[..., low:].abs_()
+        sum_Hr1 = reached.sum(-1, keepdim=True)
+        reached.div_(sum_Hr1.clamp_min(TINY))
         norm = (sum_Hr1 != 0).float()
         top_heads, top = self._largest(place, p)
         columns = None if text is None else text[place.groups]
@@ -322,6 +337,10 @@ class ShareTiles(Tiles):
 @dataclass(eq=False)
 class ShareTile(Tile):
     """A tile without logits: those of a softmax that gives the same shares are their logarithms."""
+
+    @property
+    def sum(self) -> Tensor:
+        return self.norm[..., 0]
 
     @cached_property
     def energy(self) -> tuple[Tensor, Tensor]:

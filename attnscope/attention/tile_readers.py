@@ -293,6 +293,12 @@ def _entropy(question: ask.Entropy, P: AttentionOperator, tile: Tile) -> Tensor:
     return ((total / tile.max_p[..., 0]).log() - energy / total).clamp_min(0.0) * tile.sees_Hr
 
 
+def _distance(question: ask.Distance | ask.AbsoluteDistance, P: AttentionOperator, tile: Tile) -> Tensor:
+    one_side = isinstance(question, ask.Distance) or (P.visible.by_position and P.visible.causal)
+    mean = mean_distance if one_side else mean_absolute_distance  # the second takes several times as long
+    return mean(tile.p, tile.sum * tile.sees_Hr, _first_query(P, tile), tile.low)
+
+
 def _one_key(question: ask.At | ask.Back | ask.Key, P: AttentionOperator, tile: Tile) -> Tensor:
     key_BQ = asked_key(question, P.visible)
     key_r = key_BQ[tile.place.text if len(key_BQ) > 1 else 0, tile.rows].to(tile.p.device) - tile.low
@@ -324,12 +330,7 @@ ROWS: Mapping[type[ask.Question], Callable[[Any, AttentionOperator, Tile], Tenso
     ask.SumOfSquares: lambda question, P, tile: torch.linalg.vector_norm(tile.p, dim=-1).square() * tile.sees_Hr,
     ask.MaxWeight: lambda question, P, tile: (tile.max_p * tile.norm)[..., 0],
     ask.Holding: lambda question, P, tile: holding(tile.p, tile.sum, question.percent) * tile.sees_Hr,
-    ask.Distance: lambda question, P, tile: mean_distance(
-        tile.p, tile.sum * tile.sees_Hr, _first_query(P, tile), tile.low
-    ),
-    ask.AbsoluteDistance: lambda question, P, tile: mean_absolute_distance(
-        tile.p, tile.sum * tile.sees_Hr, _first_query(P, tile), tile.low
-    ),
+    **dict.fromkeys((ask.Distance, ask.AbsoluteDistance), _distance),
     **dict.fromkeys((ask.At, ask.Back, ask.Key), _one_key),
     ask.Window: _window,
 }
