@@ -1,11 +1,13 @@
 """The selection grammar."""
 
+import copy
 from typing import Any
 
 import pytest
 
 from attnscope.errors import UsageError
-from attnscope.model.selection import as_ranges, everything, pairs, select, select_stacks
+from attnscope.model.selection import LINEAR, StackLayer, as_ranges, everything, pairs, select, select_stacks
+from attnscope.utils.display import head_name
 
 MODEL = {0: 4, 1: 4, 2: 4, 3: 4}
 HYBRID = {1: 4, 3: 8}
@@ -89,6 +91,20 @@ def test_what_cannot_be_meant(expression: str, layers: dict, message: str) -> No
 def test_heads_that_are_no_text_are_refused(none: Any) -> None:
     with pytest.raises(UsageError, match="expected heads as a text, got"):
         select_stacks(none, {"decoder": {0: 2}}, "decoder")
+
+
+def test_a_layer_of_another_stack_is_not_the_layer_of_its_number() -> None:
+    linear = StackLayer(3, LINEAR)
+    assert linear != 3
+    assert 3 not in (linear,)
+    assert linear not in {3: 0}
+    assert sorted([4, linear, 3, 2]) == [2, 3, linear, 4]
+    assert sorted([(linear, 0), (3, 1)]) == [(3, 1), (linear, 0)]
+    assert int(linear) == 3
+    assert {linear, 3} == {3, copy.deepcopy(linear)}
+    assert copy.deepcopy(linear).stack == LINEAR
+    assert head_name(linear, 1) == "linear L3H1"
+    assert linear != "linear 3"
 
 
 def test_everything_and_pairs() -> None:

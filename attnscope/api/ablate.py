@@ -17,7 +17,7 @@ from attnscope.figures import Style
 from attnscope.interventions.passes import check_model
 from attnscope.model.loaded import check_loaded
 from attnscope.model.options import LoadOptions
-from attnscope.model.selection import everything, pairs, select
+from attnscope.model.selection import everything, pairs
 from attnscope.observe.atlas import atlas_of
 from attnscope.studies import ablation as tasks
 from attnscope.studies.ablation import Ablation, AblationStudy, HeadSets, direct_means
@@ -132,9 +132,9 @@ class AblateCall(AblateOptions):
 def ablate(call: AblateCall) -> AblationResult | Answered:
     """What is lost without some heads, alone and together, in nats per token.
 
-    heads: a selection as of --select ("3.0-1", "@induction"), names (["L3H0", "L3H1"]), sets by name, or a file of
-    sets; without any the roles of an atlas, which probes find where there is none. texts: the loss of their next
-    tokens; without any, of repeated tokens. options: the fields of `AblateOptions`. Returns what sets cost, or with
+    heads: a selection as of --select ("3.0-1", "@induction", "linear.3.2" of a linear layer), names (["L3H0", "L3H1"]),
+    sets by name, or a file of sets; without any the roles of an atlas, which probes find where there is none. texts:
+    the loss of their next tokens; without any, of repeated tokens. options: the fields of `AblateOptions`. Returns what sets cost, or with
     pairs, prune or method="gradient" the answer to that question. Raises UsageError for heads that are not there and
     for an option that does not exist, InputError where no text has two tokens.
 
@@ -171,8 +171,7 @@ def named_sets(
     if isinstance(heads, Path):
         return read_sets(heads, loaded.geometry), None
     if isinstance(heads, Mapping):
-        there = loaded.geometry.heads_by_layer
-        return [head_set(name, select(",".join(names), there)) for name, names in heads.items()], None
+        return [selected(",".join(names), loaded.geometry, name=name) for name, names in heads.items()], None
     atlas = atlas_named(loaded, options.atlas)
     if heads is not None:
         expression = heads if isinstance(heads, str) else ",".join(heads)
@@ -192,8 +191,9 @@ def named_sets(
 
 def atlas_named(loaded: LoadedModel, asked: Atlas | Path | str | None) -> Atlas | None:
     """The atlas that was asked for, or the one in the model's folder; None without one."""
-    atlas, every = atlas_of(loaded, asked, load_atlas), pairs(everything(loaded.geometry.heads_by_layer))
-    if atlas is not None and set(atlas.heads) != set(every):
+    atlas, geometry = atlas_of(loaded, asked, load_atlas), loaded.geometry
+    every = [pairs(everything(heads)) for heads in (geometry.unnamed, geometry.changeable)]
+    if atlas is not None and set(atlas.heads) not in map(set, every):
         raise InputError("the atlas is of a model with other heads", "scan this one")
     return atlas
 
@@ -214,7 +214,7 @@ def study_of(
     geometry, by_kv, drawn = loaded.geometry, asked.by == "kv", {"random": asked.random, "controls": asked.controls}
     sets = HeadSets.of(named, geometry, by_kv=by_kv, seed=asked.seed, **drawn)  # type: ignore[arg-type]
     if asked.each:
-        each = parts(head_set(EACH, everything(geometry.heads_by_layer)), geometry, by_kv)
+        each = parts(head_set(EACH, everything(geometry.unnamed)), geometry, by_kv)
         sets = replace(sets, alone={**sets.alone, EACH: each})
     return AblationStudy(loaded, task, sets, asked.replace)
 
@@ -253,5 +253,7 @@ class AblationResult(StudyResult[AblationStudy, Ablation]):
 
     def draw(self, folder: Path, style: Style = Style()) -> list[Path]:
         """Draw what each set costs, next to random ones, and a map of each head; the paths."""
-        every = pairs(everything(self.model.geometry.heads_by_layer))
+        geometry, every = self.model.geometry, pairs(everything(self.model.geometry.unnamed))
+        if not {head for heads in self.found.effects for head in heads} <= set(every):
+            every = pairs(everything(geometry.changeable))
         return save_ablation(self.found, folder, every, self.atlas, style)

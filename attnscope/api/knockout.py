@@ -34,6 +34,7 @@ from attnscope.model.loaded import LoadedModule, check_loaded
 from attnscope.model.loading import holds_model, wrap
 from attnscope.model.options import LoadOptions
 from attnscope.model.selection import select as selected
+from attnscope.model.selection import select_layers
 from attnscope.observe.atlas import atlas_of
 from attnscope.observe.request import CaptureSpec, Request, TextInputs
 from attnscope.studies.ablation_search import CONTROLS
@@ -336,8 +337,8 @@ def chosen_heads(model: LoadedModel, select: str | None, atlas: HeadNames | Path
     if select is None:
         return {}
     names = atlas_of(model, atlas)
-    heads = selected(select, model.geometry.heads_by_layer, names.by_role() if names else None)
-    return {"select": heads, "name": select}
+    geometry, named = model.geometry, names.by_role() if names else None
+    return {"select": select_layers(select, geometry.changeable, geometry.stack, named), "name": select}
 
 
 @hints_of(LoadOptions)

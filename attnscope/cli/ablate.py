@@ -188,7 +188,8 @@ def ablate(studied: Studied, taken: Taken, on: On, otherwise: VariantOptions, me
     A head's output is replaced before the output projection. The loss is that of the prediction, against the
     intact text's, in nats per token. Heads can back each other up: the loss of all together can exceed the
     sum of each alone. Sets are the roles of an atlas, the sets of a file, or a selection and each of its heads.
-    Without any, probes find the roles first.
+    Without any, probes find the roles first. A head of a linear layer goes by its name, linear.3.2: its output
+    is replaced before gate and norm.
     """
     output.wanted_format(measured.format)  # what it refuses is refused before the work
     otherwise.check(taken)

@@ -122,7 +122,7 @@ def costs_of(rows: Mapping[str, Sequence[Any]]) -> list[SetCost]:
     for name, condition, heads, *numbers in every:
         if condition == "together":
             # `induction, 3 heads`; a head alone by its name
-            several, label = len(str(heads).split()), str(name)
+            several, label = len(re.findall(r"\bL\d", str(heads))), str(name)
             if several > 1 or not name:
                 label = f"{shortened(label, LONGEST_SET)}, {count(several, 'head')}"
             effect, low, high, least, most = (math.nan if end is None else float(end) for end in numbers)
@@ -170,7 +170,8 @@ def save_effects(
 
 def effect_panels(heads: Sequence[HeadIndex], shown: Sequence[Shown]) -> list[Panel]:
     """The panels: colours from 0 on, or centred on 0 where effects lie on both sides of it; hatched where unsure."""
-    layer_N, head_N = zip(*heads, strict=True)
+    rows = {layer: row for row, layer in enumerate(sorted({layer for layer, _ in heads}))}
+    layer_N, head_N = zip(*((rows[layer], head) for layer, head in heads), strict=True)
     panels = []
     for panel in shown:
         values_LH = layers_by_heads(layer_N, head_N, [panel.values.get(head, math.nan) for head in heads])

@@ -19,7 +19,7 @@ from attnscope.attention.probe import ProbedAttention
 from attnscope.attention.rows import Block
 from attnscope.attention.spec import KEPT_BYTES, AttentionSpec, Visibility
 from attnscope.hooks.report import CallCheck
-from attnscope.model.selection import DECODER, consecutive
+from attnscope.model.selection import DECODER, StackLayer, consecutive, is_linear
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,11 @@ class CallSite:
     path: str
     module: nn.Module
     stack: str = DECODER
+
+    @property
+    def index(self) -> int:
+        """Its layer, as sets of heads name it: of a linear layer with its stack."""
+        return StackLayer(self.layer, self.stack) if is_linear(self.stack) else self.layer
 
 
 @dataclass(eq=False)
@@ -72,6 +77,10 @@ class AttentionCall:
     @property
     def layer(self) -> int:
         return self.place.layer
+
+    @property
+    def index(self) -> int:
+        return self.place.index
 
     @property
     def call(self) -> int:

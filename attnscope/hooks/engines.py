@@ -208,7 +208,7 @@ class Engine:
                 if self.checked and P.is_known:
                     check = calls.check_call(call, "interface", rows)
                 else:
-                    check = replace(_unmeasured(call, output), route=UNREAD, keys=P.keys, queries=P.queries)
+                    check = replace(unmeasured(call, output, UNREAD), keys=P.keys, queries=P.queries)
             check.kernel = original.kernel(spec)
         elif self.output == "model":
             # The model's own attention runs; its matrix, where it makes one, answers the questions.
@@ -216,7 +216,7 @@ class Engine:
             P = self.operator(spec) if weights is None else DenseAttention(weights, spec.visible, spec)
             call = AttentionCall(place, P, spec, weights, output, kernel="attnscope" if weights is None else "eager")
             with full_precision(P.device):
-                check = check_own(call, original) if self.checked else _unmeasured(call, output)
+                check = check_own(call, original) if self.checked else unmeasured(call, output, "interface")
                 on_call(call)
         else:
             # One pass over q and k answers the questions and gives the output; the model's own runs over some rows.
@@ -234,16 +234,20 @@ class Engine:
             no_number = 0 * output.sum(dtype=torch.float32)  # NaN where any of the output is none, in whatever row
             check.note(value_error=calls.relative_error(sample.of(output) + no_number, expected))
             check.dtype = expected.dtype
+        return self.changed(call, output, check), check
+
+    def changed(self, call: AttentionCall, output: Tensor, check: CallCheck) -> Tensor:
+        """What the model gets instead of a call's output; its check says whether that is another."""
         if self.change is None:
-            return output, check
+            return output
         changed = self.change(call, output)
         if changed.shape != output.shape:
             raise ModelError(
-                f"layer {place.layer}: expected an output of shape {tuple(output.shape)}, got {tuple(changed.shape)}",
+                f"{check.name}: expected an output of shape {tuple(output.shape)}, got {tuple(changed.shape)}",
                 "return a tensor of the shape that was given",
             )
         check.altered = changed is not output
-        return changed, check
+        return changed
 
 
 def check_own(call: AttentionCall, original: OriginalAttention) -> CallCheck:
@@ -255,10 +259,10 @@ def check_own(call: AttentionCall, original: OriginalAttention) -> CallCheck:
     return check
 
 
-def _unmeasured(call: AttentionCall, output: Tensor) -> CallCheck:
+def unmeasured(call: AttentionCall, output: Tensor, route: str) -> CallCheck:
     """That a call was made is noted, and nothing is measured."""
     layer, number, path, heads = call.layer, call.call, call.path, call.P.heads
-    return CallCheck(layer, number, path, heads, "interface", dtype=output.dtype, stack=call.stack)
+    return CallCheck(layer, number, path, heads, route, dtype=output.dtype, stack=call.stack)
 
 
 Arithmetic = Callable[[], AbstractContextManager[Any]]

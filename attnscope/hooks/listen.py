@@ -72,9 +72,9 @@ def listen(
     not needed; the pass ends with the last call, once a whole pass of the model has shown which that is. computed: keep
     of a call outside the interface logits, values and outputs too, which takes one matrix more. mixers: hand on the
     calls of linear layers too, of stack `linear`; the pass then runs to its end. change: called
-    with every call, its q, k and v and which keys its queries see in `call.spec`, its output in `call.output_BQHV`; the
-    model gets what it returns instead of that output, None for the output itself. inputs: further arguments of the
-    model's forward: of an encoder-decoder, whose encoder reads the ids, `decoder_input_ids`.
+    with every call that is handed on, its q, k and v and which keys its queries see in `call.spec`, its output in
+    `call.output_BQHV`; the model gets what it returns instead of that output, None for the output itself. inputs:
+    further arguments of the model's forward: of an encoder-decoder, whose encoder reads the ids, `decoder_input_ids`.
     Returns the report, with the backbone's output; no logits are computed unless asked for.
     Raises UsageError for a model in training mode (its weights would be after dropout), and for positions that are not
     there; ForwardError where the model's own code fails. Other errors, of `on_call` and the engine, are raised as they
@@ -85,6 +85,7 @@ def listen(
         >>> listen(model, ids, lambda call: None, logits_at=[-1]).logits     # (texts, 1, vocabulary)
         >>> listen(model, ids, lambda call: None, change=lambda call: 0 * call.output_BQHV if call.layer == 2 else None)
     """
+    engine = with_change(engine, change)
     bare, ends = forward.bare_model(model), calls_alone and not mixers and not forward.hooks_around(model)
     with (
         forward.own_errors(model),
@@ -92,13 +93,13 @@ def listen(
         listening(
             model,
             on_call,
-            engine=with_change(engine, change),
+            engine=engine,
             windows=windows,
             patches=patches,
             ends=ends,
             computed=computed,
         ) as report,
-        mixing(model, on_call, report) if mixers else nullcontext(),
+        mixing(model, on_call, report, engine) if mixers else nullcontext(),
         torch.set_grad_enabled(gradients),
         suppress(_LastCallError),
     ):

@@ -29,8 +29,8 @@ from attnscope.attention.linear import LinearMap, LinearRule
 from attnscope.attention.spec import Visibility
 from attnscope.hooks import forward
 from attnscope.hooks.calls import REPEATED_ROWS, AttentionCall, CallSite, check_call, relative_error, sampled
-from attnscope.hooks.engines import OnCall, full_precision
-from attnscope.hooks.report import CaptureReport
+from attnscope.hooks.engines import ENGINES, Engine, OnCall, full_precision, unmeasured
+from attnscope.hooks.report import CallCheck, CaptureReport
 from attnscope.model.tasks import PARTS, layer_of, mixers_of, rules_of
 
 RULE = "rule"  # the route of a call of a linear layer
@@ -91,7 +91,6 @@ def mamba2_scan(own: Own, arguments: Arguments) -> LinearRule:
         arguments["B"].shape[-1],
         decay_BTH=(fixed["A"].float() * step).exp(),
         write_BTH=step,
-        chunk=fixed["chunk_size"],
     )
 
 
@@ -222,33 +221,37 @@ def _as_it_is(rows: Tensor, start: int, stop: int) -> Tensor:
     return rows
 
 
-def _first(returned: Any) -> Tensor:
-    return returned[0] if isinstance(returned, tuple | list) else returned
-
-
 class Form(NamedTuple):
-    """How a call of a rule is read: its arguments, which of them is the first state, and its output, (B, T, ...)."""
+    """How a call of a rule is read.
+
+    first_state: which argument is the state before the first token. turned: whether the output is (B, H, T, V), or
+    channels before tokens.
+    """
 
     make: Callable[[Own, Arguments], LinearRule | ChannelRule]
     first_state: str = ""
-    output: Callable[[Any], Tensor] = _first
+    turned: bool = False
 
 
 FORMS: Mapping[str, Form] = {  # by the names of `model.tasks.RULES`
     "delta": Form(delta_rule, "initial_state"),
     "ssd": Form(mamba2_scan, "initial_states"),
-    "mlstm": Form(mlstm, "c_initial", lambda returned: _first(returned).transpose(1, 2)),
-    "scan": Form(mamba_scan, "", lambda returned: _first(returned).transpose(1, 2)),
+    "mlstm": Form(mlstm, "c_initial", turned=True),
+    "scan": Form(mamba_scan, turned=True),
     "wkv": Form(rwkv_attention, "state"),
     "gated": Form(gated_recurrence, "recurrent_states"),
-    "convolution": Form(short_convolution, "", lambda returned: _first(returned).transpose(1, 2)),
+    "convolution": Form(short_convolution, turned=True),
 }
 
 
 @contextmanager
-def mixing(model: nn.Module, on_call: OnCall, report: CaptureReport) -> Iterator[None]:
-    """While open, every linear layer that this thread runs in a model is handed to `on_call`, and its check is kept."""
-    listener = _Listener(forward.bare_model(model), on_call, report)
+def mixing(model: nn.Module, on_call: OnCall, report: CaptureReport, engine: Engine | None = None) -> Iterator[None]:
+    """While open, every linear layer that this thread runs in a model is handed to `on_call`, and its check is kept.
+
+    engine: whether calls are checked, and what the model gets instead of a rule's output, before gate and norm: its
+    `change`, as for calls of attention. Where every channel has a map of its own nothing is changed.
+    """
+    listener = _Listener(forward.bare_model(model), on_call, report, engine or ENGINES["eager"])
     thread = threading.get_ident()
     with _lock:
         for module in listener.paths:
@@ -283,9 +286,7 @@ def _install(home: Any, name: str) -> None:
         listeners = _listeners.get(threading.get_ident())
         if not listeners or not listeners[-1].inside:
             return own(*args, **kwargs)
-        returned = own(*args, **kwargs)
-        listeners[-1].hear(name, own, args, kwargs, returned)
-        return returned
+        return listeners[-1].hear(name, own, args, kwargs, own(*args, **kwargs))
 
     _wrapped[home, name] = own, heard
     setattr(home, name, heard)
@@ -301,11 +302,11 @@ def _restore() -> None:
 class _Listener:
     """Turns calls of rules into AttentionCalls. inside: the modules with a rule that run, innermost last."""
 
-    def __init__(self, model: nn.Module, on_call: OnCall, report: CaptureReport) -> None:
+    def __init__(self, model: nn.Module, on_call: OnCall, report: CaptureReport, engine: Engine) -> None:
         modules = dict(model.named_modules())
         self.mixers = {modules[path]: mixer for path, mixer in mixers_of(model).items()}
         self.paths = {module: path for path, module in modules.items() if module in self.mixers}
-        self.on_call, self.report = on_call, report
+        self.on_call, self.report, self.engine = on_call, report, engine
         self.inside: list[nn.Module] = []
         self.calls: dict[int, int] = {}
         self.given: dict[nn.Module, Arguments] = {}  # what the forward of a module was given that spells out its rule
@@ -345,41 +346,53 @@ class _Listener:
         def project(_: nn.Module, args: Any, output: Tensor) -> None:
             self.projected[module] = output
 
-        def normalise(_: nn.Module, args: Any) -> None:
+        def normalise(_: nn.Module, args: Any) -> Any:
             given, projected = self.given.get(module, {}), self.projected.get(module)
             cache = given.get("past_key_values")
             if projected is None or (cache is not None and cache.get_linear_cache(module.layer_idx) is not None):
-                return
+                return None
             with torch.no_grad(), full_precision(projected.device):
                 rule = lightning(module, projected, given.get("attention_mask"))
-                self.hand_on(module, rule, args[0].unflatten(-1, rule.values_BTHV.shape[2:]))
+                output_BTHV = args[0].unflatten(-1, rule.values_BTHV.shape[2:])
+                call, check = self.hand_on(module, rule, output_BTHV)
+            changed_BTHV = self.engine.changed(call, output_BTHV, check)
+            return None if changed_BTHV is output_BTHV else (changed_BTHV.flatten(-2), *args[1:])
 
         return [
             known.qkv_proj.register_forward_hook(project),
             known.norm.register_forward_pre_hook(normalise),
         ]
 
-    def hear(self, name: str, own: Own, args: tuple[Any, ...], kwargs: Arguments, returned: Any) -> None:
-        """One call of a rule."""
+    def hear(self, name: str, own: Own, args: tuple[Any, ...], kwargs: Arguments, returned: Any) -> Any:
+        """What the model gets of one call of a rule, which gave this."""
         module = self.inside[-1]
         form = rules_of(module).get(name)
         if form is None:
-            return
-        make, first_state, output = FORMS[form]
+            return returned
+        make, first_state, turned = FORMS[form]
         bound = inspect.signature(own).bind(*args, **kwargs)
         arguments = dict(bound.arguments)
         arguments |= arguments.pop("kwargs", {})
         if _holds_tokens(arguments.get(first_state)):  # what a cache holds is no token of this text
-            return
-        with torch.no_grad(), full_precision(output(returned).device):
+            return returned
+        first = returned[0] if isinstance(returned, tuple | list) else returned
+        output = first.transpose(1, 2) if turned else first
+        with torch.no_grad(), full_precision(output.device):
             rule = make(arguments.pop("self", own), arguments)
             if isinstance(rule, ChannelRule):
-                self.parts.setdefault(module, []).append((rule, output(returned)))
-            else:
-                self.hand_on(module, rule, output(returned))
+                self.parts.setdefault(module, []).append((rule, output))
+                return returned
+            call, check = self.hand_on(module, rule, output)
+        changed = self.engine.changed(call, output, check)
+        if changed is output:
+            return returned
+        changed = changed.transpose(1, 2) if turned else changed
+        return type(returned)((changed, *returned[1:])) if isinstance(returned, tuple | list) else changed
 
-    def hand_on(self, module: nn.Module, rule: LinearRule | ChannelRule, output: Tensor) -> None:
-        """A rule as a call, checked. output: what the model's own code made, (B, T, ...)."""
+    def hand_on(
+        self, module: nn.Module, rule: LinearRule | ChannelRule, output: Tensor
+    ) -> tuple[AttentionCall, CallCheck]:
+        """A rule as a call, and its check. output: what the model's own code made, (B, T, ...)."""
         layer = layer_of(module, self.paths[module])
         self.calls[layer] = self.calls.get(layer, -1) + 1
         place = CallSite(layer, self.calls[layer], self.paths[module], module, self.mixers[module].kind)
@@ -388,14 +401,20 @@ class _Listener:
             call = AttentionCall(place, LinearMap(rule), None, None, output, values_BHTV, kernel=rule.name)
         else:
             call = AttentionCall(place, ChannelMap(rule), kernel=rule.name)
-        check = check_call(call, RULE)
+        check = self._checked(call, rule, output) if self.engine.checked else unmeasured(call, output, RULE)
         check.kernel = rule.name
+        self.report.calls.append(check)
+        self.on_call(call)
+        return call, check
+
+    @staticmethod
+    def _checked(call: AttentionCall, rule: LinearRule | ChannelRule, output: Tensor) -> CallCheck:
+        check = check_call(call, RULE)
         check.note(masked_weight=_future(call))
         if isinstance(rule, ChannelRule):
             check.dtype = output.dtype
             check.note(value_error=_error_over_channels(rule, output))
-        self.report.calls.append(check)
-        self.on_call(call)
+        return check
 
 
 def _holds_tokens(state: Any) -> bool:

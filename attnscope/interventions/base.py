@@ -245,11 +245,11 @@ class KeptOutputs(Intervention):
                 head
                 for chosen in self.sets
                 for layer, head in chosen.heads
-                if layer == call.layer and (self.of_others or call.place.call or layer > chosen.heads[0][0])
+                if layer == call.index and (self.of_others or call.place.call or layer > chosen.heads[0][0])
             }
             if heads:
                 head_P = torch.tensor(sorted(heads), device=output_BTHV.device)
-                self.kept[call.layer, call.place.call] = head_P, output_BTHV[:, :, head_P]
+                self.kept[call.index, call.place.call] = head_P, output_BTHV[:, :, head_P]
             return output_BTHV
 
         return change
@@ -265,13 +265,13 @@ def replacing(sets: Sequence[HeadSet], lengths: Sequence[int], instead: Replace,
     batch = len(lengths)
 
     def change(call: AttentionCall, output_NTHV: Tensor) -> Tensor:
-        heads_of = ([head for layer, head in chosen.heads if layer == call.layer] for chosen in sets)
+        heads_of = ([head for layer, head in chosen.heads if layer == call.index] for chosen in sets)
         pairs = [(at, head) for at, heads in enumerate(heads_of, int(kept is None)) for head in heads]
         if not pairs:
             return output_NTHV
         intact_BTHV = output_NTHV[:batch]
-        if kept and (call.layer, call.place.call) in kept:
-            intact_BTHV = intact_BTHV.index_copy(2, *kept[call.layer, call.place.call])
+        if kept and (call.index, call.place.call) in kept:
+            intact_BTHV = intact_BTHV.index_copy(2, *kept[call.index, call.place.call])
         instead_BTHV = instead(call.place, intact_BTHV, lengths)
         row_P, head_P = torch.tensor(pairs, device=output_NTHV.device).T
         changed = output_NTHV.clone()
@@ -301,7 +301,7 @@ class Means:
     sums: Mapping[Call, tuple[Tensor, Tensor]]
 
     def __call__(self, place: CallSite, output_BTHV: Tensor, lengths: Sequence[int]) -> Tensor:
-        sum_GHV, count_G = self.sums[place.layer, place.call]
+        sum_GHV, count_G = self.sums[place.index, place.call]
         own_BGHV, own_BG = grouped(output_BTHV, lengths, len(count_G))
         others_BG = (count_G - own_BG).clamp_min(1)[..., None, None]
         mean_BGHV = (sum_GHV - own_BGHV) / others_BG
@@ -321,8 +321,8 @@ class Summing:
 
     def add(self, place: CallSite, output_BTHV: Tensor, lengths: Sequence[int]) -> None:
         own_BGHV, own_BG = grouped(output_BTHV, lengths, self.groups)
-        before = self.sums.get((place.layer, place.call), (0, 0))
-        self.sums[place.layer, place.call] = before[0] + own_BGHV.sum(0), before[1] + own_BG.sum(0)
+        before = self.sums.get((place.index, place.call), (0, 0))
+        self.sums[place.index, place.call] = before[0] + own_BGHV.sum(0), before[1] + own_BG.sum(0)
 
 
 def groups(tokens: int, count: int) -> Tensor:

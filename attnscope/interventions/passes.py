@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -35,6 +35,7 @@ from attnscope.hooks.listen import calls_interface, listen
 from attnscope.interventions.base import LOSS, Intervention, Kept, Measure, OnOutput, Replacement, Replacing
 from attnscope.interventions.spec import HeadSet, Task
 from attnscope.model.loaded import padding_is_unknown, pads
+from attnscope.model.selection import is_linear, stack_of
 
 if TYPE_CHECKING:
     from attnscope.model.loaded import LoadedModel
@@ -46,24 +47,19 @@ class BranchError(Exception):
 
 @dataclass(frozen=True)
 class DecoderLayers:
-    """The decoder layers of a model: around[layer]: the one around an attention layer; all: in order, others too.
-
-    attention[layer]: the module that attends in it.
-    """
+    """The decoder layers of a model, all in order; around[layer]: the one around a layer whose heads change."""
 
     around: Mapping[int, nn.Module]
     all: tuple[nn.Module, ...]
-    attention: Mapping[int, nn.Module]
 
     def start(self, layer: int) -> int:
-        """How many decoder layers run before an attention layer."""
+        """How many decoder layers run before a layer whose heads change."""
         return self.all.index(self.around[layer])
 
 
 def decoder_layers(loaded: LoadedModel, ids: Sequence[int]) -> DecoderLayers:
     """The decoder layers, found by reading some tokens. Raises BranchError where attention is shared between them."""
     around: dict[int, nn.Module] = {}
-    attention: dict[int, nn.Module] = {}
     lists: dict[nn.Module, None] = {}
 
     def note(call: AttentionCall, output: Tensor) -> Tensor:
@@ -72,15 +68,24 @@ def decoder_layers(loaded: LoadedModel, ids: Sequence[int]) -> DecoderLayers:
         if number is None:
             raise BranchError(f"{place.path} is in no list of layers")
         module = loaded.model.get_submodule(place.path[: number.end()])
-        if around.setdefault(place.layer, module) is not module:
+        if around.setdefault(place.index, module) is not module:
             raise BranchError("its layers share their attention")
-        attention.setdefault(place.layer, place.module)
         lists[loaded.model.get_submodule(place.path[: number.start()])] = None
         return output
 
     ids_BT = torch.tensor([list(ids)], device=loaded.device)
-    listen(loaded.model, ids_BT, ignore_call, engine=replace(UNCHECKED, change=note))
-    return DecoderLayers(around, tuple(layer for layers in lists for layer in layers.children()), attention)
+    listen(loaded.model, ids_BT, ignore_call, engine=replace(UNCHECKED, change=note), mixers=mixes(loaded))
+    return DecoderLayers(around, tuple(layer for layers in lists for layer in layers.children()))
+
+
+def mixes(loaded: LoadedModel) -> bool:
+    """Whether the model has linear layers with a map per head."""
+    return bool(loaded.geometry.linear_heads)
+
+
+def expected(layers: Iterable[int]) -> list[int | tuple[int, str]]:
+    """Layers of sets as `listen` expects them: of other stacks than the model's own with its name."""
+    return [(int(layer), stack_of(layer)) if stack_of(layer) else layer for layer in layers]
 
 
 def ignore_call(call: object) -> None:
@@ -189,7 +194,8 @@ def prepared(
     engine: who computes the attention; the model itself without one. advance: called with the tokens times layers of
     every pass. Raises as `measured`.
     """
-    passes = Passes(loaded, task, of(replacement), engine or UNCHECKED, measure)
+    mixers = any(is_linear(stack_of(layer)) for chosen in sets for layer, _ in chosen.heads)
+    passes = Passes(loaded, task, of(replacement), engine or UNCHECKED, measure, mixers=mixers)
     _check(passes)
     passes.check_together()
     passes = replace(passes, intervention=passes.intervention.learnt(task, partial(passes.each, advance=advance)))
@@ -205,7 +211,7 @@ def check_model(loaded: LoadedModel) -> None:
     """Raise ModelError for a model whose heads cannot be taken away, or that predicts no token after a text."""
     check_causal(loaded, "an ablation")
     loaded.check_logits("an ablation")
-    if not calls_interface(loaded.model):
+    if not (calls_interface(loaded.model) or mixes(loaded)):
         raise ModelError(
             f"{loaded.geometry.model_type} attends outside the attention interface, where no output can be changed",
             "choose a model whose attention calls the interface",
@@ -223,7 +229,7 @@ class Passes:
     """How a task is run with an intervention in sets of heads.
 
     layers: the decoder layers that sets branch off at, None where all run from the first layer on; why_not: the reason
-    then, in words.
+    then, in words. mixers: whether linear layers are heard too, since sets have heads of them.
     """
 
     loaded: LoadedModel
@@ -233,6 +239,7 @@ class Passes:
     measure: Measure = LOSS
     layers: DecoderLayers | None = None
     why_not: str = ""
+    mixers: bool = False
 
     def measured(
         self,
@@ -263,7 +270,7 @@ class Passes:
     def run(self, batch: Sequence[int], sets: Sequence[HeadSet]) -> np.ndarray:
         """(B, 1 + K): one pass over some sequences of the task; where rows run apart, one of each row."""
         lengths = [self.task.lengths[place] for place in batch]
-        layers = tuple({layer for chosen in sets for layer, _ in chosen.heads})
+        layers = expected({layer for chosen in sets for layer, _ in chosen.heads})
         if self.apart:
             return self._row_by_row(batch, sets, layers)
 
@@ -282,7 +289,9 @@ class Passes:
         value_BK = self.values(logits_NRV, batch).cpu().numpy()
         return value_BK[:, [0, *(1 + order.index(place) for place in range(len(sets)))]]  # in the caller's order
 
-    def _row_by_row(self, batch: Sequence[int], sets: Sequence[HeadSet], layers: Sequence[int]) -> np.ndarray:
+    def _row_by_row(
+        self, batch: Sequence[int], sets: Sequence[HeadSet], layers: Sequence[int | tuple[int, str]]
+    ) -> np.ndarray:
         """As `run`, a pass of each row. What an intact row keeps is dropped before the next intact row runs."""
         value_BK = np.empty((len(batch), 1 + len(sets)))
         for source in range(len(batch)):
@@ -308,7 +317,8 @@ class Passes:
                 on_output(call.place, output_BTHV, lengths)
                 return output_BTHV
 
-            listen(self.loaded.model, self.ids(batch), ignore_call, engine=replace(self.engine, change=hear))
+            engine = replace(self.engine, change=hear)
+            listen(self.loaded.model, self.ids(batch), ignore_call, engine=engine, mixers=self.mixers)
             advance(self.cost(batch, []))
 
     def logit_spread(self, batch: Sequence[int]) -> float:
@@ -351,7 +361,7 @@ class Passes:
     @classmethod
     def planned(cls, loaded: LoadedModel, task: Task, replacement: Replacement | Intervention) -> Passes:
         """Passes to ask what they would take: sets share where the family's layers are found."""
-        passes = cls(loaded, task, of(replacement), UNCHECKED)
+        passes = cls(loaded, task, of(replacement), UNCHECKED, mixers=mixes(loaded))
         _check(passes)
         if passes.apart:
             return passes
@@ -466,7 +476,7 @@ class Passes:
     def logits(self, batch: Sequence[int], times: int = 1, **options: Any) -> Tensor:
         """The logits of a pass over some sequences, so many times over, at all their measured rows."""
         ids_BT, positions = self.ids(batch, times), self.measured_rows(batch)
-        report = listen(self.loaded.model, ids_BT, ignore_call, logits_at=positions, **options)
+        report = listen(self.loaded.model, ids_BT, ignore_call, logits_at=positions, mixers=self.mixers, **options)
         assert report.logits is not None
         return report.logits
 

@@ -79,7 +79,7 @@ def first_order(passes: Passes, advance: Advance = lambda token_layers: None) ->
             for call, z_BTHV, grad_BTHV in backward(passes, batch):
                 change_BTHV = intervention.instead(call.place, z_BTHV, lengths) - z_BTHV
                 products = [(grad_BTHV.double() * value).sum((1, 3)) for value in (change_BTHV, z_BTHV)]
-                by_layer[call.layer] = by_layer.get(call.layer, 0) + torch.stack(products, -1).cpu()
+                by_layer[call.index] = by_layer.get(call.index, 0) + torch.stack(products, -1).cpu()
 
         # Batches come in the order of their lengths, the result in that of the task.
         heads = [(layer, head) for layer, product_BH2 in by_layer.items() for head in range(product_BH2.shape[1])]

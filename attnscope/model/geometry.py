@@ -30,6 +30,7 @@ from attnscope.model.selection import (
     STACKS,
     VISION,
     VISION_ONLY,
+    StackLayer,
     is_bidirectional,
     is_vision,
     main_stack,
@@ -211,6 +212,24 @@ class Geometry:
     def heads_by_layer(self) -> dict[int, int]:
         """{layer index: number of heads} of the layers with attention."""
         return {layer.index: layer.heads for layer in self.attention_layers}
+
+    @property
+    def linear_heads(self) -> dict[int, int]:
+        """The same of the layers with a signed map per head instead of a softmax, whose indices name that stack."""
+        return {StackLayer(layer.index, LINEAR): layer.heads for layer in self.views.get(LINEAR, ())}
+
+    @property
+    def changeable(self) -> dict[int, int]:
+        """{layer index: number of heads} of all heads that a study can change: of attention, and of linear layers."""
+        return dict(sorted({**self.heads_by_layer, **self.linear_heads}.items()))
+
+    @property
+    def unnamed(self) -> dict[int, int]:
+        """{layer index: number of heads} of the heads that a study changes where none are named: those of attention.
+
+        Of a model without attention those of its linear layers.
+        """
+        return self.heads_by_layer or self.linear_heads
 
     @property
     def heads_of_stacks(self) -> dict[str, dict[int, int]]:

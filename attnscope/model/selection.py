@@ -8,10 +8,11 @@ Which layers and heads are meant: "27", "27.3", "L27H3", "0-3.*", "last", "L-1",
 
 from __future__ import annotations
 
+import operator
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import groupby, pairwise
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain, groupby, pairwise
+from typing import Any, TypeVar
 
 from attnscope.errors import InputError, UsageError, brief
 from attnscope.utils.display import head_name, number_list
@@ -56,6 +57,57 @@ def main_stack(task: str) -> str:
 def prefix(stack: str) -> str:
     """What precedes a layer's number where a model has several stacks: `cross `, and nothing for the decoder's."""
     return "" if stack == DECODER else f"{stack} "
+
+
+def _compared(by: Callable[[Any, Any], bool]) -> Any:
+    """A comparison of a StackLayer with any index: by number, then by stack."""
+
+    def compare(layer: StackLayer, other: object) -> bool:
+        return by(_order(layer), _order(other)) if isinstance(other, int) else NotImplemented
+
+    return compare
+
+
+def _order(layer: int) -> tuple[int, str]:
+    return int(layer), stack_of(layer)
+
+
+class StackLayer(int):
+    """The index of a layer of another stack than the model's own; not equal to the layer of the same number there.
+
+    >>> {3: "attention", StackLayer(3, LINEAR): "linear"}[3], str(StackLayer(3, LINEAR))
+    ('attention', 'linear 3')
+    """
+
+    stack: str
+
+    def __new__(cls, index: int, stack: str) -> StackLayer:
+        layer = super().__new__(cls, index)
+        layer.stack = stack
+        return layer
+
+    def __getnewargs__(self) -> tuple[int, str]:  # type: ignore[override]  # what a copy is made of
+        return int(self), self.stack
+
+    @property
+    def prefix(self) -> str:
+        """What precedes its number in a name."""
+        return prefix(self.stack)
+
+    def __repr__(self) -> str:
+        return f"{self.prefix}{int(self)}"
+
+    def __hash__(self) -> int:
+        return hash(_order(self))
+
+    __eq__, __ne__ = _compared(operator.eq), _compared(operator.ne)
+    __lt__, __le__ = _compared(operator.lt), _compared(operator.le)
+    __gt__, __ge__ = _compared(operator.gt), _compared(operator.ge)
+
+
+def stack_of(layer: int, plain: str = "") -> str:
+    """The stack that a layer's index names, plain where it names none."""
+    return layer.stack if isinstance(layer, StackLayer) else plain
 
 
 def is_causal(stack: str) -> bool:
@@ -201,6 +253,30 @@ def select(
     return {layer: tuple(sorted(chosen[layer])) for layer in sorted(chosen) if chosen[layer]}
 
 
+def select_layers(
+    expression: str, heads_by_layer: Mapping[int, int], plain: str, named: HeadsByRole | None = None, of: str = MODEL
+) -> dict[int, tuple[int, ...]]:
+    """As `select`, of layers of several stacks, whose indices name them; plain: of those that name none.
+
+    >>> select_layers("1,linear.0.3", {1: 2, StackLayer(0, LINEAR): 4}, "decoder")
+    {linear 0: (3,), 1: (0, 1)}
+    """
+    heads: dict[str, dict[int, int]] = {}
+    for layer, count in heads_by_layer.items():
+        heads.setdefault(stack_of(layer, plain), {})[int(layer)] = count
+    main = plain if plain in heads else next(iter(heads), plain)
+    try:
+        chosen = select_stacks(expression, heads, main, named, of)
+    except UsageError as error:
+        others = [stack for stack in heads if stack != main]
+        if not others:
+            raise
+        raise UsageError(error.message, f"{error.hint}; of {others[0]} layers write `{others[0]}.0.3`") from error
+    by_number = {(stack_of(layer, plain), int(layer)): layer for layer in heads_by_layer}
+    layers = {by_number[stack, number]: of_layer for stack in chosen for number, of_layer in chosen[stack].items()}
+    return dict(sorted(layers.items()))
+
+
 def may_be_one_head(expression: str) -> bool:
     """Whether an expression can name a single head: a role may, a layer, a range and a list do not.
 
@@ -308,6 +384,18 @@ def everything(heads_by_layer: Mapping[int, int]) -> dict[int, tuple[int, ...]]:
 def pairs(selection: Mapping[int, Iterable[int]]) -> list[tuple[int, int]]:
     """The selection as (layer, head) pairs, in order."""
     return [(layer, head) for layer, heads in selection.items() for head in heads]
+
+
+def stack_columns(columns: Iterable[Sequence[HeadIndex]], names: Sequence[str] = ("stack",)) -> dict[str, list[str]]:
+    """A column of stacks for each column of heads, of a table with any head of a linear layer; none elsewhere.
+
+    >>> stack_columns([[(3, 0), (StackLayer(3, LINEAR), 0)]])
+    {'stack': ['decoder', 'linear']}
+    """
+    stacks = {
+        name: [stack_of(layer, DECODER) for layer, _ in heads] for name, heads in zip(names, columns, strict=False)
+    }
+    return stacks if any(map(is_linear, chain(*stacks.values()))) else {}
 
 
 def consecutive(numbers: Iterable[int]) -> list[list[int]]:

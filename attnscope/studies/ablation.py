@@ -42,7 +42,7 @@ from attnscope.interventions.base import LOSS, Intervention, Measure, Replacemen
 from attnscope.interventions.passes import Advance, Passes, prepared
 from attnscope.interventions.spec import HeadSet, Task
 from attnscope.model.geometry import Geometry
-from attnscope.model.selection import everything, pairs
+from attnscope.model.selection import LINEAR, StackLayer, everything, pairs
 from attnscope.observe.atlas import columns_of
 from attnscope.observe.logit_path import LogitPath, path_to_logits
 from attnscope.studies.ablation_search import CONTROLS, DrawnFrom, controls_of, parts, records_of, whole_groups
@@ -51,6 +51,7 @@ from attnscope.studies.probes import SEQUENCES, begins, drafts, natural_prompts,
 from attnscope.studies.statistics import beside_random, effect_columns
 from attnscope.studies.study import HALF, Cost, Study, cost_of_passes, effects_by_set, learning_cost, task_facts
 from attnscope.studies.study_folder import Parts, StudyRecord
+from attnscope.utils.display import head_name
 from attnscope.utils.files import check_schema, check_types, damaged, read_json
 from attnscope.utils.tables import as_table, integers, numbers, words
 
@@ -175,7 +176,7 @@ class Ablation(StudyRecord):
         n_K[tested:] = len(self.intact_S)
         known = self.direct or {}  # of heads, and of what goes alone
         direct = [
-            sum(known[head] for head in subset.heads) if known and condition == "alone" else np.nan
+            sum(known.get(head, np.nan) for head in subset.heads) if known and condition == "alone" else np.nan
             for condition, _, subset in rows
         ]
         # Each named set is compared with its own random sets.
@@ -223,7 +224,7 @@ class AblationStudy(Study[Ablation]):
         asked = self.asked
         return {
             **task_facts(self.model, self.task, self.replacement, self.metric),
-            "sets": {subset.name: str(subset).split() for subset in asked.named},
+            "sets": {subset.name: [head_name(*head) for head in subset.heads] for subset in asked.named},
             "seed": asked.seed,
             "controls": asked.controls,
             "random_asked": asked.most,
@@ -275,10 +276,11 @@ def load_ablation(folder: Path) -> Ablation:
 
 
 def _heads_of(spelled: str) -> tuple[HeadIndex, ...]:
-    """`L3H0 L3H1` as heads. Raises ValueError for what is none."""
-    if not re.fullmatch(r"\s*(L\d{1,6}H\d{1,6}(\s+|$))+", spelled, re.ASCII):
+    """`L3H0 linear L3H1` as heads. Raises ValueError for what is none."""
+    if not re.fullmatch(r"\s*((linear )?L\d{1,6}H\d{1,6}(\s+|$))+", spelled, re.ASCII):
         raise ValueError(f"{spelled!r} are no heads")
-    return tuple((int(layer), int(head)) for layer, head in re.findall(r"L(\d+)H(\d+)", spelled, re.ASCII))
+    heads = re.findall(r"(linear )?L(\d+)H(\d+)", spelled, re.ASCII)
+    return tuple((StackLayer(layer, LINEAR) if linear else int(layer), int(head)) for linear, layer, head in heads)
 
 
 PERIOD = 50
@@ -359,6 +361,8 @@ def direct_means(passes: Passes, advance: Advance = lambda token_layers: None) -
     if isinstance(way, str):
         return Direct({}, way)
     heads = pairs(everything(passes.loaded.geometry.heads_by_layer))
+    if not heads:
+        return Direct({}, "no direct effects: linear layers have none")
     return Direct(dict(zip(heads, direct(passes, way, advance).mean(0).tolist(), strict=True)), way.note)
 
 

@@ -41,11 +41,11 @@ from attnscope.interventions.passes import Advance, Passes, prepared
 from attnscope.interventions.patching import BACKWARD, first_order
 from attnscope.interventions.spec import HeadSet, Task
 from attnscope.model.geometry import Geometry
-from attnscope.model.selection import HeadIndex, HeadsByRole, everything, pairs, select
+from attnscope.model.selection import HeadIndex, HeadsByRole, everything, pairs, select_layers, stack_columns
 from attnscope.studies.statistics import effect_columns, largest_first, rank_correlation
 from attnscope.studies.study import Cost, Study, cost_of, effects_of, learning_cost, operations, task_facts
 from attnscope.studies.study_folder import Column, Parts, StudyRecord
-from attnscope.utils.display import head_name, head_names
+from attnscope.utils.display import head_name, head_names, layer_name
 from attnscope.utils.files import parsed_line, read_text
 from attnscope.utils.tables import as_table, integers, save
 
@@ -103,7 +103,7 @@ def read_sets(path: Path, geometry: Geometry) -> list[HeadSet]:
         if not heads:
             raise InputError(f"{where}: the set {name!r} has no heads", "name some, such as L3H0")
         try:
-            sets.append(head_set(name, select(",".join(heads), geometry.heads_by_layer)))
+            sets.append(selected(",".join(heads), geometry, name=name))
         except UsageError as error:
             raise InputError(f"{where}: {error.message}", error.hint) from error
     names = [chosen.name for chosen in sets]
@@ -113,9 +113,12 @@ def read_sets(path: Path, geometry: Geometry) -> list[HeadSet]:
     return sets
 
 
-def selected(expression: str, geometry: Geometry, named: HeadsByRole | None = None) -> HeadSet:
-    """The heads that an expression names, together in a set of its name; named, and what is raised: as of `select`."""
-    return head_set(expression, select(expression, geometry.heads_by_layer, named))
+def selected(expression: str, geometry: Geometry, named: HeadsByRole | None = None, name: str = "") -> HeadSet:
+    """The heads that an expression names, of attention or `linear.3.2`, together in a set, of its name without another.
+
+    named, and what is raised: as of `select`.
+    """
+    return head_set(name or expression, select_layers(expression, geometry.changeable, geometry.stack, named))
 
 
 def of_roles(roles: Mapping[tuple[int, int], Sequence[str]], order: Sequence[str]) -> list[HeadSet]:
@@ -155,7 +158,7 @@ def portions(over: str, whole: HeadSet, geometry: Geometry) -> list[Portion]:
     if over == "kv":
         return [Portion(part.name, part.heads, part.heads[0][0]) for part in parts(whole, geometry, True)]
     by_layer = itertools.groupby(whole.heads, lambda head: head[0])
-    return [Portion(f"L{layer}", tuple(heads), layer) for layer, heads in by_layer]
+    return [Portion(layer_name(layer), tuple(heads), layer) for layer, heads in by_layer]
 
 
 def controls_of(
@@ -177,7 +180,7 @@ def controls_of(
     # A unit is what goes at once: a head, or a kv group; those with a named head are not drawn.
     taken, shared = {head for other in named for head in other.heads}, _shared(geometry, by_kv)
     free: dict[int, list[Unit]] = {}
-    for layer, width in geometry.heads_by_layer.items():
+    for layer, width in geometry.changeable.items():
         starts = range(0, width, shared[layer])
         units = [tuple((layer, start + part) for part in range(shared[layer])) for start in starts]
         free[layer] = [unit for unit in units if not taken.intersection(unit)]
@@ -206,8 +209,9 @@ Unit = tuple[tuple[int, int], ...]
 
 
 def _shared(geometry: Geometry, by_kv: bool) -> dict[int, int]:
-    """{layer: heads that go together}."""
-    return {layer.index: layer.heads // layer.kv_heads if by_kv else 1 for layer in geometry.attention_layers}
+    """{layer: heads that go together}: in a linear layer each has values of its own."""
+    shared = {layer.index: layer.heads // layer.kv_heads if by_kv else 1 for layer in geometry.attention_layers}
+    return {**shared, **dict.fromkeys(geometry.linear_heads, 1)}
 
 
 class HeadRecord(StudyRecord):
@@ -244,7 +248,7 @@ class HeadStudy(Study[Record]):
     @cached_property
     def heads(self) -> Sequence[HeadIndex]:
         """The heads that are asked about."""
-        return self.named or pairs(everything(self.model.geometry.heads_by_layer))
+        return self.named or pairs(everything(self.model.geometry.unnamed))
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -295,7 +299,8 @@ class Pairs(HeadRecord):
         """A row per pair: both heads, what the pair costs, what both cost alone, the synergy and its statistics; the
         largest synergy first."""
         ends = np.array(self.pairs, np.int32).reshape(-1, 4).T
-        places = dict(zip(("layer", "head", "other_layer", "other_head"), ends, strict=True))
+        places: dict[str, Any] = dict(zip(("layer", "head", "other_layer", "other_head"), ends, strict=True))
+        places |= stack_columns(self.pairs and list(zip(*self.pairs, strict=True)), ("stack", "other_stack"))
         costs = {"pair": self.pair_SN.mean(0), "sum": self.sum_SN.mean(0)}
         known = {"synergy" if name == "effect" else name: values for name, values in self.statistics.items()}
         columns = {**places, **costs, **known, "n": known["n"].astype(np.int32)}
@@ -402,6 +407,7 @@ def curve(steps: Sequence[Step], intact: float, measure: Measure = LOSS) -> pa.T
             "step": np.arange(1, len(steps) + 1, dtype=np.int32),
             "layer": np.array([step.layer for step in steps], np.int32),
             "head": np.array([step.head for step in steps], np.int32),
+            **stack_columns([[(step.layer, step.head) for step in steps]]),
             measure.name: values,
             "effect": measure.worse * (values - intact),
         }
@@ -419,15 +425,15 @@ def _step(parts: Parts, passes: Passes, away: Sequence[HeadIndex], left: Sequenc
         sets = [HeadSet(f"and {head_name(*head)}", tuple(sorted([*away, head]))) for head in left]
         value_K = passes.measured(sets)[:, 1:].mean(0)
         place = int(np.argmin(passes.measure.worse * value_K))
-        return dict(zip(("layer", "head", "value"), map(np.array, (*left[place], value_K[place])), strict=True))
+        return {"place": np.array(place), "value": np.array(value_K[place])}
 
     step = parts.kept(
         f"step-{len(away) + 1:05}",
-        {"layer": Column((), "i"), "head": Column((), "i"), "value": Column(())},
+        {"place": Column((), "i"), "value": Column(())},
         cheapest,
-        fits=lambda columns: (int(columns["layer"]), int(columns["head"])) in left,
+        fits=lambda columns: 0 <= int(columns["place"]) < len(left),
     )
-    return Step(int(step["layer"]), int(step["head"]), float(step["value"]))
+    return Step(*left[int(step["place"])], float(step["value"]))
 
 
 TRIED = 8  # heads that are ablated to see how far the screen can be trusted
@@ -456,7 +462,8 @@ class Screen(HeadRecord):
         """A row per head: layer, head, signed, size, ablated, in the measure's unit; the largest `signed` first."""
         layer, head = (np.array(part, np.int32) for part in zip(*self.heads, strict=True))
         columns = {"signed": self.signed_N, "size": self.size_N, "ablated": self.ablated_N}
-        return as_table({"layer": layer, "head": head, **columns}).take(integers(largest_first(self.signed_N)))
+        places = {"layer": layer, "head": head, **stack_columns([self.heads])}
+        return as_table({**places, **columns}).take(integers(largest_first(self.signed_N)))
 
 
 @dataclass(frozen=True)

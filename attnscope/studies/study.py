@@ -145,7 +145,7 @@ class SetStudy(Study[Record]):
     def selection(self) -> Mapping[int, Sequence[int]]:
         """The heads that are chosen, by layer."""
         select = self.plan.select
-        return everything(self.model.geometry.heads_by_layer) if select is None else select
+        return everything(self.model.geometry.unnamed) if select is None else select
 
     @cached_property
     def passes(self) -> Passes:

@@ -142,9 +142,14 @@ def decimal_bytes(count: float) -> str:
     return f"{count:,.3g} TB"
 
 
+def layer_name(layer: int) -> str:
+    """`L3`, and `linear L3` of a layer that says its stack."""
+    return f"{getattr(layer, 'prefix', '')}L{layer:d}"
+
+
 def head_name(layer: int, head: int, by_kv: bool = False) -> str:
-    """`L3H1`; by_kv: `L3KV1`, the heads of a kv head together."""
-    return f"L{layer}{'KV' if by_kv else 'H'}{head}"
+    """`L3H1`; by_kv: `L3KV1`, the heads of a kv head together; of a layer that says its stack `linear L3H1`."""
+    return f"{layer_name(layer)}{'KV' if by_kv else 'H'}{head}"
 
 
 def head_names(heads: Iterable[tuple[int, int]]) -> str:

@@ -1,11 +1,15 @@
 """What the tests of studies share."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from attnscope import load
+from attnscope.model.loaded import LoadedModel
 from attnscope.studies.atlas import Plan, plan
+from helpers.parity_models import roused_model
 
 
 @pytest.fixture
@@ -18,3 +22,12 @@ def short_scan(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("attnscope.api.scan.plan", short)
     monkeypatch.setattr("attnscope.api.scan.save_probes", lambda *given: None)
+
+
+@pytest.fixture(scope="session")
+def hybrid(demo: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    """A tiny random model in a folder, which reads what the demo reads: three linear layers and one of attention."""
+    folder: Path = tmp_path_factory.mktemp("hybrid")
+    roused_model("qwen3_next", vocab_size=demo.geometry.vocab_size).save_pretrained(folder)
+    demo.tokenizer.save_pretrained(folder)
+    return load(str(folder))

@@ -7,10 +7,12 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from attnscope.export.study_figures import costs_of, shown_of
+from attnscope.export.study_figures import Shown, costs_of, effect_panels, shown_of
 from attnscope.interventions.passes import measured, prepared
 from attnscope.interventions.spec import HeadSet
-from attnscope.studies.ablation import AblationStudy, Direct, HeadSets, copy, direct_means
+from attnscope.model.selection import LINEAR, StackLayer
+from attnscope.studies.ablation import AblationStudy, Direct, HeadSets, copy, direct_means, load_ablation
+from attnscope.studies.ablation_search import PruneStudy
 from helpers.command_line import call
 
 FEW = ("--sequences", "2", "--replace", "zero")
@@ -56,6 +58,51 @@ def test_the_figure_shows_what_was_measured(demo):
     ).run()
     assert [one.name for one in shown_of(without)] == ["alone"]
     assert without.table()["direct"].null_count == len(without.table())
+
+
+@pytest.mark.e2e
+def test_heads_of_linear_layers_are_taken_away_beside_those_of_attention(hybrid, tmp_path):
+    arguments = ("--select", "linear.1.0,3.1", "--random", "2", *FEW, "--format", "jsonl", "--out", str(tmp_path / "a"))
+    rows = call("ablate", hybrid.name, *arguments).ok().records
+    linear, both = HeadSet("", ((StackLayer(1, LINEAR), 0),)), HeadSet("", ((StackLayer(1, LINEAR), 0), (3, 1)))
+    expected = measured(hybrid, copy(hybrid, sequences=2), [linear, both], "zero").mean(0)
+    together = {row["heads"]: row["effect"] for row in rows if row["condition"] == "together"}
+    assert list(together) == ["linear L1H0 L3H1", "linear L1H0", "L3H1"]
+    assert together["linear L1H0"] == pytest.approx(expected[1] - expected[0], abs=1e-6)
+    assert together["linear L1H0 L3H1"] == pytest.approx(expected[2] - expected[0], abs=1e-6)
+    assert {row["heads"] for row in rows if row["condition"] == "random"} <= {
+        f"{one}{other}"
+        for one in ("", "linear L1H1 ", "linear L1H2 ", "linear L1H3 ")
+        for other in ("L3H0", "L3H2", "L3H3")
+    } | {f"linear L1H{head}" for head in (1, 2, 3)}
+    kept = load_ablation(tmp_path / "a")
+    assert [heads.heads for heads in kept.asked.named][:2] == [both.heads, linear.heads]
+    assert call("ablate", hybrid.name, *arguments).ok().records == rows
+
+
+def test_a_study_of_linear_heads_is_read_again_and_resumes(hybrid, tmp_path):
+    task, both = copy(hybrid, sequences=2), HeadSet("both", ((StackLayer(1, LINEAR), 0), (3, 1)))
+    study = AblationStudy(hybrid, task, HeadSets.of([both], hybrid.geometry, random=2), "zero")
+    found = study.run(tmp_path)
+    assert found.facts["sets"] == {"both": ["linear L1H0", "L3H1"]}
+    assert load_ablation(tmp_path).asked.named == (both,)
+    steps = []
+    assert study.run(tmp_path, advance=steps.append).table().equals(found.table())
+    assert study.cost().steps == study.planned.token_layers(study.asked.sets)
+
+
+def test_the_steps_of_a_pruning_name_the_stack_of_their_heads(hybrid):
+    task, heads = copy(hybrid, sequences=2), [(StackLayer(2, LINEAR), 0), (3, 1)]
+    table = PruneStudy(hybrid, task, heads, "zero").run().table().to_pydict()
+    steps = set(zip(table["stack"], table["layer"], table["head"], strict=True))
+    assert steps == {("linear", 2, 0), ("decoder", 3, 1)}
+    assert "stack" not in PruneStudy(hybrid, task, heads[1:], "zero").run().table().column_names
+
+
+def test_a_map_of_heads_has_a_row_for_each_stack_of_a_layer():
+    heads = [(3, 0), (3, 1), (StackLayer(3, LINEAR), 0)]
+    [panel] = effect_panels(heads, [Shown("alone", "nats", {heads[1]: 1.0, heads[2]: 2.0}, "effect")])
+    assert panel.values_LH == pytest.approx(np.array([[np.nan, 1.0], [2.0, np.nan]]), nan_ok=True)
 
 
 def test_pairs_are_printed_and_written(demo, tmp_path):

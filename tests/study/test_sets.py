@@ -1,12 +1,14 @@
 """Sets of heads: read, cut to kv groups, and random ones beside them; tasks: what counts of a sequence."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from attnscope.errors import InputError, UsageError
 from attnscope.interventions.spec import HeadSet
+from attnscope.model.selection import LINEAR, StackLayer
 from attnscope.studies.ablation import HeadSets, copy, targets, texts
 from attnscope.studies.ablation_search import controls_of, of_roles, parts, read_sets, selected, whole_groups
 from attnscope.studies.atlas import plan
@@ -26,6 +28,30 @@ def test_sets_are_read_as_they_are_written(demo, tmp_path):
     assert selected("@a", demo.geometry, {"a": {3: (0, 1)}}) == HeadSet("@a", INDUCTION.heads)
     with pytest.raises(UsageError, match="names head 9"):
         selected("L3H9", demo.geometry)
+
+
+def test_heads_of_linear_layers_are_named_with_their_stack_and_have_controls_of_their_own(demo, tmp_path):
+    linear = tuple(replace(layer, heads=3) for layer in demo.geometry.layers[2:])  # layers 2 and 3 have both
+    hybrid = replace(demo.geometry, views={LINEAR: linear})
+    two, three = (StackLayer(index, LINEAR) for index in (2, 3))
+    both = selected("linear.3.1,3.1,linear.2", hybrid)
+    assert both.heads == ((two, 0), (two, 1), (two, 2), (3, 1), (three, 1))
+    assert str(both) == "linear L2H0 linear L2H1 linear L2H2 L3H1 linear L3H1"
+    assert selected("*", hybrid).heads == selected("*", demo.geometry).heads  # of attention alone
+    path = tmp_path / "sets.jsonl"
+    path.write_text('{"set": "mixed", "heads": ["linear L3H1", "L3H1"]}\n')
+    assert read_sets(path, hybrid) == [HeadSet("mixed", ((3, 1), (three, 1)))]
+    assert [part.name for part in parts(both, hybrid, by_kv=True)[3:]] == ["L3H0 L3H1", "linear L3H1"]
+
+    # A random set has as many heads of attention, and as many of each linear layer.
+    drawn = controls_of(read_sets(path, hybrid)[0], [], hybrid, count=100)
+    assert {heads.heads for heads in drawn} == {
+        ((3, head), (three, other)) for head in range(6) for other in range(3) if (head, other) != (1, 1)
+    }
+    with pytest.raises(UsageError, match=r"names linear layers, and this model shows decoder layers"):
+        selected("linear.3.1", demo.geometry)
+    with pytest.raises(UsageError, match=r"names layer 9.*of linear layers write `linear.0.3`"):
+        selected("9.1", hybrid)
 
 
 @pytest.mark.parametrize(
