@@ -134,9 +134,9 @@ def ablate(call: AblateCall) -> AblationResult | Answered:
 
     heads: a selection as of --select ("3.0-1", "@induction", "linear.3.2" of a linear layer), names (["L3H0", "L3H1"]),
     sets by name, or a file of sets; without any the roles of an atlas, which probes find where there is none. texts:
-    the loss of their next tokens; without any, of repeated tokens. options: the fields of `AblateOptions`. Returns what sets cost, or with
-    pairs, prune or method="gradient" the answer to that question. Raises UsageError for heads that are not there and
-    for an option that does not exist, InputError where no text has two tokens.
+    the loss of their next tokens; without any, of repeated tokens. options: the fields of `AblateOptions`.
+    Returns what sets cost, or with pairs, prune or method="gradient" the answer to that question. Raises UsageError for
+    heads that are not there and for an option that does not exist, InputError where no text has two tokens.
 
         >>> attnscope.ablate(attnscope.load("demo"), "3.0-1", sequences=8, random=4).table().to_pandas()
     """
