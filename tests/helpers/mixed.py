@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional
+from transformers import AutoModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from attnscope.attention.channels import ChannelMap, Joined
 from attnscope.attention.operator import AttentionOperator
@@ -17,13 +19,14 @@ from attnscope.hooks.listen import listen
 from attnscope.hooks.report import CallCheck
 from attnscope.model.selection import mixes
 from attnscope.reference import naive
-from helpers.parity_models import ids_for, roused_model
+from helpers.families import tiny_config
+from helpers.parity_models import ids_for, rouse, roused_model
 
 TOKENS = 70  # more than a chunk of any model's own function
 # What `families.tiny_config` leaves out: layers of the other kind, where the defaults have none.
 OVERRIDES: Mapping[str, Mapping[str, Any]] = {
-    "lfm2": {"layer_types": ["conv", "full_attention"] * 2},
-    "glm5_next_text": {"index_kpool": 2},
+    "lfm2": {"layer_types": ["conv", "full_attention"] * 3},
+    "glm5_next_text": {"index_kpool": 2, "linear_num_heads": 4, "linear_head_dim": 16},
 }
 # One type for each rule, and then every other that has layers without a softmax.
 ONE_OF_EACH = (
@@ -61,7 +64,7 @@ class MixedLayer:
 def mixed_layers(model_type: str, tokens: int = TOKENS, model: Any = None) -> list[MixedLayer]:
     """The calls of a tiny random model's layers without a softmax, in order."""
     calls: list[AttentionCall] = []
-    model = roused_model(model_type, **OVERRIDES.get(model_type, {})) if model is None else model
+    model = made(model_type) if model is None else model
     with _recorded() as raw:
         report = listen(model, ids_for(model_type, tokens=tokens), calls.append, mixers=True)
     layers = []
@@ -71,6 +74,18 @@ def mixed_layers(model_type: str, tokens: int = TOKENS, model: Any = None) -> li
         parts = [raw[id(part)] for part in (rule.parts if isinstance(rule, Joined) else [rule])]
         layers.append(MixedLayer(check, call.P, [arguments for _, arguments in parts], parts[0][0]))
     return layers
+
+
+def made(model_type: str) -> Any:
+    """A tiny random model, also of a part that writes no text by itself."""
+    overrides = OVERRIDES.get(model_type, {})
+    if model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        return roused_model(model_type, **overrides)
+    torch.manual_seed(0)
+    model = AutoModel.from_config(tiny_config(model_type, **overrides), attn_implementation="eager")
+    model.eval().requires_grad_(False)
+    rouse(model)
+    return model
 
 
 @contextmanager
