@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -9,10 +10,13 @@ import torch
 import attnscope
 from attnscope.export.drawing import drawings
 from attnscope.export.export import manifest
+from attnscope.figures.colours import find_limits, make_norm
+from attnscope.figures.fonts import Fonts
+from attnscope.figures.writer import drawing
 from attnscope.hooks.projections import strength
 from attnscope.inputs.answers import with_summaries
 from attnscope.model.loading import wrap
-from attnscope.observe.request import Request
+from attnscope.observe.request import Request, View
 from helpers.command_line import call
 from helpers.folders import saved
 from helpers.parity_models import roused_model
@@ -189,3 +193,106 @@ def test_a_summary_of_a_corpus_keeps_the_numbers_of_heads_beside_their_differenc
         for head in range(4):
             of = [row["entropy"] for row in heads if (row["layer"], row["head"]) == (layer, head)]
             assert found[layer, head] == pytest.approx(sum(filter(None, of)) / 2)
+
+
+@pytest.fixture(scope="module")
+def linear(demo):
+    """Three layers of a gated delta rule, and one of softmax attention."""
+    return loaded_as(demo, "qwen3_next")
+
+
+@pytest.fixture(scope="module")
+def signed(linear):
+    return attnscope.capture(linear, TEXT, request=EVERY)
+
+
+def test_the_strongest_keys_of_a_linear_head_have_the_largest_size_and_keep_their_sign(linear, signed):
+    weights = signed.of("linear").weights
+    assert [key.layer for key in weights] == [0, 1, 2]
+    assert all((of_layer.triu(1) == 0).all() for of_layer in weights.values())
+    rows = [row for row in signed.relations().to_pylist() if row["stack"] == "linear"]
+    for row in rows[::5]:
+        assert row["weight"] == pytest.approx(float(weights[row["layer"]][row["head"], row["query"], row["key"]]))
+    assert min(row["weight"] for row in rows) < 0 < max(row["weight"] for row in rows)
+    one_query = [row["weight"] for row in rows if (row["layer"], row["head"], row["query"]) == (1, 2, 11)]
+    assert len(one_query) == 12
+    assert one_query == sorted(one_query, key=abs, reverse=True)
+    # of some tokens, of the mean over the heads of a kv head, and the strongest alone
+    some = attnscope.capture(linear, TEXT, query="10-11", key="1-5", request=Request(relations=True, top_k=2))
+    part = [row for row in some.relations(over="heads").to_pylist() if row["stack"] == "linear"]
+    sizes = [abs(row["weight"]) for row in part]
+    assert sizes == sorted(sizes, reverse=True)
+    for row in part:
+        of_keys = weights[row["layer"]][row["head"], row["query"], 1:6]
+        assert abs(row["weight"]) >= float(of_keys.abs().topk(2).values[-1]) - 1e-6
+        assert row["weight"] == pytest.approx(float(of_keys[row["key"] - 1]))
+    by_kv = attnscope.capture(linear, TEXT, request=Request(View(by_kv=True), relations=True, top_k=1))
+    for row in by_kv.relations(min_weight=1e-3).to_pylist():
+        if row["stack"] == "linear":
+            of_query = weights[row["layer"]][row["kv_head"], row["query"]]
+            assert row["weight"] == pytest.approx(float(of_query[of_query.abs().argmax()]))
+            assert abs(row["weight"]) >= 1e-3
+
+
+def test_what_a_linear_head_gives_named_keys_is_a_share_of_its_row(linear, signed):
+    seen = attnscope.capture(linear, TEXT, query="8-11", key="2,4")
+    weights = signed.of("linear").weights
+    for head in seen.heads:
+        if head.stack == "linear":
+            size = weights[head.layer][head.head, 8:12].abs()
+            expected = float((size[:, [2, 4]].sum(-1) / size.sum(-1)).mean())
+            assert head.score["mass"] == pytest.approx(expected, rel=1e-4)
+    assert np.isfinite([head.uniform for head in seen.heads]).all()
+    [_, told] = [seen.of(stack).columns for stack in ("decoder", "linear")]
+    assert np.isnan(told.scores["entropy"].value).all()
+    assert told.near_uniform.tolist() == [None] * 12
+
+
+def test_pictures_of_linear_layers_are_centred_on_0_and_keep_signs_where_they_are_binned(linear, signed, tmp_path):
+    drawn = drawings(signed)
+    assert {maps.quantity for maps in drawn["linear"].maps} == {"signed"}
+    assert {maps.quantity for maps in drawn["decoder"].maps} == {"weight"}
+    assert {maps.kv_heads for maps in drawn["linear"].maps} == {()}
+    binned = attnscope.capture(linear, TEXT, request=Request(maps="all", map_side=4, split_sink=True))
+    kept, weights = binned.of("linear").maps, signed.of("linear").weights
+    assert (kept.rule, binned.maps.rule) == ("max", "sum")
+    size, below = kept.bin_size, 0
+    assert size > 1
+    for key, cells in kept.values.items():
+        for head, row, column in np.argwhere(np.isfinite(cells)):
+            cell = weights[key.layer][head, row * size : row * size + size, column * size : column * size + size]
+            expected = cell.flatten()[cell.abs().argmax()]
+            assert cells[head, row, column] == pytest.approx(float(expected))
+            below += bool(expected < 0)
+    assert below > 5
+    # a scale of weights is for the layers that have some
+    style = attnscope.Style(scale="log", floor=0.001)
+    one = attnscope.capture(linear, TEXT, select="linear.0.1", request=Request(maps="kept"))
+    one.export(tmp_path / "out", figures=("heads",), style=style)
+    assert (tmp_path / "out" / "linear" / "heads" / "L00H01.png").exists()
+    with drawing(Fonts()):
+        norm = make_norm(find_limits([drawn["linear"].maps[0].values_HQK], style, "signed"), style)
+    assert norm.vmin == -norm.vmax < 0
+    assert norm(0.0) == pytest.approx(0.5)
+
+
+def test_a_line_says_what_linear_layers_show_and_what_they_lack(linear, tmp_path):
+    folder = str(saved(tmp_path / "model", "qwen3_next", vocab_size=2000))
+    line = "linear layers 0-2: gated delta rule; weights are signed, before gate and norm"
+    heads = call("heads", TEXT, "-m", folder, "--select", "linear.1.2,3.0", columns=120)
+    assert line in heads.err
+    assert "linear heads: metrics are of |w| as a share of its row; a weight keeps its sign" in heads.err
+    assert "3 linear x 4 heads" in heads.err
+    assert "linear L1H2" in heads.out.decode()
+    assert "have no attention" not in heads.err
+    rows = call("heads", TEXT, "-m", folder, "--select", "linear.1.2").rows
+    assert [(row["stack"], row["layer"], row["head"]) for row in rows] == [("linear", "1", "2")]
+    assert rows[0]["entropy"] == ""
+    assert float(rows[0]["decay_length"]) > 0
+    logits = call("relations", TEXT, "-m", folder, "--weights", "scores")
+    assert "not measured: linear layers 0-2: they have no logits" in logits.err
+    assert {row["stack"] for row in logits.rows} == {"decoder"}
+    refused = call("heads", TEXT, "-m", folder, "--select", "1")
+    assert (refused.code, "write linear.1 for its map" in refused.err) == (2, True)
+    refused = call("explain", TEXT, "-m", folder, "--head", "linear.1.2")
+    assert (refused.code, "`attnscope draw TEXT --select linear.1.2` draws its map" in refused.err) == (2, True)

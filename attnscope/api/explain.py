@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,7 @@ from attnscope.api.records import Explained
 from attnscope.errors import UsageError, hints_of
 from attnscope.inputs.tokens import described
 from attnscope.model.options import LoadOptions
-from attnscope.model.selection import check_one_head, only_head, pairs, select
+from attnscope.model.selection import check_one_head, only_head, pairs, select_stacks
 from attnscope.observe.request import CaptureSpec, Request
 from attnscope.observe.run import prepare
 from attnscope.steps.traced import explain_head
@@ -72,11 +73,22 @@ def followed(run: Run, head: str) -> Explained:
     if len(query.positions) != 1:
         message = f"query {query.expression} means {described(run.prompt, query)}, expected one token"
         raise UsageError(message, "write its position, or bank#2")
-    layer, number = one_head(head, run.loaded.geometry.heads_by_layer)
+    geometry = run.loaded.geometry
+    layer, number = one_head(head, geometry.heads_of_stacks, geometry.stack)
     return Explained(explain_head(run.loaded, run.prompt, layer, number, query.positions[0]))
 
 
-def one_head(text: str, heads: dict[int, int]) -> tuple[int, int]:
-    """The layer and head that `L2H3` or `2.3` names; UsageError unless it is exactly one."""
+def one_head(text: str, heads: Mapping[str, Mapping[int, int]], plain: str) -> tuple[int, int]:
+    """The layer and head that `L2H3` or `2.3` names; UsageError unless it is exactly one, of the plain stack.
+
+    heads: {stack: {layer: number of heads}}.
+    """
     check_one_head(text)
-    return only_head(text, pairs(select(text, heads)))
+    stacks = select_stacks(text, heads, plain)
+    layer, head = only_head(text, [head for chosen in stacks.values() for head in pairs(chosen)])
+    if plain not in stacks:
+        raise UsageError(
+            f"head {text} has no softmax of its own to explain",
+            f"`attnscope draw TEXT --select {next(iter(stacks))}.{layer}.{head}` draws its map",
+        )
+    return layer, head

@@ -196,7 +196,7 @@ class LinearMap(AttentionOperator):
         B, T, H = rule.shape
         device = rule.values_BTHV.device
         super().__init__(B, H, Visibility(T, T, device=device), None, device)
-        self.rule: LinearRule = rule
+        self.rule = rule
 
     @cached_property
     def chunks(self) -> Chunks:

@@ -32,12 +32,10 @@ class AttentionOperator(ABC):
     them. device: where the answers live. sums_to_one: whether rows are known to sum to 1, so that what is missing from
     one is rounding. finds_largest: whether a row's largest weight is known without its key, which takes another walk.
     signed: whether weights have a sign, see `linear.LinearMap`; the strongest keys are then those with the largest |w|.
-    rule: the `linear.LinearRule` of a linear layer, None of another.
     """
 
     finds_largest: bool = False
     signed: bool = False
-    rule: Any = None
 
     def __init__(
         self, batch: int, heads: int, visible: Visibility, spec: AttentionSpec | None, device: torch.device

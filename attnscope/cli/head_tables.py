@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from attnscope.metrics.metrics import COLUMNS, KEPT_FIRST, KNOWN, LENGTHS, LOOKBACKS, MASS, METRICS, SIGNED, order_of
 from attnscope.model.geometry import NOT_KNOWN
-from attnscope.model.selection import as_ranges
+from attnscope.model.selection import as_ranges, is_linear
 from attnscope.utils import display as cells
 from attnscope.utils.display import Column, Row, Sheet, fitting
 
@@ -82,7 +82,7 @@ def head_row(seen: Observation, head: Head, between: str) -> Row:
     relation, stack = head.strongest, seen.of(head.stack)
     return {
         "head": head.name,
-        "kv": str(head.kv_head),
+        "kv": cells.MISSING if is_linear(head.stack) else str(head.kv_head),
         "role": head.role,
         ROLES: between.join(head.atlas_roles) or cells.MISSING,
         TEXT_ROLE: head.text_role,
@@ -151,6 +151,8 @@ MASS_WORDS = f"{MASS.short}: what the queries give the keys, sorts by how far ab
 TEXT_WORDS = f"{TEXT_ROLE}: on this text alone; -: it cannot show it"
 RELATION_WORDS = "strongest relation: largest weight minus 1 / keys that the query sees; ignores key 0"
 
+SIGNED_WORDS = "linear heads: metrics are of |w| as a share of its row; a weight keeps its sign"
+
 
 def legend(table: HeadsTable, shown: Sequence[Head]) -> list[str]:
     """What the table's words mean, and how many columns had no room."""
@@ -165,6 +167,7 @@ def legend(table: HeadsTable, shown: Sequence[Head]) -> list[str]:
     elif masses:
         lines.append(MASS_WORDS)
     lines += [uniform, *[TEXT_WORDS] * (TEXT_ROLE in table.names), RELATION_WORDS]
+    lines += [SIGNED_WORDS] * any(is_linear(head.stack) for head in shown)
     if table.hidden:
         count = f"{len(table.hidden)} more column{'s' * (len(table.hidden) > 1)}"
         lines.append(f"{count}: a wider terminal, --sort METRIC or a pipe shows them")

@@ -24,8 +24,8 @@ from attnscope.figures import About, Depth, Maps, Panel, Part, Patches, PatchShe
 from attnscope.figures.drawing_process import DrawingProcess, take_process, worker_count
 from attnscope.figures.style import Quantity, StyleFields, count, layer_name
 from attnscope.metrics.metrics import KNOWN, MASS, ends, order_of
-from attnscope.metrics.roles import NEEDED_ROWS, NONE, OTHER, ROLE_METRICS, ROLES
-from attnscope.model.selection import GLOBAL, POOLING, is_bidirectional, is_difference, prefix
+from attnscope.metrics.roles import NEEDED_ROWS, NONE, OTHER, ROLE_METRICS, roles_for
+from attnscope.model.selection import DIFFERENCE, GLOBAL, LINEAR, POOLING, is_bidirectional, is_linear, prefix
 from attnscope.observe.request import LayerKey, PerLayer
 from attnscope.utils.display import decimals_of, head_name, model_name, printed, shortened
 from attnscope.utils.files import write_whole
@@ -59,7 +59,7 @@ def score_panels(seen: Observation, metrics: Sequence[str] = ()) -> tuple[tuple[
         metric, score = KNOWN[name], columns.scores[name]
         values, null = _by_layer(seen, score.value), score.null[order]
         # A layer in which the text has fewer rows than a role needs is hatched.
-        role = next((row for row in ROLES if row.metric == name), None)
+        role = next((row for row in roles_for(seen.stack) if row.metric == name), None)
         kind, needed = (role.rows, role.needed) if role else (metric.rows, NEEDED_ROWS)
         rows = [seen.support[layer][kind] for layer in layers]
         finite = values[np.isfinite(values)]  # for a metric with an open range: the least and the largest of its values
@@ -224,6 +224,7 @@ def chosen_words(seen: Observation) -> str:
 FIGURES, ASKED_FOR = ("overview", "layers", "heads", "metrics"), ("mass", "top", "depth")  # of every text; where named
 DEFAULT = ("overview", "top", "heads")  # of a folder
 QUANTITIES: Mapping[str, Quantity] = {"softmax": "weight", "scores": "logit", "value": "norm"}  # by what a view reads
+OF_STACKS: Mapping[str, Quantity] = {DIFFERENCE: "difference", LINEAR: "signed"}  # whose maps are no weights
 ALL_HEADS = ("overview", "layers")  # which take as long to draw as the others together
 WINDOWS = ("window", "chunk")  # what stands before the number, of layers that see a part of the text
 LONGEST_TEXT = 60  # letters at the foot of a figure
@@ -499,7 +500,9 @@ def layer_maps(seen: Observation, stack: str = "") -> list[Maps]:
     kept, by_kv = seen.maps, seen.view.by_kv
     if kept is None:
         raise UsageError("this observation kept no maps", "ask with Request(maps=...)")
-    rule = "sum over keys, mean over queries" if kept.rule == "sum" else "largest entry"
+    signed = any(is_linear(key.stack) for key in kept.values)
+    largest = "entry with the largest |w|" if signed else "largest entry"
+    rule = "sum over keys, mean over queries" if kept.rule == "sum" else largest
     starts_Q, starts_K = tuple(kept.rows.starts), tuple(kept.columns.starts)
     words = chosen_words(seen)
     part = Part(words, tuple(kept.rows.tokens), tuple(kept.columns.tokens)) if words else None
@@ -527,7 +530,7 @@ def layer_maps(seen: Observation, stack: str = "") -> list[Maps]:
             bin_rule=rule if max(kept.rows.size, kept.columns.size) > 1 else "",
             kv_heads=() if by_kv else _kv_heads(seen, key, kept.heads[key]),
             by_kv=by_kv,
-            quantity="difference" if is_difference(key.stack) else QUANTITIES[seen.view.weights],
+            quantity=OF_STACKS.get(key.stack) or QUANTITIES[seen.view.weights],
             starts_Q=starts_Q,
             starts_K=starts_K,
             turns=tuple(sorted(turns)),
@@ -560,7 +563,9 @@ def _role_score(columns: HeadColumns, place: int) -> float:
 
 
 def _kv_heads(seen: Observation, key: LayerKey, heads: Sequence[int]) -> tuple[int, ...]:
-    """The kv head of each; empty where they are not known."""
+    """The kv head of each; empty where they are not known, and of linear layers, which have none."""
+    if is_linear(key.stack):
+        return ()
     return tuple(kv_head for head in heads if (kv_head := seen.kv_head(key, head)) is not None)
 
 

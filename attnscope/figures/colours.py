@@ -34,6 +34,7 @@ CMAPS: dict[Quantity, str] = {
     "share": "viridis",
     "logit": "RdBu_r",
     "difference": "RdBu_r",
+    "signed": "RdBu_r",
 }
 NAMES: dict[Quantity, str] = {
     "weight": "attention weight",
@@ -41,6 +42,7 @@ NAMES: dict[Quantity, str] = {
     "share": "share of the token",
     "logit": "logit",
     "difference": "difference of attention weights",
+    "signed": "weight of a linear layer, signed",
 }
 LEVEL = ("auto", "linear")  # scales on which equal steps are equal: figures choose before they draw
 ROUND = (1, 2, 5, 10)  # tick steps that a reader counts in
@@ -62,8 +64,8 @@ def find_limits(
     """One scale for all the arrays (... x queries x keys).
 
     Rows with one visible key (where more are visible than are drawn, the first `alone`) are 1 whatever the head does,
-    and would set every scale: they are left out and take the top colour. Logits and differences reach equally far to
-    both sides of 0; weights start at 0, or on a log scale at the style's floor, without one at the power of ten below
+    and would set every scale: they are left out and take the top colour. What has a sign reaches equally far to both
+    sides of 0; weights start at 0, or on a log scale at the style's floor, without one at the power of ten below
     the least weight, 1e-6 at the lowest. Raises UsageError for a log or square-root scale on logits, which are
     logarithms.
     """
@@ -112,17 +114,17 @@ def sink_limits(values: np.ndarray, quantity: Quantity) -> Limits:
 
 
 def make_norm(limits: Limits, style: Style) -> Normalize:
-    """Limits -> the norm that a mesh or an image takes."""
-    if style.scale == "sqrt":
+    """Limits -> the norm that a mesh or an image takes: of equal steps where values have a sign."""
+    if style.scale == "sqrt" and limits.low >= 0:
         return PowerNorm(0.5, limits.low, limits.high, clip=True)
-    kind = LogNorm if style.scale == "log" else Normalize
+    kind = LogNorm if style.scale == "log" and limits.low > 0 else Normalize
     return kind(limits.low, limits.high, clip=True)
 
 
 def drawable(values: np.ndarray, limits: Limits, style: Style) -> np.ma.MaskedArray:
     """Blank where not finite; on a log scale the zeros are lifted to the floor, where they have a colour."""
     masked = np.ma.masked_invalid(np.asarray(values, dtype=np.float64))
-    return np.ma.maximum(masked, limits.low) if style.scale == "log" else masked
+    return np.ma.maximum(masked, limits.low) if style.scale == "log" and limits.low > 0 else masked
 
 
 def cmap_of(style: Style, quantity: Quantity) -> Colormap:

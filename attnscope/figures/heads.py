@@ -43,7 +43,7 @@ from attnscope.figures.colours import (
 from attnscope.figures.drawing_process import draw_in_workers, worker_count
 from attnscope.figures.fonts import Fonts, fonts_for
 from attnscope.figures.mosaic import EDGE_COLOUR, EDGE_PX, LINE_LEAST, LINE_PX, PAPER, HeadMap, prepare_heads, texts_of
-from attnscope.figures.style import TAKEN, Maps, Quantity, Style, edge_boxes, head_title
+from attnscope.figures.style import OWN_SCALE, TAKEN, Maps, Quantity, Style, edge_boxes, head_title
 from attnscope.figures.writer import Boxes, Reused, Stamps, configure, drawing, save_behind, save_figure, save_pixels
 
 TITLE_SIZE = 13.0
@@ -107,7 +107,7 @@ class HeadFigure:
 
     def __init__(self, head: HeadMap, style: Style, room: float = layout.MAP_PX) -> None:
         self.style, self.limits = style, head.limits
-        self.own_scale = style.per_head_scale or head.quantity == "logit"
+        self.own_scale = style.per_head_scale or head.quantity in OWN_SCALE
         self.figure = layout.new_figure()
         self.canvas = cast(FigureCanvasAgg, self.figure.canvas)
         self.ax, bar_ax = layout.new_panel(self.figure)

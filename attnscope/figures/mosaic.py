@@ -36,6 +36,7 @@ from attnscope.figures.colours import (
 from attnscope.figures.fonts import missing_words, shown_label, undrawable
 from attnscope.figures.style import (
     OPEN,
+    OWN_SCALE,
     TAKEN,
     Axis,
     Maps,
@@ -338,7 +339,7 @@ def prepare_heads(
     values = [rest.values_HQK[index] for (rest, _), (_, _, index) in zip(split, jobs, strict=True)]
     first = alone(layers.values(), style)
     shared = find_limits(values, style, quantity, alone=first)
-    own_scale = style.per_head_scale or quantity == "logit"  # logits of different heads have no common measure
+    own_scale = style.per_head_scale or quantity in OWN_SCALE
     titles = [style.headed(title(maps, index)) for _, maps, index in jobs]
     longest = max(titles, key=len, default="")
     heads = []

@@ -20,9 +20,10 @@ from attnscope.utils.display import head_name, model_name, printed
 if TYPE_CHECKING:
     import numpy as np
 
-Quantity = Literal["weight", "logit", "norm", "share", "difference"]
-OPEN: tuple[Quantity, ...] = ("logit", "norm", "difference")  # which may lie beyond 0 to 1
-SIGNED: tuple[Quantity, ...] = ("logit", "difference")  # their scales reach equally far to both sides of 0
+Quantity = Literal["weight", "logit", "norm", "share", "difference", "signed"]
+OPEN: tuple[Quantity, ...] = ("logit", "norm", "difference", "signed")  # which may lie beyond 0 to 1
+SIGNED: tuple[Quantity, ...] = ("logit", "difference", "signed")  # their scales reach equally far to both sides of 0
+OWN_SCALE: tuple[Quantity, ...] = ("logit", "signed")  # of which heads have no common measure
 ImageFormat = Literal["png", "svg", "pdf"]
 Scale = Literal["auto", "linear", "sqrt", "log"]
 MOST_ANNOTATED = 12  # tokens; numbers in more cells than that are too small to read
@@ -93,8 +94,8 @@ class Style:
     side and prints its mean.
     Without `per_head_scale` one colour scale holds across a call's figures of weights. `scale="sqrt"` lies between
     linear and log; `auto` is sqrt for an overview of at least 64 tokens and where cells hold several tokens, else
-    linear; `floor` is where a log scale begins. `cmap`: default viridis, for logits and differences a map that diverges
-    around 0, light there; it may be colours, by commas. `annotate=None` writes numbers into the cells when there are at
+    linear; `floor` is where a log scale begins. `cmap`: default viridis, for what has a sign a map that diverges around
+    0, light there; it may be colours, by commas. `annotate=None` writes numbers into the cells when there are at
     most 12 tokens. `title` is put before each figure's own. `width`: inches, or `column` or `page` of a paper; there
     text has 7 to 8 points, and title and caption are drawn only where they are asked for. `font_size`: points of every
     text, but the numbers in cells that are too small for it. `style`: a style file of matplotlib, whose fonts, colours,
@@ -205,7 +206,12 @@ class Style:
         return self.caption if self.caption is not None else not self.in_print
 
     def for_maps(self, maps: Maps, *, overview: bool = False) -> Style:
-        """The same with the scale that `auto` means for maps: most cells of many tokens are dark on a linear one."""
+        """The same with the scale that `auto` means for maps: most cells of many tokens are dark on a linear one.
+
+        A scale of weights is linear for maps with a sign.
+        """
+        if maps.quantity in SIGNED and maps.quantity != "logit":
+            return replace(self, scale="linear", floor=None)
         many = maps.tokens >= LONG if overview else max(maps.bin_size, maps.bin_queries) > 1
         lifted = many and maps.quantity not in SIGNED and not self.per_head_scale
         return replace(self, scale="sqrt") if lifted and self.scale == "auto" else self

@@ -349,7 +349,7 @@ def _gate(P: AttentionOperator, gate: str) -> Tensor:
     """A gate of a linear layer, (B, H, Q) `decay` or `write`; NaN without it."""
     import torch
 
-    gate_BTH = getattr(P.rule, f"{gate}_BTH", None)
+    gate_BTH = getattr(getattr(P, "rule", None), f"{gate}_BTH", None)
     if gate_BTH is None:
         return torch.full((P.batch, P.heads, P.queries), torch.nan, device=P.device)
     return gate_BTH.float().transpose(1, 2)

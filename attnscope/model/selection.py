@@ -148,11 +148,6 @@ def is_over_patches(stack: str) -> bool:
     return stack in OVER_PATCHES
 
 
-def is_difference(stack: str) -> bool:
-    """Whether its maps are differences of two heads' weights."""
-    return stack == DIFFERENCE
-
-
 def is_linear(stack: str) -> bool:
     """Whether its maps are those of linear layers, signed."""
     return stack == LINEAR
@@ -222,14 +217,18 @@ def _meant(part: str) -> str:
 
 
 def select(
-    expression: str, heads_by_layer: Mapping[int, int], named: HeadsByRole | None = None, of: str = MODEL
+    expression: str,
+    heads_by_layer: Mapping[int, int],
+    named: HeadsByRole | None = None,
+    of: str = MODEL,
+    linear: Iterable[int] = (),
 ) -> dict[int, tuple[int, ...]]:
     """The heads that an expression names, by layer.
 
     heads_by_layer: {layer index: number of heads} of the layers with attention. named: see `resolve_roles`. of: what
-    has these heads; other than a model, it may lack layers that have attention. Returns {layer: heads}, both sorted.
-    Raises UsageError for a part that cannot be read, or that names a layer or head that is not there, and what
-    `resolve_roles` raises.
+    has these heads; other than a model, it may lack layers that have attention. linear: the layers with a map of the
+    stack `linear`. Returns {layer: heads}, both sorted. Raises UsageError for a part that cannot be read, or that names
+    a layer or head that is not there, and what `resolve_roles` raises.
 
         >>> select("last.0-1,L0H3", {0: 4, 1: 4})
         {0: (3,), 1: (0, 1)}
@@ -241,7 +240,7 @@ def select(
         if not match:
             raise UsageError(f"cannot read the selection {part!r}", _meant(part) or f"write {GRAMMAR}")
         every_layer = match["layers"] == "*"
-        for layer in _numbers(match["layers"], layers, "layer", part, of):
+        for layer in _numbers(match["layers"], layers, "layer", part, of, linear):
             heads = range(heads_by_layer[layer])
             if every_layer and match["heads"] and match["heads"][0].isdigit():  # layers may differ in width
                 heads_here = [h for h in _digits(match["heads"], part) if h in heads]
@@ -316,7 +315,11 @@ def select_stacks(
                 f"write {GRAMMAR}",
             )
         parts.setdefault(stack, []).append(part if match is None else match["rest"] or "*")
-    return {stack: select(",".join(parts[stack]), heads[stack], of=of) for stack in heads if stack in parts}
+    return {
+        stack: select(",".join(parts[stack]), heads[stack], of=of, linear=heads.get(LINEAR, ()))
+        for stack in heads
+        if stack in parts
+    }
 
 
 def resolve_roles(expression: str, named: HeadsByRole | None) -> str:
@@ -453,7 +456,9 @@ def _digits(text: str, part: str) -> list[int]:
     return list(range(low, high + 1))
 
 
-def _numbers(text: str, present: Sequence[int], unit: str, part: str, where: str) -> list[int]:
+def _numbers(
+    text: str, present: Sequence[int], unit: str, part: str, where: str, linear: Iterable[int] = ()
+) -> list[int]:
     """The layers or heads that a count means. unit: "layer" or "head"; where: what has those that are present."""
     if text == "*":
         return list(present)
@@ -470,6 +475,10 @@ def _numbers(text: str, present: Sequence[int], unit: str, part: str, where: str
     absent = next((number for number in numbers if number not in present), None)
     if absent is None:
         return numbers
+    if absent in linear:
+        raise UsageError(
+            f"{part!r} names layer {absent}, a linear layer without a softmax", f"write {LINEAR}.{absent} for its map"
+        )
     # A model's layer before its last one that attends is there, but has no attention.
     if where == MODEL and absent < present[-1]:
         raise UsageError(
