@@ -28,6 +28,7 @@ from attnscope.metrics.metrics import SIGNED
 from attnscope.model import geometry
 from attnscope.model.geometry import geometry_of
 from attnscope.model.loading import wrap
+from attnscope.model.selection import MIXING
 from attnscope.observe.records import with_others
 from attnscope.observe.request import Request
 from attnscope.utils.display import number_list
@@ -69,7 +70,7 @@ def test_every_layer_has_its_place_in_the_table_of_heads(hybrid):
     seen, model, without = hybrid
     rows = seen.table().to_pylist()
     unread = {layer: what for layer, what in without.items() if layer not in seen.mixing}
-    own, of_rules = ([row for row in rows if (row["stack"] == "linear") == linear] for linear in (False, True))
+    own, of_rules = ([row for row in rows if (row["stack"] in MIXING) == mixes] for mixes in (False, True))
     assert [row["layer"] for row in own] == sorted(row["layer"] for row in own)
     assert {row["layer"]: row["type"] for row in own if row["head"] is None} == unread
     for row in own:
@@ -208,12 +209,15 @@ def test_the_command_lists_them_and_its_folder_is_shown(tmp_path):
     done = call("heads", TEXT, "-m", str(folder), "--out", str(out), "--figures", "overview", "--sort", "entropy")
     rows = done.rows
     assert [(row["layer"], row["head"], row["entropy"], row["stack"], row["type"]) for row in rows[-2:]] == [
-        ("0", "", "", "decoder", "conv"),
-        ("2", "", "", "decoder", "conv"),
+        ("0", "0", "", "channels", ""),
+        ("2", "0", "", "channels", ""),
     ]
     as_json = call("heads", TEXT, "-m", str(folder), "--format", "jsonl").out.decode().splitlines()
-    assert Counter(json.loads(line)["type"] for line in as_json) == {None: 8, "conv": 2}
-    assert "layers 0,2 have no attention: conv" in call("heads", TEXT, "-m", str(folder), columns=100).err
+    assert Counter(json.loads(line)["type"] for line in as_json) == {None: 10}
+    assert (
+        "layers 0,2: short convolution; mean |w| over channels"
+        in call("heads", TEXT, "-m", str(folder), columns=100).err
+    )
     assert "2 layers x 4 heads (2 kv), 2 conv" in done.err
     call("view", str(out), "--from-tables", "--out", str(tmp_path / "page.html")).ok()
     facts = json.loads(call("info", str(folder), "--format", "json").out)

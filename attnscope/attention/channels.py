@@ -304,8 +304,8 @@ class ChannelMap(AttentionOperator):
 
 
 def _of_weights(question: Question) -> bool:
-    products = isinstance(question, ask.Features) and not getattr(question, "of_size", False)
-    return products or isinstance(question, ask.RowSum | ask.TopK | ask.Strongest)
+    products = isinstance(question, ask.Features) and not question.of_size
+    return products or isinstance(question, ask.RowSum | ask.SizeSum | ask.TopK | ask.Strongest)
 
 
 def read_before(tokens: Mapping[str, Tensor], values_BTHV: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:

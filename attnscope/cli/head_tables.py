@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from attnscope.metrics.metrics import COLUMNS, KEPT_FIRST, KNOWN, LENGTHS, LOOKBACKS, MASS, METRICS, SIGNED, order_of
 from attnscope.model.geometry import NOT_KNOWN
-from attnscope.model.selection import as_ranges, is_linear
+from attnscope.model.selection import as_ranges, is_linear, mixes
 from attnscope.utils import display as cells
 from attnscope.utils.display import Column, Row, Sheet, fitting
 
@@ -82,7 +82,7 @@ def head_row(seen: Observation, head: Head, between: str) -> Row:
     relation, stack = head.strongest, seen.of(head.stack)
     return {
         "head": head.name,
-        "kv": cells.MISSING if is_linear(head.stack) else str(head.kv_head),
+        "kv": cells.MISSING if mixes(head.stack) else str(head.kv_head),
         "role": head.role,
         ROLES: between.join(head.atlas_roles) or cells.MISSING,
         TEXT_ROLE: head.text_role,

@@ -79,9 +79,9 @@ def _sheet(columns: dict[str, list[str]]) -> RichTable:
     from rich.table import Table
     from rich.text import Text
 
-    from attnscope.model.selection import LINEAR, SOFTMAX
+    from attnscope.model.selection import MIXING, SOFTMAX
 
-    every = {", ".join((*SOFTMAX, LINEAR)): "all", ", ".join(SOFTMAX): "all but linear"}
+    every = {", ".join((*SOFTMAX, *MIXING)): "all", ", ".join(SOFTMAX): "all with a softmax"}
     # Two columns, so that a long line continues under its own beginning.
     sheet = Table.grid(padding=(0, 1))
     sheet.add_column(no_wrap=True)

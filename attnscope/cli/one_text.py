@@ -18,7 +18,7 @@ from attnscope.cli.option_groups import Mark, option_group
 from attnscope.cli.options import Checkpoint, MayAsk, ModelTexts, OneText, OwnModule, Selected, TextRun
 from attnscope.cli.output import ONE_PICTURE, Config, Exporting, Noise, Spreadsheet, Writing
 from attnscope.errors import UsageError
-from attnscope.model.selection import as_ranges
+from attnscope.model.selection import CHANNELS, LINEAR, as_ranges
 from attnscope.utils.signals import unwinding
 
 if TYPE_CHECKING:
@@ -223,10 +223,13 @@ def export_text(seen: Observation, writing: Exporting, **how: Unpack[ExportOptio
     return written
 
 
+WEIGHTS_OF = {LINEAR: "weights are signed, before gate and norm", CHANNELS: "mean |w| over channels, before any gate"}
+
+
 def report_checks(seen: Observation, quiet: bool) -> int:
     """Say what linear layers show, what did not hold, and what could not be measured; the exit code that follows."""
-    rules = (f"linear layers {as_ranges(layers)}: {rule}" for rule, layers in seen.rules.items())
-    output.log_lines((f"{rule}; weights are signed, before gate and norm" for rule in rules), quiet)
+    for (stack, rule), layers in seen.rules.items():
+        output.log(f"{stack} layers {as_ranges(layers)}: {rule}; {WEIGHTS_OF[stack]}", quiet)
     output.log_lines((f"not measured: {line}" for line in seen.unmeasured), quiet)
     parity = seen.facts.get("parity", {})
     broken, unchecked = seen.failures + parity.get("failures", []), parity.get("unchecked", [])

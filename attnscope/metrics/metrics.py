@@ -19,7 +19,7 @@ from attnscope.attention import questions as ask
 from attnscope.attention.questions import Question
 from attnscope.errors import UsageError, nearest
 from attnscope.metrics.texts import Texts
-from attnscope.model.selection import CAUSAL, ENCODER, GLOBAL, LINEAR, SOFTMAX, VISION, is_causal
+from attnscope.model.selection import CAUSAL, ENCODER, GLOBAL, LINEAR, MIXING, SOFTMAX, VISION, is_causal
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -117,7 +117,7 @@ METRICS = by_id(
         source="Clark et al. 2019, arXiv 1906.04341; TransformerLens head detector",
         reading="near 1: the head looks at the token just before",
         rows="previous",
-        stacks=(*OF_TEXT, LINEAR),
+        stacks=(*OF_TEXT, *MIXING),
         asks=lambda texts: (ask.Back(1),),
     ),
     Metric(
@@ -125,7 +125,7 @@ METRICS = by_id(
         formula="mean of A[i,i]",
         source="Clark et al. 2019, arXiv 1906.04341",
         reading="near 1: the head looks at the token itself",
-        stacks=(*ITSELF, LINEAR),
+        stacks=(*ITSELF, *MIXING),
         asks=lambda texts: (ask.Back(0),),
     ),
     Metric(
@@ -134,7 +134,7 @@ METRICS = by_id(
         source="Gu et al. 2024, arXiv 2410.10781 (importance of key 0); Xiao et al. 2023, arXiv 2309.17453",
         reading="above 0.3 on a text of at least 64 tokens: an attention sink; the head may still do something",
         rows="all",
-        stacks=(*SOFTMAX, LINEAR),
+        stacks=(*SOFTMAX, *MIXING),
         asks=lambda texts: (ask.Key(0),),
     ),
     Metric(
@@ -154,7 +154,7 @@ METRICS = by_id(
         source="Wang et al. 2022 (IOI), arXiv 2211.00593",
         reading="near 1: the head looks at earlier copies of the same token",
         rows="repeats",
-        stacks=(*OF_TEXT, LINEAR),
+        stacks=(*OF_TEXT, *MIXING),
         asks=lambda texts: (ask.EqualLabels(texts.ids_BT, texts.ids_BT, gap=1),),
     ),
     Metric(
@@ -165,7 +165,7 @@ METRICS = by_id(
         reading="near 1: the head looks at what followed an earlier copy of this token; keys i and i-1 are left "
         "out, since a head that looks there does so without a repetition",
         rows="repeats_apart",
-        stacks=(*CAUSAL, LINEAR),
+        stacks=(*CAUSAL, *MIXING),
         asks=lambda texts: (ask.EqualLabels(texts.ids_BT, texts.previous_BT, gap=2),),
     ),
     Metric(
@@ -197,7 +197,7 @@ METRICS = by_id(
         range="1 to n",
         source="participation ratio (inverse Simpson index)",
         reading="how many keys really count",
-        stacks=(*SOFTMAX, LINEAR),
+        stacks=(*SOFTMAX, *MIXING),
         asks=lambda texts: (ask.SumOfSquares(),),
         value=lambda P, sum_of_squares: 1 / sum_of_squares,
     ),
@@ -217,7 +217,7 @@ METRICS = by_id(
         range="0 to n-1",
         source="Vig & Belinkov 2019, arXiv 1906.04284 (they leave key 0 out; here it stays)",
         reading="how far back the head looks on average; in an encoder how far to either side",
-        stacks=(*OF_TEXT, LINEAR),
+        stacks=(*OF_TEXT, *MIXING),
         asks=lambda texts: (ask.Distance() if is_causal(texts.stack) else ask.AbsoluteDistance(),),
     ),
     Metric(
@@ -290,7 +290,7 @@ MASS = Metric(
     source="attnscope",
     reading="what the named queries give the named keys; ranks by how far that is above uniform attention",
     rows="sees_key",
-    stacks=(*SOFTMAX, LINEAR),
+    stacks=(*SOFTMAX, *MIXING),
     asks=lambda texts: (texts.keys,),
     value=lambda P, mass: mass[..., 0],
 )
@@ -334,8 +334,8 @@ LOOKBACKS = by_id(  # measured where a prompt has an answer
 
 
 def _signed(P: AttentionOperator, value: Tensor) -> Tensor:
-    """The value of a signed map; NaN of another, such as uniform attention."""
-    return value if P.signed else value * math.nan
+    """The value of a layer without a softmax; NaN of another, such as uniform attention."""
+    return value if hasattr(P, "rule") else value * math.nan
 
 
 def _decay_length(P: AttentionOperator, _: Tensor, decay_BHQ: Tensor, counts_BHQ: Tensor) -> Tensor:
@@ -366,7 +366,7 @@ SIGNED = by_id(
         source="attnscope",
         reading="how much of the values of all tokens reaches the output, before gate and norm",
         rows="all",
-        stacks=(LINEAR,),
+        stacks=MIXING,
         asks=lambda texts: (ask.SizeSum(),),
         value=lambda P, size: _signed(P, size),
     ),

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from attnscope.model.selection import CAUSAL, DECODER, ENCODER, LINEAR, STACKS
+from attnscope.model.selection import CAUSAL, DECODER, ENCODER, MIXING, STACKS
 
 NEEDED_ROWS = 16
 SINK_MASS = 0.3  # mean mass above which a head rests on a key
@@ -33,7 +33,7 @@ class Role:
     needed: int
     source: str
     holds: Rule
-    stacks: tuple[str, ...] = (*CAUSAL, ENCODER, LINEAR)
+    stacks: tuple[str, ...] = (*CAUSAL, ENCODER, *MIXING)
 
 
 def _above_uniform(metric: str, least: float) -> Rule:
@@ -48,7 +48,7 @@ def _looks_at(metric: str, rows: str, source: str, stacks: tuple[str, ...] = Rol
 
 
 ROLES = (  # the first rule that holds names the head
-    _looks_at("induction", "repeats_apart", "Olsson et al. 2022", (*CAUSAL, LINEAR)),
+    _looks_at("induction", "repeats_apart", "Olsson et al. 2022", (*CAUSAL, *MIXING)),
     _looks_at("previous_token", "two_keys", "Clark et al. 2019"),
     _looks_at("duplicate_token", "repeats", "Wang et al. 2022"),
     Role(
@@ -59,7 +59,7 @@ ROLES = (  # the first rule that holds names the head
         SINK_TOKENS,
         "Gu et al. 2024",
         lambda score, uniform: score["sink"] > SINK_MASS,
-        tuple(stack for stack in STACKS if stack != LINEAR),  # whose rows need not sum to 1: nothing has to rest
+        tuple(stack for stack in STACKS if stack not in MIXING),  # whose rows need not sum to 1: nothing has to rest
     ),
     _looks_at("self", "two_keys", "Clark et al. 2019"),
     Role(

@@ -23,7 +23,7 @@ from attnscope.hooks.report import GIVEN, UNREAD, failures
 from attnscope.inputs.tokens import TokenSelection
 from attnscope.metrics.metrics import MASS
 from attnscope.metrics.roles import NEEDED_ROWS, NONE, SINK_MASS
-from attnscope.model.selection import CROSS, DECODER, ENCODER, STACKS, is_bidirectional, is_linear
+from attnscope.model.selection import CROSS, DECODER, ENCODER, STACKS, is_bidirectional, mixes
 from attnscope.observe.records import Head, HeadColumns, Relation, RelationRows, relation_rows, with_others
 from attnscope.observe.request import ENTRIES, LayerKey, ModelLayers, PerLayer, codes, kv_head_of
 from attnscope.utils.display import shortened
@@ -254,18 +254,18 @@ class Observation:
         return with_others(columns.table(order, self.names(), top_key), others, sort)
 
     @cached_property
-    def rules(self) -> Mapping[str, Sequence[int]]:
-        """{name of a rule: its layers} of the linear layers that were read: `gated delta rule`."""
-        layers: dict[str, list[int]] = {}
+    def rules(self) -> Mapping[tuple[str, str], Sequence[int]]:
+        """{stack and name of a rule: its layers} of the layers without a softmax that were read."""
+        layers: dict[tuple[str, str], list[int]] = {}
         for stack, obs in self.stacks.items():
-            for check in obs.report.calls if is_linear(stack) else ():
+            for check in obs.report.calls if mixes(stack) else ():
                 if check.call == 0 and (check.layer, stack) in obs.kv_of:
-                    layers.setdefault(check.kernel, []).append(check.layer)
+                    layers.setdefault((stack, check.kernel), []).append(check.layer)
         return layers
 
     @property
     def mixing(self) -> frozenset[int]:
-        """The linear layers that were read: tables list their heads, and no layer without attention."""
+        """The layers without a softmax that were read: tables list their heads, and no layer without attention."""
         return frozenset(chain.from_iterable(self.rules.values()))
 
     @property

@@ -30,9 +30,9 @@ from attnscope.model.selection import (
     has_summaries,
     is_causal,
     is_cross,
-    is_linear,
     is_over_patches,
     is_vision,
+    mixes,
     prefix,
     sides,
 )
@@ -342,7 +342,7 @@ class Request:
         rollout = None if is_cross(stack) else self.rollout  # of units that are the same on both sides
         per_token = self.per_token and (stack == plain or not is_vision(stack))
         request = replace(self, view=replace(self.view, heads=heads), rollout=rollout, per_token=per_token)
-        return request.of_signed() if is_linear(stack) else request
+        return request.of_signed() if mixes(stack) else request
 
     def of_signed(self) -> Request:
         """What is asked of a linear layer: metrics of signed rows, and maps that keep signs where they are binned.
