@@ -9,7 +9,7 @@
 >>> seen.export("runs/bank") # tables, figures, manifest.json
 
 The commands are functions here: `scan`, `ablate`, `compare`, `batch`, `parity`, `explain`,
-`knockout`, `patch`, `why`.
+`knockout`, `patch`, `why`, `depth`.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from attnscope.api.batch import batch
     from attnscope.api.capture import capture, from_tensors, from_weights, load, save_tensors, save_weights
     from attnscope.api.compare import compare
+    from attnscope.api.depth import depth
     from attnscope.api.explain import explain
     from attnscope.api.knockout import knockout, patch
     from attnscope.api.parity import parity
@@ -51,6 +52,7 @@ __all__ = [
     "capture",
     "compare",
     "connect",
+    "depth",
     "explain",
     "from_tensors",
     "from_weights",
@@ -79,6 +81,7 @@ _HOMES = {
     "capture": "attnscope.api.capture",
     "compare": "attnscope.api.compare",
     "connect": "attnscope.serve.client",
+    "depth": "attnscope.api.depth",
     "explain": "attnscope.api.explain",
     "from_tensors": "attnscope.api.capture",
     "from_weights": "attnscope.api.capture",

@@ -31,7 +31,7 @@ SENTENCE = "'the financial bank is located on river bank'"
 STORY = "--file examples/story.txt"
 COMMANDS = (  # each is asked for all of its help
     *("heads", "relations", "keys", "text", "draw", "view", "rollout", "explain", "tokens", "batch", "scan"),
-    *("compare", "ablate", "knockout", "patch", "why", "budgets", "serve", "run", "parity", "info", "metrics"),
+    *("compare", "ablate", "knockout", "patch", "why", "depth", "budgets", "serve", "run", "parity", "info", "metrics"),
     "doctor",
 )
 # What follows `attnscope`, as its user would type it; the commands of a case run one after the other in one folder.
@@ -58,6 +58,7 @@ CASES: Mapping[str, tuple[str, ...]] = {
         f"why {BANK} --head L3H0 --key river --against 'bank#1' --by tokens",
         f"why {BANK} --head L3H0 --key river --side both --format table --top 8",
     ),
+    "depth": (f"depth {BANK} --out out", f"depth {BANK} --query last --format table"),
     "scan": ("scan demo --sequences 32 --texts examples/corpus.jsonl --format table --top 8 --out out",),
     "ablate": (
         "ablate demo --select @previous-token --sequences 8 --format table --out out",

@@ -45,6 +45,7 @@ WRONG = {
     "ablate": lambda model: attnscope.ablate(model, "3.0", replase="zero"),
     "batch": lambda model: attnscope.batch(model, ["a"], topk=3),
     "compare": lambda model: attnscope.compare(model, model, "a", alignn="text"),
+    "depth": lambda model: attnscope.depth(model, "a", querry="last"),
     "explain": lambda model: attnscope.explain(model, "a", head="L0H0", querry="last"),
     "parity": lambda model: attnscope.parity(model, atoll=1e-5),
     "knockout": lambda model: attnscope.knockout(model, "a", keyy="last"),
@@ -62,7 +63,7 @@ def test_a_misspelt_option_is_named_with_those_that_there_are(demo, name: str) -
 @pytest.mark.parametrize("name", sorted(WRONG.keys() - {"capture"}))
 def test_what_is_no_model_is_refused(name: str) -> None:
     given = {"ablate": ("3.0",), "batch": (["a"],), "compare": (None, "a"), "explain": ("a", "L0H0")}
-    given |= dict.fromkeys(("knockout", "patch"), ("a",))
+    given |= dict.fromkeys(("depth", "knockout", "patch"), ("a",))
     with pytest.raises(attnscope.AttnscopeError, match="LoadedModel, got str"):
         getattr(attnscope, name)("demo", *given.get(name, ()))
 

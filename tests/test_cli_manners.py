@@ -218,8 +218,10 @@ LISTING = {
     "budgets": [("budgets", RIVER, "--keep", "stream:1+2", "--over", "heads")],
     "patch": [("patch", RIVER, *FIELD, "--over", "heads", "--select", "2-3")],
     "why": [("why", RIVER, "--head", "L3H0", "--key", "river")],
+    "depth": [("depth", RIVER)],
 }
 SLOW = ("scan", "ablate")
+GROUPED = (*SLOW, "depth")  # whose rows in a pipe are several of one name
 
 
 def listing(command):
@@ -231,6 +233,8 @@ def names_of(row):
     for name in ("set", "component"):
         if name in row:
             return row[name]
+    if "use" in row:
+        return f"L{row['layer']}" if row["layer"] else row["use"]
     if "layer" in row:
         return f"L{row['layer']}H{row['head']}"
     return row["position"] if "position" in row else row["query"]
@@ -240,7 +244,7 @@ def names_of(row):
 def test_top_is_a_limit_in_a_pipe_too_and_rows_stand_as_on_a_terminal(command):
     whole, first = (call(*command, *flags, "-q").ok().rows for flags in ((), ("--top", "2")))
     names = list(map(names_of, first))
-    if command[0] in SLOW and "--pairs" not in command:  # so many sets or heads, each with its rows
+    if command[0] in GROUPED and "--pairs" not in command:  # so many sets or heads, each with its rows
         names = list(dict.fromkeys(names))
         assert first == [row for row in whole if names_of(row) in names]
     else:

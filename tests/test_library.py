@@ -37,6 +37,7 @@ NAMES = {
     "capture",
     "compare",
     "connect",
+    "depth",
     "explain",
     "from_tensors",
     "from_weights",

@@ -52,6 +52,7 @@ COMMANDS: dict[str, Row] = {
     "draw": Row(TEXT, "Draw the attention of a text: overview, layers, heads.", ("heatmap",)),
     "view": Row(TEXT, "Write one HTML page of a text's attention, to hover over."),
     "tokens": Row(TEXT, "List the tokens of a text, and which of them an expression names."),
+    "depth": Row(TEXT, "List each block's share of the residual of later layers."),
     "explain": Row(TEXT, "Show one head's arithmetic on a sentence, step by step."),
     "batch": Row(CORPUS, "Measure heads and relations of every text of a corpus."),
     "compare": Row(CORPUS, "Compare two texts, or two models, head by head."),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, islice
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -19,6 +19,7 @@ from attnscope.errors import listed
 from attnscope.interventions.spec import SHARED
 from attnscope.metrics.metrics import METRICS
 from attnscope.model.selection import written_heads
+from attnscope.studies.attribution_records import SHARE
 from attnscope.studies.intervals import FEWEST, fewest_for_p
 from attnscope.studies.statistics import largest_first
 from attnscope.utils import display as cells
@@ -27,6 +28,7 @@ from attnscope.utils.display import Column, Row, Sheet, number_of
 if TYPE_CHECKING:
     from rich.console import Group, RenderableType
 
+    from attnscope.api.depth import Depth
     from attnscope.api.why import Why
     from attnscope.cli.output import Top
     from attnscope.figures.terminal import Prose
@@ -688,3 +690,35 @@ def logit_sheet(result: Why, top: int | None) -> Sheet:
         *[Column("true", signed)] * tried,
     ]
     return Sheet(rows[:top], columns)
+
+
+LARGEST = 4  # blocks of a row
+
+
+def depth_sheet(result: Depth, top: int | None) -> Sheet:
+    """A row per reader with its largest blocks; the table of data has all of them."""
+    rows = []
+    for parts in islice(result.readers(), top):
+        largest = sorted(parts, key=lambda row: -abs(row.number))[:LARGEST]
+        one = parts[0]
+        rows.append(
+            {
+                "reader": result.reader(one.point),
+                "token": None if one.token is None else result.named(one.point, one.token),
+                "stream": one.stream,
+                "largest": ", ".join(f"{row.block} {signed(row.number)}" for row in largest),
+            }
+        )
+    columns = [words(name) for name in ("reader", "token") if any(row[name] is not None for row in rows)]
+    columns += [Column("stream", cells.plain)] * any(row["stream"] is not None for row in rows)
+    return Sheet(rows, [*columns, words("largest")])
+
+
+def depth_notes(result: Depth) -> list[str]:
+    """What a reader of the table has to know, and how exact it is."""
+    lines = ["share: the projection of a block's output on the residual, over its squared norm; the shares sum to 1"]
+    if result.parts.measure != SHARE:
+        lines = ["weight: of the model's softmax over earlier blocks; the weights sum to 1"]
+    elif any("rest" in block for point in result.parts.points for block in point.blocks):
+        lines.append("rest: what a layer adds besides, such as the bias of a norm")
+    return [*lines, result.line]

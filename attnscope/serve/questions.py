@@ -2,8 +2,9 @@
 
 `Observe`: heads, relations, keys, maps, whatever the ask keeps. `Tokenise`: the tokens of a text; no weights are used.
 `ExplainHead`: every step of one head for one query, with its numbers. `AttributeLogit`: why a head looks from one query
-at one key. `KnockoutQuestion`: what an answer loses where heads may not look from some tokens at others. `ShowPage`:
-what a page holds of a pass; drawing and writing are somebody else's. `PURPOSES` has each by its name.
+at one key. `ReadDepth`: what each layer reads of earlier blocks. `KnockoutQuestion`: what an answer loses where heads
+may not look from some tokens at others. `ShowPage`: what a page holds of a pass; drawing and writing are somebody
+else's. `PURPOSES` has each by its name.
 
 Shapes: C component, Q query, K key.
 """
@@ -28,6 +29,7 @@ from attnscope.observe.request import RunInfo
 from attnscope.utils.stages import Progress
 
 if TYPE_CHECKING:
+    from attnscope.api.depth import Depth
     from attnscope.api.why import Why, WhyOptions
     from attnscope.inputs.tensors import GivenTensors
     from attnscope.model.geometry import Geometry, LayerGeometry
@@ -159,14 +161,8 @@ class AttributeLogit(Purpose):
     def answer(self, loaded: LoadedModel, ask: CaptureSpec, tell: Progress, check: Check) -> Why:
         """The logit with its parts; raises as `attnscope.why`."""
         from attnscope.api.why import STACKS, WhyOptions, taken_apart
-        from attnscope.observe.run import asked_lines, prepare, target_lines
 
-        loaded.check_task(*STACKS)
-        run = prepare(loaded, ask, compared=False)
-        model = loaded.name, loaded.device, loaded.precision, loaded.geometry.in_words, f"{len(run.text)} tokens"
-        for line in ("  ".join(model), *target_lines(run), *asked_lines(run)):
-            tell.say(line)
-        keep = ask.keep
+        run, keep = told_run(loaded, ask, tell, STACKS), ask.keep
         options = WhyOptions(
             **{field.name: getattr(self, field.name) for field in fields(self) if field.name != "head"},
             query=keep.query or "last",
@@ -175,6 +171,34 @@ class AttributeLogit(Purpose):
         )
         with tell.stage("taking the logit apart"):
             return taken_apart(run, self.head, options)
+
+
+@dataclass(frozen=True)
+class ReadDepth(Purpose):
+    """How much of what each layer reads each earlier block wrote, for the tokens that the ask's query names."""
+
+    name = "depth"
+    record = "Depth"
+
+    def answer(self, loaded: LoadedModel, ask: CaptureSpec, tell: Progress, check: Check) -> Depth:
+        """The shares or weights; raises as `attnscope.depth`."""
+        from attnscope.api.depth import STACKS, read_depth
+
+        run = told_run(loaded, ask, tell, STACKS)
+        with tell.stage("forward pass"):
+            return read_depth(run)
+
+
+def told_run(loaded: LoadedModel, ask: CaptureSpec, tell: Progress, stacks: Sequence[str]) -> Run:
+    """All that comes before a pass, with the lines that say what it is of; stacks: what needs which models."""
+    from attnscope.observe.run import asked_lines, prepare, target_lines
+
+    loaded.check_task(*stacks)
+    run = prepare(loaded, ask, compared=False)
+    model = loaded.name, loaded.device, loaded.precision, loaded.geometry.in_words, f"{len(run.text)} tokens"
+    for line in ("  ".join(model), *target_lines(run), *asked_lines(run)):
+        tell.say(line)
+    return run
 
 
 @dataclass(frozen=True)
@@ -505,5 +529,5 @@ def kept_fields(run: Run, plan: Plan) -> dict[str, Any]:
 
 
 PURPOSES: dict[str, type[Purpose]] = {
-    kind.name: kind for kind in (Observe, Tokenise, ShowPage, ExplainHead, AttributeLogit, KnockoutQuestion)
+    kind.name: kind for kind in (Observe, Tokenise, ShowPage, ExplainHead, AttributeLogit, ReadDepth, KnockoutQuestion)
 }

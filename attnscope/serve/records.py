@@ -23,6 +23,7 @@ TAG = "~"
 RECORDS = {  # by name, where the type is; each is imported without torch
     "attnscope.observe.request": ("LayerKey", "View", "CaptureSpec", "TextInputs", "Request", "RunInfo"),
     "attnscope.api.why": ("Why",),
+    "attnscope.api.depth": ("Depth",),
     "attnscope.steps.records": ("Check", "Explanation", "Numbers", "Step"),
     "attnscope.interventions.spec": ("Cut",),
     "attnscope.observe.atlas": ("HeadNames",),
@@ -43,7 +44,14 @@ RECORDS = {  # by name, where the type is; each is imported without torch
     "attnscope.serve.questions": ("KnockedModel", "HeadDivergence", "PageSide", "Tokenised"),
     "attnscope.hooks.report": ("CallCheck", "CaptureReport"),
     "attnscope.studies.knockout_records": ("AskedCut", "Case", "Draw", "KnockoutResult", "Masses", "Null"),
-    "attnscope.studies.attribution_records": ("LogitQuery", "Component", "KeyParts", "LogitParts"),
+    "attnscope.studies.attribution_records": (
+        "Component",
+        "DepthParts",
+        "DepthPoint",
+        "KeyParts",
+        "LogitParts",
+        "LogitQuery",
+    ),
     "attnscope.inputs.prompt": ("Medium", "Patch", "Prompt", "Span"),
     "attnscope.inputs.tokens": ("TokenSelection", "TokenMatch"),
 }

@@ -6,6 +6,7 @@ Shapes: N row, C component, Q query that was asked for, K key.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -122,3 +123,46 @@ class KeyParts:
     logit_QK: np.ndarray
     softcap: float | None
     sinks: bool
+
+
+LAYER, FINAL = "layer", "final"  # what reads a residual: a layer, or what follows the last
+SHARE, WEIGHT = "share", "weight"
+
+
+class Block(NamedTuple):
+    """What writes the residual: the `embedding`, or a part of a layer: `attention`, `mlp`, or as the model calls it."""
+
+    kind: str
+    layer: int | None = None
+
+    @property
+    def name(self) -> str:
+        """As a table names it: `L2 mlp`."""
+        return self.kind if self.layer is None else f"L{self.layer} {self.kind}"
+
+
+@dataclass(frozen=True)
+class DepthPoint:
+    """What one reader of the residual gets from each earlier block, S streams, Q tokens.
+
+    use: `layer`, `final`, or of a mixture of blocks `q`, `k`, `v`, `attention`, `mlp`. number_CSQ: the share of the
+    residual, or the weight. norm_CSQ: of what the block wrote, or of what its weight gives. tokens: the positions, None
+    for one mean over all.
+    """
+
+    stack: str
+    layer: int | None
+    use: str
+    blocks: tuple[str, ...]
+    number_CSQ: np.ndarray
+    norm_CSQ: np.ndarray
+    tokens: tuple[int, ...] | None
+
+
+@dataclass(frozen=True)
+class DepthParts:
+    """All readers of one pass. measure: SHARE or WEIGHT. error: by how much the parts differ from what is read."""
+
+    measure: str
+    points: tuple[DepthPoint, ...]
+    error: float

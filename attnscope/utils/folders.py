@@ -253,6 +253,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "patches": ("patching.json", "patching/patch.json"),
     "a comparison": ("compare.json",),
     "the parts of a logit": ("why.json",),
+    "a depth": ("depth.json",),
 }
 
 

@@ -1,0 +1,267 @@
+"""`attnscope.depth`, and what the command of that name runs: how much of what a layer reads each earlier block wrote.
+
+What it returns is a line, a table, a figure and files. Torch is imported when a text is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from attnscope.api.records import DrawnRecord, picture_of
+from attnscope.errors import hints_of
+from attnscope.figures import About, Style
+from attnscope.inputs.labels import visible_blanks
+from attnscope.inputs.tokens import check_expression
+from attnscope.model.options import LoadOptions
+from attnscope.model.selection import TEXT_TASKS
+from attnscope.observe.request import CaptureSpec, Request
+from attnscope.studies.attribution_records import SHARE, DepthParts, DepthPoint
+from attnscope.utils.display import signed
+from attnscope.utils.files import save_json
+from attnscope.utils.folders import check, document, refuse_other_kind
+from attnscope.utils.schema import takes_fields
+from attnscope.utils.tables import as_table, integers, numbers, save, words
+
+if TYPE_CHECKING:
+    from attnscope.export.drawing import Picture
+    from attnscope.inputs.pictures import PictureSource
+    from attnscope.inputs.prompt import Prompt, Side
+    from attnscope.model.loaded import LoadedModel
+    from attnscope.observe.request import Text, TextInputs
+    from attnscope.observe.run import Run
+
+STACKS = ("depth", *TEXT_TASKS)  # what needs which models
+SCHEMA, NAME, TABLE, PICTURE = "depth/1", "depth.json", "depth.parquet", "depth"
+PANELS = 8  # of the picture: tokens and streams
+
+
+@dataclass(frozen=True, kw_only=True)
+class DepthOptions:
+    """Of which tokens, and how the text is read.
+
+    query: the tokens that get rows of their own, as `5`, `last` or `bank#2`; without it all rows are means over the
+    tokens. define: names for tokens. chat, truncate, target, picture, generate, pair: as of `CaptureSpec`.
+    """
+
+    query: str | int | None = None
+    define: Mapping[str, str] | None = None
+    chat: bool = False
+    truncate: Side | None = None
+    target: str | Sequence[int] | None = None
+    picture: PictureSource | Sequence[PictureSource] | None = None
+    generate: int | None = None
+    pair: str | None = None
+
+    def check(self) -> None:
+        """Raise UsageError for what no text makes right."""
+        if self.query is not None:
+            check_expression(str(self.query), self.define or {})
+
+
+def ask_of(text: Text, options: DepthOptions) -> CaptureSpec:
+    """How the text is read, and which of its tokens are meant."""
+    how = {name: getattr(options, name) for name in ("chat", "truncate", "target", "picture", "generate", "pair")}
+    query = None if options.query is None else str(options.query)
+    return CaptureSpec(text, Request(query=query, define=options.define or {}), **how)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of the table. token: None in a mean; stream: None where the residual is one vector per token."""
+
+    point: DepthPoint
+    token: int | None
+    stream: int | None
+    block: str
+    number: float
+    norm: float
+
+
+@dataclass(frozen=True, repr=False)
+class Depth(DrawnRecord):
+    """What each layer of a model reads of earlier blocks; see `DepthParts`. texts: what each stack reads."""
+
+    parts: DepthParts
+    texts: Mapping[str, TextInputs]
+    source: str
+    query: str | None
+
+    @property
+    def prompt(self) -> Prompt:
+        """The text of the last stack."""
+        return self.texts[self.parts.points[-1].stack].prompt
+
+    @property
+    def several(self) -> bool:
+        """Whether rows are of several stacks."""
+        return len({point.stack for point in self.parts.points}) > 1
+
+    @property
+    def unit(self) -> str:
+        """What the numbers are."""
+        return "share of the residual" if self.parts.measure == SHARE else "weight on the block"
+
+    def readers(self) -> Iterator[list[Row]]:
+        """The rows of each reader, token and stream, in the order of the model."""
+        for point in self.parts.points:
+            streams = point.number_CSQ.shape[1]
+            for place, token in enumerate([None] if point.tokens is None else point.tokens):
+                for stream in range(streams):
+                    at = point, token, stream if streams > 1 else None
+                    values = point.number_CSQ[:, stream, place].tolist(), point.norm_CSQ[:, stream, place].tolist()
+                    yield [Row(*at, *row) for row in zip(point.blocks, *values, strict=True)]
+
+    def token(self, point: DepthPoint, position: int | None) -> str | None:
+        """A token as a table names it; None of a mean."""
+        return None if position is None else self.texts[point.stack].prompt.tokens[position]
+
+    def named(self, point: DepthPoint, position: int) -> str:
+        """A token as a message names it: `bank(8)`."""
+        prompt = self.texts[point.stack].prompt
+        return f"{visible_blanks(prompt.plain[position]).strip('·') or prompt.labels[position]}({position})"
+
+    def reader(self, point: DepthPoint) -> str:
+        """The reader: `L3`, `L3 q`, `final`."""
+        layer = "" if point.layer is None else f"L{point.layer}"
+        use = "" if point.use == "layer" else point.use
+        return " ".join(part for part in (point.stack if self.several else "", layer, use) if part)
+
+    def table(self, most: int | None = None) -> pa.Table:
+        """A row per reader and block, in the order of the model; docs/schemas.md says what the columns are.
+
+        most: so many readers.
+        """
+        rows = list(chain.from_iterable(islice(self.readers(), most)))
+        own, other = ([row.number for row in rows], [None] * len(rows))
+        share, weight = (own, other) if self.parts.measure == SHARE else (other, own)
+        columns: dict[str, Any] = {
+            "stack": words([row.point.stack for row in rows]).dictionary_encode(),
+            "layer": integers([row.point.layer for row in rows], np.int32),
+            "use": words([row.point.use for row in rows]),
+            "position": integers([row.token for row in rows], np.int32),
+            "token": words([self.token(row.point, row.token) for row in rows]),
+            "stream": integers([row.stream for row in rows], np.int32),
+            "block": words([row.block for row in rows]),
+            "weight": numbers(np.array(weight, float)),
+            "share": numbers(np.array(share, float)),
+            "norm": numbers(np.array([row.norm for row in rows])),
+        }
+        return as_table(columns)
+
+    @property
+    def held(self) -> str:
+        """How exactly the parts are what is read."""
+        shares = self.parts.measure == SHARE
+        what = "the parts sum to each residual" if shares else "weights times states are what is read"
+        return f"{what} within {self.parts.error:.1e} of it"
+
+    @property
+    def line(self) -> str:
+        """What was found, in a line."""
+        point = self.parts.points[-1]
+        mean_C = point.number_CSQ.mean((1, 2))
+        order = np.argsort(-np.abs(mean_C), kind="stable")[:2]
+        largest = " and ".join(f"{point.blocks[place]} {signed(mean_C[place])}" for place in order)
+        return f"{self.source}, {len(self.prompt)} tokens: largest in the final residual: {largest}; {self.held}"
+
+    def facts(self) -> dict[str, Any]:
+        """What was asked, and how exact it is, as `depth.json` has it."""
+        return self._asked() | {"measure": self.parts.measure, "error": self.parts.error}
+
+    def _asked(self) -> dict[str, Any]:
+        prompts = {stack: text.prompt for stack, text in self.texts.items()}
+        texts = {stack: {"sha256": prompt.sha256, "tokens": len(prompt)} for stack, prompt in prompts.items()}
+        return {"schema": SCHEMA, "model": self.source, "texts": texts, "query": self.query}
+
+    @property
+    def _title(self) -> str:
+        return "What each layer reads of earlier blocks"
+
+    def figure(self, style: Style = Style()) -> Picture:
+        """Readers by blocks."""
+        return picture_of(self._title, style, self.draw)
+
+    def draw(self, folder: Path, style: Style = Style()) -> Path:
+        """Draw readers by blocks into a folder; the path. A panel for each token or stream, up to eight."""
+        from attnscope.figures.pictures import Grid, save_grid
+
+        points = self.parts.points
+        blocks = list(dict.fromkeys(block for point in points for block in point.blocks))
+        tokens = points[-1].tokens or (None,)
+        streams = max(point.number_CSQ.shape[1] for point in points)
+        panels: dict[str, np.ndarray] = {}
+        for place, token in list(enumerate(tokens))[:PANELS]:
+            for stream in range(streams)[: max(1, PANELS // min(len(tokens), PANELS))]:
+                names = [self.named(points[-1], token)] if token is not None else []
+                names += [f"stream {stream}"] * (streams > 1)
+                panels[", ".join(names) or "mean over the tokens"] = self._cells(blocks, stream, place)
+        style = style.of(About(line=f"{self.source}, {len(self.prompt)} tokens", command=style.about.command))
+        grid = Grid([self.reader(point) for point in points], blocks, panels, self.unit)
+        return save_grid(folder / f"{PICTURE}.{style.image}", grid, style, style.headed(self._title))
+
+    def _cells(self, blocks: Sequence[str], stream: int, place: int) -> np.ndarray:
+        """(readers, blocks): NaN where a block comes later."""
+        cells = np.full((len(self.parts.points), len(blocks)), np.nan)
+        for row, point in enumerate(self.parts.points):
+            number_CSQ = point.number_CSQ
+            if place < number_CSQ.shape[2]:
+                columns = [blocks.index(block) for block in point.blocks]
+                cells[row, columns] = number_CSQ[:, min(stream, number_CSQ.shape[1] - 1), place]
+        return cells
+
+    def export(self, folder: str | Path, *, style: Style = Style(), force: bool = False) -> list[Path]:
+        """Write depth.parquet, depth.json and the figure; the paths. Raises UsageError for another text's folder."""
+        into = Path(folder)
+        refuse_other_kind(into, NAME, force)
+        before = document(into / NAME, "damaged, or no depth of ours", "name another folder", force=force)
+        check(into, "text", before, self._asked(), force)
+        into.mkdir(parents=True, exist_ok=True)
+        table = save(self.table(), into / TABLE)
+        save_json(self.facts(), into / NAME)
+        return [table, into / NAME, self.draw(into, style)]
+
+
+@dataclass(frozen=True)
+class DepthCall(DepthOptions):
+    """What `attnscope.depth` is called with."""
+
+    model: LoadedModel
+    text: Text
+
+
+@hints_of(LoadOptions)
+@takes_fields(DepthCall)
+def depth(call: DepthCall) -> Depth:
+    """How much of what each layer reads each earlier block wrote: the embedding, attention and MLPs.
+
+    options: the fields of `DepthOptions`: query, define, chat, truncate, target, picture, generate, pair. A model that
+    mixes earlier blocks by a softmax gives its weights. Raises ModelError where the residual cannot be followed, or
+    its parts do not sum to it.
+
+        >>> attnscope.depth(attnscope.load("demo"), "the bank of the river, the bank").table().to_pandas()
+    """
+    from attnscope.model.loaded import check_loaded
+    from attnscope.observe.run import prepare
+
+    call.check()
+    check_loaded(call.model)
+    call.model.check_task(*STACKS)
+    return read_depth(prepare(call.model, ask_of(call.text, call), compared=False))
+
+
+def read_depth(run: Run) -> Depth:
+    """What each layer of a prepared run reads."""
+    from attnscope.hooks.forward import text_inputs
+    from attnscope.studies.depth import depth_of
+
+    reads, inputs = text_inputs(run.loaded, run.prompt, run.source)
+    tokens = {stack: text.chosen.query.positions for stack, text in run.asked.items() if text.chosen.query is not None}
+    parts = depth_of(run.loaded, reads, inputs, tokens or None)
+    return Depth(parts, run.asked, run.loaded.name, run.request.query)

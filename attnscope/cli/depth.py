@@ -1,0 +1,96 @@
+"""`attnscope depth`: each block's share of the residual of later layers.
+
+The options of `attnscope depth`: which tokens get rows of their own, and where the table goes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+from attnscope.cli import output
+from attnscope.cli.config import with_options
+from attnscope.cli.figure_options import Look, StudyTable
+from attnscope.cli.heads import GROUPS
+from attnscope.cli.option_groups import FIRST, REST, command_line, fill, option_group
+from attnscope.cli.options import Generated, MayAsk, ModelTexts, Queries
+from attnscope.cli.output import Top, write_file, writing_to
+from attnscope.cli.study_tables import depth_notes, depth_sheet
+from attnscope.utils.folders import PICTURES, TABLES
+from attnscope.utils.signals import unwinding
+
+if TYPE_CHECKING:
+    from attnscope.api.depth import Depth
+    from attnscope.figures import Style
+
+
+@option_group
+class DepthText(Generated, MayAsk, ModelTexts):
+    """The text that is read."""
+
+    chat: Annotated[bool, REST] = False
+
+
+@option_group
+class Tokens(Queries):
+    """The tokens with rows of their own."""
+
+    panel = "What to ask"
+    query: Annotated[
+        str | None,
+        "Tokens to list one by one (default: the mean over all). Full syntax: `attnscope help tokens`.",
+        "TOKENS",
+        FIRST,
+    ] = None
+
+
+OUT = "Folder for table, facts and a figure, or a file for one of them."
+DepthTable = writing_to(StudyTable, OUT, *PICTURES, *TABLES)
+EXAMPLES = (
+    'attnscope depth "the bank of the river, the bank of the"',
+    'attnscope depth "the bank of the river, the bank of the" --query last --format jsonl',
+    'attnscope depth "the bank of the river, the bank of the" --out runs/depth',
+)
+
+
+@with_options(DepthText, Tokens, Top, DepthTable, Look, file=GROUPS)
+def depth(asked: DepthText, question: Tokens, top: Top, table: StudyTable, look: Look) -> int:
+    """List each block's share of the residual of later layers.
+
+    The residual of a layer is a sum: the embedding, and the outputs of earlier attention and MLPs. A block's share
+    is the projection of its output on the residual, over the squared norm of the residual. The shares sum to 1; a
+    negative share is cancelled by other blocks. Numbers are means over the tokens; --query lists tokens one by one.
+
+    Some models mix earlier blocks by a softmax. Their table has the weights instead: of attention, or of q, k and v
+    apart, of the MLP, and of the final state.
+    """
+    format = output.wanted_format(table.format)  # what it refuses is refused before the work
+    meant = question.asks()
+
+    from attnscope.api.depth import DepthOptions, ask_of
+
+    options = fill(DepthOptions, asked, query=meant["query"], define=meant["define"])
+    options.check()
+
+    from attnscope.cli.one_text import answer, read_given
+    from attnscope.serve.questions import ReadDepth
+
+    text = read_given(asked, table)
+    result: Depth = answer(asked, ask_of(text, options), ReadDepth(), table)
+
+    def style() -> Style:
+        return look.figure_style(command_line("depth", asked, question, look))
+
+    if table.folder is not None:
+        with unwinding(), output.progress("drawing", None, table.quiet):
+            result.export(table.folder, style=style(), force=table.force)
+    if table.file is not None:
+        write_file(
+            table.file, result.table, lambda folder: [result.draw(folder, style())], table.quiet, "name a folder"
+        )
+    # A reader counts as one row, and has a row per block in data.
+    rows = result.table(top.limit(format))
+    output.emit(rows, format, lambda: depth_sheet(result, top.shown))
+    readers = sum(1 for _ in result.readers())
+    output.log_lines(top.rest(min(readers, top.shown or readers), readers) if format == "table" else (), table.quiet)
+    output.log_lines(depth_notes(result), table.quiet)
+    return 0
