@@ -26,6 +26,7 @@ PAGES = [
     "patching",
     "budgets",
     "why",
+    "depth",
 ]
 FILES = (
     "facts.jsonl",
