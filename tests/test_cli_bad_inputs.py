@@ -206,8 +206,8 @@ CASES = [
     (("heads", *TEXT, "--model", "{models}/no_file"), MODEL),
     (("heads", *TEXT, "--model", "{models}/pickle"), MODEL),
     (("heads", *TEXT, "--model", "{models}/wrong_shape"), MODEL),
-    (("info", "{models}/mamba"), MODEL),
-    (("heads", *TEXT, "--model", "{models}/mamba"), MODEL),
+    (("info", "{models}/reformer"), MODEL),
+    (("heads", *TEXT, "--model", "{models}/reformer"), MODEL),
     (("heads", *TEXT, "--model", "{models}/resnet"), MODEL),
     (("heads", *TEXT, "--model", "{models}/unknown_type"), MODEL),
     (("heads", *TEXT, "--model", "{models}/remote"), MODEL),
@@ -269,7 +269,7 @@ def _models(folder: Path) -> None:
     edit_config(copy("wrong_shape"), hidden_size=32)
     edit_config(copy("unknown_type"), model_type="llama99")
     edit_config(copy("remote"), model_type="llama99", auto_map={"AutoModelForCausalLM": "code.Model"})
-    for name in ("mamba", "resnet"):
+    for name in ("reformer", "resnet"):
         (folder / name).mkdir()
         (folder / name / "config.json").write_text(json.dumps({"model_type": name}))
         for file in (TOKENIZER_FILES[0], "model.safetensors"):

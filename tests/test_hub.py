@@ -179,10 +179,10 @@ def test_what_the_hub_refuses(refused, options, says):
 
 
 def test_the_weights_of_a_model_that_is_refused_are_not_downloaded(folder, tmp_path):
-    edit_config(folder, model_type="mamba")
+    edit_config(folder, model_type="reformer")
     with serve(folder) as fake:
         said, _, _ = in_a_fresh_process(tmp_path / "home", fake.url, model="owner/tiny")
-    assert said.startswith("ModelError mamba ")
+    assert said.startswith("ModelError the attention of reformer ")
     assert not any("safetensors" in request for request in fake.requests)
 
 

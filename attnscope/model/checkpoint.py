@@ -163,12 +163,9 @@ def check_sizes(folder: Path) -> None:
 
 
 def check_has_attention(model_type: str | None) -> None:
-    """Raise for the types that compute no softmax attention over the text, or whose attention cannot be read."""
+    """Raise for the types whose attention cannot be read."""
     if why := family(model_type).unread:
         raise ModelError(f"the attention of {model_type} cannot be read: it {why}", "choose another model")
-    if without := family(model_type).without_softmax:
-        why = "it hashes its keys into buckets" if without == "lsh" else "it carries a recurrent state instead"
-        raise ModelError(f"{model_type} has no softmax attention to read: {why}", "choose a decoder with attention")
 
 
 def has_vocabulary(folder: Path) -> bool:

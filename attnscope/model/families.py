@@ -124,7 +124,7 @@ ROWS: Mapping[str, Family] = {  # by the names of those that are alike
     # No softmax attention over the text.
     "falcon_mamba mamba mamba2 rwkv": Family(without_softmax="ssm"),
     "xlstm": Family(without_softmax="linear"),
-    "reformer": Family(without_softmax="lsh", one_length=True),
+    "reformer": Family(without_softmax="lsh", unread="hashes its keys into buckets", one_length=True),
     # Softmax attention of another kind, or none.
     "canine": Family(unread="is of chunks of characters, and of groups of four"),
     "fnet": Family(unread="is a Fourier transform, with no weights"),

@@ -40,7 +40,7 @@ from attnscope.model.geometry import MOST_NUMBER, Geometry, geometry_of, number_
 from attnscope.model.libraries import bars_as_elsewhere, knows_interface, needed, uncollected, weights_counted
 from attnscope.model.loaded import LoadedModel, LoadedModule, LoadedTokenizer, device_of
 from attnscope.model.options import RUNS_CODE, TRUST, LoadOptions, read_error
-from attnscope.model.selection import ENCODER_ONLY, SEQ2SEQ, VISION, VISION_ONLY
+from attnscope.model.selection import ENCODER_ONLY, SEQ2SEQ, VISION, VISION_ONLY, mixes
 from attnscope.model.sources import DEMO_FOLDER, Source
 from attnscope.utils.isolation import without_stderr
 from attnscope.utils.memory import free_memory, human_bytes, is_out_of_memory
@@ -430,15 +430,15 @@ def _geometry(config: Any, source: Source, task: str) -> Geometry:
 
 
 def _readable(geometry: Geometry) -> Geometry:
-    """The geometry, if there is attention over the text."""
+    """The geometry, if there is attention over the text, or layers that mix its tokens by a rule."""
     kind = geometry.model_type
     checkpoint.check_has_attention(kind)
     if not geometry.layers:
         raise ModelError(f"attnscope does not find the layers of {kind} in its config", "choose another")
-    if not geometry.attention_layers:
+    if not geometry.attention_layers and not any(map(mixes, geometry.views)):
         types = ", ".join(sorted({layer.type for layer in geometry.layers}))
         raise ModelError(
-            f"{kind} has no layer with softmax attention over the text (layers: {types})", "choose another"
+            f"{kind} has no layer whose mixing of tokens attnscope reads (layers: {types})", "choose another"
         )
     if geometry.task == SEQ2SEQ and geometry.both_ways:
         raise ModelError(

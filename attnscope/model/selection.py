@@ -118,11 +118,14 @@ def is_causal(stack: str) -> bool:
 def metrics_stack(stack: str, ahead: float) -> str:
     """The stack whose metrics a layer has: an encoder's where all its queries see the next key, a decoder's where none.
 
-    ahead: the share of queries that do; NaN of one query, where the stack's own name says it.
+    Layers whose channels have maps of their own have the metrics of linear ones. ahead: the share of queries that do;
+    NaN of one query, where the stack's own name says it.
 
     >>> metrics_stack("decoder", ahead=1.0)
     'encoder'
     """
+    if stack == CHANNELS:
+        return LINEAR
     if is_causal(stack) and ahead == 1:
         return ENCODER
     return DECODER if is_bidirectional(stack) and ahead == 0 else stack
