@@ -3,6 +3,7 @@
 A formula spells one weight of a map as a product over the tokens between key and query; a rule never sees it so.
 """
 
+import json
 import math
 from typing import Any
 
@@ -10,14 +11,19 @@ import pytest
 import torch
 from torch import Tensor
 
+import attnscope
 from attnscope.attention import questions as ask
 from attnscope.attention.channels import ChannelMap
 from attnscope.attention.linear import LinearMap
-from attnscope.errors import InputError
+from attnscope.errors import InputError, UsageError
 from attnscope.hooks.mixers import delta_rule
+from attnscope.model.loading import wrap
+from attnscope.observe.request import Request, View
 from attnscope.reference import naive
+from helpers.command_line import call
 from helpers.families import config_class_of
 from helpers.mixed import ONE_OF_EACH, OTHERS, mixed_layers
+from helpers.parity_models import roused_model
 
 B, T, H, D, V, C, N = 2, 6, 2, 3, 4, 5, 2
 
@@ -296,3 +302,57 @@ def test_maps_of_many_channels_over_a_long_text_are_refused_with_the_length_that
         again.rows(0, 1)
     assert f"at most {T - 1} tokens" in str(refused.value.hint)
     assert again.of_channel(0).rows(0, 1).shape == (1, 1, 1, T)
+
+
+TEXT = "the river bank was the bank of the river"
+
+
+@pytest.fixture(scope="module")
+def channels(demo):
+    return wrap(roused_model("mamba", vocab_size=2000), demo.tokenizer, "mamba")
+
+
+def test_a_model_without_a_softmax_is_read_by_its_rules(demo):
+    loaded = wrap(roused_model("mamba2", vocab_size=2000), demo.tokenizer, "mamba2")
+    seen = attnscope.capture(loaded, TEXT, request=Request(weights=True))
+    assert [
+        (row["layer"], row["head"], row["stack"]) for row in seen.table().to_pylist() if row["head"] is not None
+    ] == [(layer, head, "linear") for layer in range(4) for head in range(4)]
+    assert (seen.weights[0] < 0).any()
+    assert seen.failures == []
+
+
+def test_layers_of_channels_show_the_mean_of_sizes_or_one_channel_signed(channels):
+    mean = attnscope.capture(channels, TEXT, request=Request(weights=True))
+    one = attnscope.capture(channels, TEXT, request=Request(weights=True, view=View(channel=3)))
+    assert {row["stack"] for row in mean.table().to_pylist() if row["head"] is not None} == {"channels"}
+    assert (mean.weights[0] >= 0).all()
+    assert (one.weights[0] < 0).any()
+    assert mean.weights[0].shape == one.weights[0].shape
+    # Over all channels the sizes of the signed maps have that mean.
+    rule = mixed_layers("mamba", model=channels.model, ids=torch.tensor([mean.queries.ids]))[0].P.rule
+    own = rule.weights(0, len(mean.queries), slice(0, rule.shape[2]))
+    torch.testing.assert_close(torch.as_tensor(mean.weights[0]), own.abs().mean(1))
+    torch.testing.assert_close(torch.as_tensor(one.weights[0]), own[0, 3:4], rtol=1e-4, atol=1e-5)
+
+
+def test_a_channel_that_no_layer_has_and_a_model_without_such_layers_are_refused(channels, demo):
+    with pytest.raises(InputError, match="expected a channel from 0 to 95, got 96"):
+        attnscope.capture(channels, TEXT, request=Request(view=View(channel=96)))
+    with pytest.raises(UsageError, match="no layers whose channels have maps of their own"):
+        attnscope.capture(demo, TEXT, request=Request(view=View(channel=0)))
+    with pytest.raises(UsageError, match="from 0, got -1"):
+        View(channel=-1)
+
+
+@pytest.mark.e2e
+def test_the_shell_reads_one_channel(channels, tmp_path):
+    channels.model.save_pretrained(tmp_path)
+    channels.tokenizer.save_pretrained(tmp_path)
+    words = ["relations", TEXT, "--model", str(tmp_path), "--format", "jsonl"]
+    outs = [call(*words, *more).ok().out.splitlines() for more in ([], ["--channel", "3"])]
+    mean, one = ([json.loads(line) for line in out] for out in outs)
+    assert all(row["weight"] >= 0 for row in mean)
+    assert mean != one
+    refused = call("relations", TEXT, "--channel", "3")
+    assert (refused.code, "leave out --channel" in refused.err) == (2, True)

@@ -516,6 +516,9 @@ class Heads(Selected):
     """Which heads, one by one or averaged."""
 
     by: Annotated[Literal["kv"] | None, "Average the heads that share a kv head.", HELD, SETTING] = None
+    channel: Annotated[
+        int | None, "One channel's own map, where every channel has one.", "N", Option(min=0), HELD, SETTING
+    ] = None
 
     def view(self) -> View:
         """How entries are read."""

@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 
-from attnscope.errors import InputError
+from attnscope.attention.channels import ChannelMap
+from attnscope.errors import InputError, UsageError
 from attnscope.hooks.calls import AttentionCall
 from attnscope.hooks.engines import ENGINES, Engine
 from attnscope.hooks.forward import batch_inputs, text_inputs
@@ -35,6 +36,7 @@ from attnscope.metrics.texts import Texts
 from attnscope.model import loaded as padding
 from attnscope.model.selection import (
     CAUSAL_LM,
+    CHANNELS,
     CSA,
     DIFFERENCE,
     ENCODER,
@@ -216,6 +218,8 @@ class StackCollector:
             return
         if call.P.batch != len(self.prompts):  # a tower may be given its picture in other parts
             return
+        if isinstance(call.P, ChannelMap) and self.request.view.channel is not None:
+            call = replace(call, P=call.P.of_channel(self.request.view.channel))
         # What a whole weight on a key writes: where values weigh it may be known only when the heads were projected.
         directions, out = self.forward.directions, self.forward.out
         written = None if directions is None else partial(directions.written, call)
@@ -393,6 +397,10 @@ def stacks_of(forward: Pass) -> StackRouter:
     # Keys that are not tokens have no answer to what is asked of tokens: then maps of their own are not read.
     of_tokens = any((request.group, request.rollout, request.per_token, request.spans, request.operands))
     of_tokens = of_tokens or any(text.chosen != TokenSelection() for text in asked)
+    if request.view.channel is not None and CHANNELS not in geometry.views:
+        raise UsageError(
+            f"{geometry.model_type} has no layers whose channels have maps of their own", "leave out {channel}"
+        )
     of_views: dict[str, list[TextInputs]] = {}
     for stack in geometry.views:
         if of_tokens and not (mixes(stack) and request.rollout is None and not request.operands):

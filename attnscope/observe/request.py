@@ -192,7 +192,8 @@ class View:
     into the residual stream, A[i,j] |v_j W_O| (Kobayashi et al. 2020, arXiv 2004.10102), norms and gates as they were
     in the query's row; or "logit", what it adds to the logit of the answer's token, signed, in the rows that make the
     answer: over the mean of all tokens, or with a foil over the foil's first token. by_kv: average the query heads that
-    share a kv head. heads: {layer: heads to keep}, None for all.
+    share a kv head. heads: {layer: heads to keep}, None for all. channel: of layers whose channels have maps of their
+    own, the one whose signed map is read; without it the mean of |w| over all.
 
         >>> attnscope.Request(view=attnscope.View(by_kv=True, heads={0: [1, 2]}), relations=True)
     """
@@ -201,8 +202,11 @@ class View:
     by_kv: bool = False
     heads: Mapping[int, Sequence[int]] | None = None
     foil: str | None = None
+    channel: int | None = None
 
     def __post_init__(self) -> None:
+        if self.channel is not None and self.channel < 0:
+            raise UsageError(f"expected a channel from 0, got {self.channel}", "use {channel=0}")
         if self.foil is not None and self.weights != "logit":
             raise UsageError("a foil needs effects on a logit", "add {weights=logit}, or leave out {foil}")
 

@@ -61,12 +61,14 @@ class MixedLayer:
         return max(mean, *own)
 
 
-def mixed_layers(model_type: str, tokens: int = TOKENS, model: Any = None) -> list[MixedLayer]:
+def mixed_layers(
+    model_type: str, tokens: int = TOKENS, model: Any = None, ids: Tensor | None = None
+) -> list[MixedLayer]:
     """The calls of a tiny random model's layers without a softmax, in order."""
     calls: list[AttentionCall] = []
     model = made(model_type) if model is None else model
     with _recorded() as raw:
-        report = listen(model, ids_for(model_type, tokens=tokens), calls.append, mixers=True)
+        report = listen(model, ids_for(model_type, tokens=TOKENS) if ids is None else ids, calls.append, mixers=True)
     layers = []
     checks = [check for check in report.calls if mixes(check.stack)]
     for check, call in zip(checks, [call for call in calls if mixes(call.stack)], strict=True):
