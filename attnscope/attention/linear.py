@@ -47,7 +47,8 @@ class LinearRule:
     (B, T, H, V) and the state after the last token. values_BTHV: the layer's own. state: D. decay_BTH: how much of the
     state each token leaves, from 0 to 1, before what it erases by its key; a mean where it differs by channel; None
     where the layer has none. write_BTH: how much of its value each token writes, None for all. chunk: how many tokens
-    `apply` takes at once, so that fewer cost as much.
+    `apply` takes at once, so that fewer cost as much. strength: the name in `tokens` of what makes a token write and
+    erase nothing where it is 0; empty where a value of 0 does both.
     """
 
     name: str
@@ -58,6 +59,7 @@ class LinearRule:
     decay_BTH: Tensor | None = None
     write_BTH: Tensor | None = None
     chunk: int = 64
+    strength: str = ""
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -68,6 +70,17 @@ class LinearRule:
     def run(self, values_BTHV: Tensor) -> Tensor:
         """The output of other values, (B, T, H, V)."""
         return self.apply(self.tokens, values_BTHV, None)[0]
+
+    def without(self, cut_BTH: Tensor, values_BTHV: Tensor) -> Tensor:
+        """The output where some tokens write nothing into the state of some heads, and erase nothing of it.
+
+        The state decays at these tokens as it did.
+        """
+        if not self.strength:
+            return self.run(values_BTHV.masked_fill(cut_BTH[..., None], 0.0))
+        strength = self.tokens[self.strength]
+        cut = cut_BTH.reshape(*cut_BTH.shape, *[1] * (strength.ndim - 3))
+        return self.apply({**self.tokens, self.strength: strength.masked_fill(cut, 0.0)}, values_BTHV, None)[0]
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from attnscope.cli.output import rounding_notes
 from attnscope.errors import listed
 from attnscope.interventions.spec import SHARED
 from attnscope.metrics.metrics import METRICS
-from attnscope.model.selection import written_heads
+from attnscope.model.selection import is_linear, stack_of, written_heads
 from attnscope.studies.attribution_records import SHARE
 from attnscope.studies.intervals import FEWEST, fewest_for_p
 from attnscope.studies.statistics import largest_first
@@ -322,6 +322,12 @@ def differences_sheet(result: Comparison, places: Sequence[int], width: int) -> 
     return Sheet(rows, [column for column, end in zip(columns, ends, strict=True) if end <= width])
 
 
+# What a cut is in a linear layer, by `how`.
+WRITES = {
+    "mask": "a linear layer has no mask: a cut token writes nothing into its state, and erases nothing of it; no other "
+    "token has more weight instead; mass: |w| as a share of its row",
+    "zero": "a linear layer has no softmax: the value of a cut token is 0 there; mass: |w| as a share of its row",
+}
 ALIKE: Mapping[NullKind, str] = {"permuted": "other keys", "heads": "other heads"}
 NULLS = {
     "permuted": "other keys: where the same weights lie on other keys and are cut there, 95 % of the effects, and p",
@@ -346,7 +352,11 @@ def cautions(result: KnockoutResult, geometry: Geometry) -> list[str]:
         lines.append("key 0 is often a sink: to cut it harms whatever the head does")
     if facts["emptied"]:
         lines.append(f"rows were left without keys and give 0, in {', '.join(facts['emptied'][:8])}")
-    lines += layers_without_attention(geometry, "nothing is cut in them") + interval_notes(result.statistics)
+    if any(is_linear(stack_of(layer)) for item in result.asked for layer, _ in item.cut.heads):
+        lines.append(WRITES[facts["how"]])
+    else:
+        lines += layers_without_attention(geometry, "nothing is cut in them")
+    lines += interval_notes(result.statistics)
     return lines + rounding_notes(facts, result.statistics["effect"]) + unshared(facts)
 
 

@@ -60,6 +60,7 @@ def delta_rule(own: Own, arguments: Arguments) -> LinearRule:
         arguments["key"].shape[-1],
         decay_BTH=decay if decay.ndim == 3 else decay.mean(-1),
         write_BTH=tokens["beta"],
+        strength="beta",
     )
 
 

@@ -4,6 +4,9 @@ Geva et al. 2023 (arXiv 2304.14767) cut the logits of one key for all heads of s
 keys of its own, and intact rows are computed again by the same code. A cut may first move weights to other keys: logits
 of a row exchange their places before the softmax.
 
+A linear layer has no softmax and no mask. There a cut token writes nothing into the layer's state, as the asked rows
+read it, and no other token has more weight for it: the layer's own rule is run again.
+
 Shapes: B text, N row of a pass (text, or cut and text), P head of a layer that is computed again, R asked row, r row of
 a block, K key, E edge.
 """
@@ -12,21 +15,33 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from attnscope.attention.linear import LinearRule
 from attnscope.attention.rows import CutHow, RowBlock, RowsAgain, padded
 from attnscope.errors import ModelError
 from attnscope.hooks.calls import AttentionCall
 from attnscope.hooks.engines import Change
 from attnscope.interventions.base import Intervention, Kept
-from attnscope.interventions.patching import recompute, spec_of
+from attnscope.interventions.patching import put_back, recompute, rule_of, spec_of
 from attnscope.interventions.spec import Cut, HeadSet
-from attnscope.model.selection import DECODER
+from attnscope.model.selection import DECODER, LINEAR
 
-OnRows = Callable[[AttentionCall, Sequence[int], Sequence[int], RowBlock], object]  # call, texts, heads, a block
+
+class MapRows(NamedTuple):
+    """Rows of a linear layer's map, as a reader of blocks asks of them: |w| as a share of its row's sum."""
+
+    query_Nr: Tensor
+    weights_NPrK: Tensor
+    seen_NPrK: Tensor
+    start: int = 0
+
+
+# A call, texts, heads, a block.
+OnRows = Callable[[AttentionCall, Sequence[int], Sequence[int], RowBlock | MapRows], object]
 
 
 @dataclass(frozen=True)
@@ -58,51 +73,99 @@ class Knockout(Intervention):
         cuts = [cut for cut in sets if isinstance(cut, Cut)]
 
         def change(call: AttentionCall, output_NQHV: Tensor) -> Tensor:
-            heads = self.heads.get(call.layer, ())
-            if call.stack != self.stack or not heads:
+            heads = self.heads.get(call.index, ())
+            if call.stack not in (self.stack, LINEAR) or not heads:
                 return output_NQHV
-            spec = spec_of(call, output_NQHV)
-            query_BR = padded([self.queries[text] for text in texts], spec.device)
-            query_NR = query_BR.repeat(spec.batch // len(texts), 1)
+            query_BR = padded([self.queries[text] for text in texts], output_NQHV.device)
+            query_NR = query_BR.repeat(len(output_NQHV) // len(texts), 1)
 
             # The keys are cut from all asked rows: one mask of them holds in every block.
+            shape, device = (len(output_NQHV), len(heads), call.P.keys), output_NQHV.device
             edges = [
                 (at * len(texts) + number, heads.index(head), key)
                 for at, cut in enumerate(cuts, self.first)
                 for layer, head in cut.heads
-                if layer == call.layer
+                if layer == call.index
                 for number, text in enumerate(texts)
                 for key in cut.keys[text]
             ]
-            row_E, place_E, key_E = torch.tensor(edges, dtype=torch.long, device=spec.device).view(-1, 3).T
-            cut_NPK = torch.zeros(spec.batch, len(heads), spec.visible.keys, dtype=torch.bool, device=spec.device)
+            row_E, place_E, key_E = torch.tensor(edges, dtype=torch.long, device=device).view(-1, 3).T
+            cut_NPK = torch.zeros(shape, dtype=torch.bool, device=device)
             cut_NPK[row_E, place_E, key_E] = True
             cut_NPrK = cut_NPK[:, :, None] if len(row_E) else None
 
             # Of a cut that moves weights other rows than those of its edges differ from the intact ones.
             from_NPK = None  # the key whose logit each key has
             for at, cut in enumerate(cuts, self.first):
-                places = [heads.index(head) for layer, head in cut.heads if layer == call.layer]
+                places = [heads.index(head) for layer, head in cut.heads if layer == call.index]
                 for number, text in enumerate(texts if places and cut.moves else ()):
                     if cut.moves[text]:
                         if from_NPK is None:
-                            from_NPK = torch.arange(spec.visible.keys).repeat(spec.batch, len(heads), 1)
+                            from_NPK = torch.arange(shape[2]).repeat(*shape[:2], 1)
                         source, target = zip(*cut.moves[text], strict=True)
                         row_PK = from_NPK[at * len(texts) + number]
                         row_PK[torch.tensor(places)[:, None], torch.tensor(target)] = torch.tensor(source)
-            from_NPK = None if from_NPK is None else from_NPK.to(spec.device)
+            from_NPK = None if from_NPK is None else from_NPK.to(device)
+            if (rule := rule_of(call)) is not None:
+                if self.read is not None:
+                    self.read(call, texts, heads, map_rows(call, heads, query_BR))
+                asked_NQ = torch.zeros(output_NQHV.shape[:2], dtype=torch.bool, device=device)
+                row_X, place_X = (query_NR >= 0).nonzero(as_tuple=True)
+                asked_NQ[row_X, query_NR[row_X, place_X]] = True
+                if not (len(row_E) or from_NPK is not None):
+                    return output_NQHV
+                again_NQHV, touched_NH = rule_without(rule, heads, cut_NPK, from_NPK, self.how)
+                return put_back(call, output_NQHV, again_NQHV, asked_NQ[..., None] & touched_NH[:, None])
             changed_E = row_E
             if from_NPK is not None:
-                changed_E = torch.arange(self.first * len(texts), spec.batch, device=spec.device)
+                changed_E = torch.arange(self.first * len(texts), shape[0], device=device)
 
             def output(block: RowBlock) -> Tensor:
                 if self.read is not None:
                     self.read(call, texts, heads, block)
                 return (block if from_NPK is None else block.moved(from_NPK)).output(cut_NPrK, self.how)
 
-            return recompute(call, output_NQHV, RowsAgain(spec, heads), query_NR, output, changed_E)
+            rows = RowsAgain(spec_of(call, output_NQHV), heads)
+            return recompute(call, output_NQHV, rows, query_NR, output, changed_E)
 
         return change
+
+
+def rule_without(
+    rule: LinearRule, heads: Sequence[int], cut_NPK: Tensor, from_NPK: Tensor | None, how: CutHow
+) -> tuple[Tensor, Tensor]:
+    """A linear layer's output where some tokens write nothing, (N, Q, H, V), and which heads that is of, (N, H).
+
+    There is no softmax to share a weight out again. mask: such a token leaves the state alone, and erases nothing of it
+    either; zero: its value is 0, so that its column of the map is. from_NPK: the token that writes the value of each.
+    """
+    values_NTHV, head_P = rule.values_BTHV.clone(), torch.tensor(heads, device=cut_NPK.device)
+    touched_NP = cut_NPK.any(-1)
+    if from_NPK is not None:
+        touched_NP = touched_NP | (from_NPK != torch.arange(from_NPK.shape[-1], device=from_NPK.device)).any(-1)
+        values_NPKV = values_NTHV[:, :, head_P].transpose(1, 2)
+        onto_NPKV = from_NPK[..., None].expand_as(values_NPKV)
+        values_NTHV[:, :, head_P] = torch.zeros_like(values_NPKV).scatter(2, onto_NPKV, values_NPKV).transpose(1, 2)
+        cut_NPK = torch.zeros_like(cut_NPK).scatter(2, from_NPK, cut_NPK)
+    touched_NH = touched_NP.new_zeros(len(touched_NP), values_NTHV.shape[2])
+    touched_NH[:, head_P] = touched_NP
+    cut_NTH = cut_NPK.new_zeros(values_NTHV.shape[:3])
+    cut_NTH[:, :, head_P] = cut_NPK.transpose(1, 2)
+    if how == "zero":
+        return rule.run(values_NTHV.masked_fill(cut_NTH[..., None], 0.0)), touched_NH
+    return rule.without(cut_NTH, values_NTHV), touched_NH
+
+
+def map_rows(call: AttentionCall, heads: Sequence[int], query_BR: Tensor) -> MapRows:
+    """The rows of some heads; query_BR: their positions in each text, -1 where it has fewer."""
+    first, last = int(query_BR.clamp_min(0).min()), int(query_BR.max())
+    size_BPqK = call.P.rows(first, last + 1)[: len(query_BR), list(heads)].abs()
+    place_BR = (query_BR - first).clamp_min(0)
+    text_B1 = torch.arange(len(query_BR), device=query_BR.device)[:, None]
+    size_BPRK = size_BPqK.transpose(1, 2)[text_B1, place_BR].transpose(1, 2)
+    shares_BPRK = size_BPRK / size_BPRK.sum(-1, keepdim=True).clamp_min(torch.finfo(size_BPRK.dtype).tiny)
+    seen_qK = call.visible.rows(first, last + 1)[0, 0]
+    return MapRows(query_BR, shares_BPRK, seen_qK[place_BR][:, None].expand_as(shares_BPRK))
 
 
 def cut_output(

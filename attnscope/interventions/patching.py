@@ -32,6 +32,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from attnscope.attention.linear import LinearMap, LinearRule
 from attnscope.attention.rows import RowBlock, RowsAgain, padded
 from attnscope.attention.spec import AttentionSpec
 from attnscope.errors import InputError, ModelError, UsageError
@@ -41,7 +42,7 @@ from attnscope.hooks.forward import check_gradients, with_gradients
 from attnscope.hooks.report import tolerance
 from attnscope.interventions.base import Intervention, Kept, Replacing
 from attnscope.interventions.spec import HeadSet, PatchTarget, Task
-from attnscope.model.selection import DECODER
+from attnscope.model.selection import DECODER, LINEAR, prefix
 
 if TYPE_CHECKING:
     from attnscope.interventions.passes import Advance, Passes
@@ -118,6 +119,34 @@ def spec_of(call: AttentionCall, output_NQHV: Tensor) -> AttentionSpec:
     return spec
 
 
+def rule_of(call: AttentionCall) -> LinearRule | None:
+    """The rule of a call of a linear layer; None of a call of attention."""
+    return call.P.rule if isinstance(call.P, LinearMap) else None
+
+
+def check_again(call: AttentionCall, worst: float, allowed: float) -> None:
+    """Raise ModelError where what nothing changes, computed again, is too far from the model's own."""
+    if not worst <= allowed:
+        raise ModelError(
+            f"{prefix(call.stack)}layer {call.layer}: rows computed again differ from the model's own by {worst:.2g} "
+            f"(allowed {allowed:.2g})",
+            "choose another family: this one's attention is not what its q, k and v give",
+        )
+
+
+def put_back(call: AttentionCall, output_NQHV: Tensor, again_NQHV: Tensor, changed_NQH: Tensor) -> Tensor:
+    """A linear layer's output with rows of its rule, run again, where something changes them.
+
+    changed_NQH: these rows, of each row of the pass and head. The others are compared with the model's own, as in
+    `recompute`.
+    """
+    intact_NH = ~changed_NQH.any(1)
+    if bool(intact_NH.any()):
+        own, again = (values.transpose(1, 2)[intact_NH] for values in (output_NQHV, again_NQHV))
+        check_again(call, float(relative_error(again, own)), tolerance(output_NQHV.dtype)[1])
+    return torch.where(changed_NQH[..., None], again_NQHV.to(output_NQHV.dtype), output_NQHV)
+
+
 def recompute(
     call: AttentionCall,
     output_NQHV: Tensor,
@@ -147,12 +176,7 @@ def recompute(
         intact_X = ~torch.isin(text_X, changed_E)
         if bool(intact_X.any()):
             worst = max(worst, float(relative_error(new_XPV[intact_X], own_XPV[intact_X])))
-    if not worst <= allowed:
-        raise ModelError(
-            f"layer {call.layer}: rows computed again differ from the model's own by {worst:.2g} (allowed "
-            f"{allowed:.2g})",
-            "choose another family: this one's attention is not what its q, k and v give",
-        )
+    check_again(call, worst, allowed)
     return changed_NQHV
 
 
@@ -184,7 +208,8 @@ class Patching(Intervention):
     """Heads are given what they have in the other text of a pair. The sets of its passes are Patches.
 
     what: a head's output before the output projection, its pattern (the weights of its rows), or its keys or values,
-    which all heads of a kv group share. Where rows are computed again for it, those of the intact texts are, too.
+    which all heads of a kv group share. Where rows are computed again for it, those of the intact texts are, too. A
+    linear layer's rule is run again on patched values; its keys and its map are not patched.
     stack: whose layers the heads are of. kept: in a pass of one row, the Source of each call in the other text; None
     where both texts are in the pass.
     """
@@ -211,13 +236,13 @@ class Patching(Intervention):
         patches = [patch for patch in sets if isinstance(patch, Patch)]
 
         def change(call: AttentionCall, output_NQHV: Tensor) -> Tensor:
-            if call.stack != self.stack:
+            if call.stack not in (self.stack, LINEAR):
                 return output_NQHV
             if self.kept is None:
-                moved, source = list(moves(patches, texts, call.layer)), None
+                moved, source = list(moves(patches, texts, call.index)), None
             else:
-                source = self.kept.get((call.layer, call.place.call))
-                moved = [] if source is None else list(source.moves(patches, texts[0], call.layer))
+                source = self.kept.get((call.index, call.place.call))
+                moved = [] if source is None else list(source.moves(patches, texts[0], call.index))
             return self.changed(call, output_NQHV, moved, source) if moved else output_NQHV
 
         return change
@@ -251,6 +276,14 @@ class Patching(Intervention):
                 heads_P, at_Q1, source_Q1 = index(move.heads), index(move.at)[:, None], index(move.source_at)[:, None]
                 changed[move.row, at_Q1, heads_P] = source_NQHV[move.source, source_Q1, heads_P]
             return changed
+        if (rule := rule_of(call)) is not None:
+            values_NTHV, changed_NQH = rule.values_BTHV.clone(), output_NQHV.new_zeros(output_NQHV.shape[:3]).bool()
+            source_NTHV = of_source(rule.values_BTHV)
+            for move in moved:
+                heads_P, at_Q1, source_Q1 = index(move.heads), index(move.at)[:, None], index(move.source_at)[:, None]
+                values_NTHV[move.row, at_Q1, heads_P] = source_NTHV[move.source, source_Q1, heads_P]
+                changed_NQH[move.row, :, heads_P] = True
+            return put_back(call, output_NQHV, rule.run(values_NTHV), changed_NQH)
 
         heads, spec = tuple(sorted({head for move in moved for head in move.heads})), spec_of(call, output_NQHV)
         if self.what == "pattern":  # it changes the rows that it is put into, and no others
@@ -315,20 +348,23 @@ class KeptSources(Intervention):
         [text], what = texts, self.patching.what
 
         def change(call: AttentionCall, output_1QHV: Tensor) -> Tensor:
-            in_layer = [patch for patch in self.patches if of_layer(patch, call.layer) and patch.at[text]]
-            if call.stack != self.patching.stack or not in_layer:
+            in_layer = [patch for patch in self.patches if of_layer(patch, call.index) and patch.at[text]]
+            if call.stack not in (self.patching.stack, LINEAR) or not in_layer:
                 return output_1QHV
             at = sorted({position for patch in in_layer for position in patch.at[text]})
             at_Q = torch.tensor(at, device=output_1QHV.device)
             if what == "output":
-                self.kept[call.layer, call.place.call] = Source(at, output_1QHV[:, at_Q])
+                self.kept[call.index, call.place.call] = Source(at, output_1QHV[:, at_Q])
+                return output_1QHV
+            if (rule := rule_of(call)) is not None:
+                self.kept[call.index, call.place.call] = Source(at, rule.values_BTHV[:, at_Q])
                 return output_1QHV
             spec = spec_of(call, output_1QHV)
             of_keys = {"key": spec.k_BGKD, "value": spec.v_BGKV}.get(what)
             source = Source(at, spec=spec) if of_keys is None else Source(at, of_keys[:, :, at_Q])
-            self.kept[call.layer, call.place.call] = source
+            self.kept[call.index, call.place.call] = source
             # Its rows are computed again as those of the patched text are, and compared with the model's own.
-            heads = tuple(sorted({head for patch in in_layer for head in of_layer(patch, call.layer)}))
+            heads = tuple(sorted({head for patch in in_layer for head in of_layer(patch, call.index)}))
             return self.patching.changed(call, output_1QHV, [Move(0, 0, heads, tuple(at), tuple(at))])
 
         return change
@@ -361,8 +397,8 @@ def estimated(passes: Passes, patches: Sequence[Patch], advance: Advance = lambd
             for call, output_BTHV, grad_BTHV in backward(passes, batch):
                 for number, patch in enumerate(patches):
                     # The intact texts themselves are patched, each from its intact partner.
-                    moved = [replace(move, row=move.row - len(batch)) for move in moves([patch], batch, call.layer)]
-                    if call.stack == patching.stack and moved:
+                    moved = [replace(move, row=move.row - len(batch)) for move in moves([patch], batch, call.index)]
+                    if call.stack in (patching.stack, LINEAR) and moved:
                         # Both outputs are computed again, so that what rounding does to them is no part of the cost.
                         stay = [replace(move, source=move.row, source_at=move.at) for move in moved]
                         before, after = (patching.changed(call, output_BTHV, made) for made in (stay, moved))

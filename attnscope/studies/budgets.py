@@ -36,7 +36,7 @@ from attnscope.interventions.base import Measure
 from attnscope.interventions.kv_cache import CacheBudget, HeadBudget, KeptShares
 from attnscope.interventions.passes import Advance, Passes
 from attnscope.interventions.spec import AskedText, HeadPlan, Task, check_below, written_budgets
-from attnscope.model.selection import written_heads
+from attnscope.model.selection import everything, is_linear, stack_of, written_heads
 from attnscope.studies.ablation_search import head_set, heads_by_layer, portions
 from attnscope.studies.intervals import FEWEST
 from attnscope.studies.knockout import CaseReader, read_cases, task_of, text_of_ids
@@ -44,7 +44,7 @@ from attnscope.studies.knockout_records import AnsweredText
 from attnscope.studies.statistics import effect_columns, largest_of
 from attnscope.studies.study import Cost, SetEffects, SetStudy, cost_of_passes, effects_by_set
 from attnscope.studies.study_folder import Parts, StudyRecord
-from attnscope.utils.display import number_of, shortened
+from attnscope.utils.display import layer_name, number_of, shortened
 from attnscope.utils.tables import as_table, integers, numbers, words
 
 if TYPE_CHECKING:
@@ -262,7 +262,13 @@ class BudgetStudy(SetStudy[BudgetCosts]):
 
     @classmethod
     def of(cls, model: LoadedModel, questions: Sequence[AskedCache], plan: BudgetPlan) -> BudgetStudy:
-        """The study of some questions. Raises as `budget_cases`."""
+        """The study of some questions. Raises as `budget_cases`, and UsageError for heads that cache no keys."""
+        chosen = everything(model.geometry.unnamed) if plan.select is None else plan.select
+        if linear := [layer for layer in chosen if is_linear(stack_of(layer))]:
+            raise UsageError(
+                f"{layer_name(linear[0])} caches no keys: a linear layer has a state of one size",
+                "choose heads of attention with {select}",
+            )
         return cls(model, budget_cases(model, questions, plan.keep), plan)
 
     @cached_property

@@ -42,12 +42,12 @@ from attnscope.inputs.labels import visible_blanks
 from attnscope.inputs.prompt import Prompt, from_ids, isolation_for, reading
 from attnscope.inputs.tokens import find
 from attnscope.interventions.base import LOSS, AnswerLoss, LogitDifference, Measure
-from attnscope.interventions.knockout import Knockout
+from attnscope.interventions.knockout import Knockout, MapRows
 from attnscope.interventions.passes import AGREES, Advance
 from attnscope.interventions.spec import DRAWS, AskedText, Cut, CutPlan, HeadSet, Selection, Task
 from attnscope.metrics.roles import SINK_MASS
 from attnscope.model.geometry import Geometry
-from attnscope.model.selection import everything, pairs
+from attnscope.model.selection import everything, pairs, stack_of
 from attnscope.studies.ablation_search import head_set, heads_by_layer, portions
 from attnscope.studies.knockout_records import (
     KINDS,
@@ -65,7 +65,7 @@ from attnscope.studies.knockout_records import (
 )
 from attnscope.studies.study import HALF, Cost, SetEffects, SetStudy, cost_of_passes, effects_by_set
 from attnscope.studies.study_folder import Parts
-from attnscope.utils.display import head_name, number_of, shortened
+from attnscope.utils.display import head_name, layer_name, number_of, shortened
 
 if TYPE_CHECKING:
     from attnscope.model.loaded import LoadedModel
@@ -214,7 +214,10 @@ def cuts_over(over: str, selection: Selection, geometry: Geometry, cases: Sequen
     for middle, layer in enumerate(layers):
         near = layers[max(0, middle - (width - 1) // 2) : middle + width // 2 + 1]
         heads = tuple((number, head) for number in near for head in selection[number])
-        name = f"L{near[0]}" + f"-{near[-1]}" * (len(near) > 1)
+        names = [layer_name(near[0]), layer_name(near[-1])]
+        if stack_of(near[0]) == stack_of(near[-1]):
+            names[1] = f"{near[-1]:d}"
+        name = "-".join(names[: len(near)])
         cuts.append(AskedCut(Cut(name, heads, keys), layer))
     return cuts
 
@@ -225,7 +228,9 @@ class MassReader:
     def __init__(self, masses: Masses, rests: bool) -> None:
         self.masses, self.rests = masses, rests
 
-    def __call__(self, call: AttentionCall, texts: Sequence[int], heads: Sequence[int], block: RowBlock) -> None:
+    def __call__(
+        self, call: AttentionCall, texts: Sequence[int], heads: Sequence[int], block: RowBlock | MapRows
+    ) -> None:
         if call.place.call:  # a layer that attends twice is read once
             return
         # A pass of shared layers has the intact texts first; rows that pad a block are of no query.
@@ -245,7 +250,7 @@ class MassReader:
             largest = call.P.received(share_BQ)[:batch, list(heads)].max(-1)
             rests_BP = torch.where(largest.values > SINK_MASS, largest.indices, -1).cpu().numpy()
         for number, text in enumerate(texts):
-            of, length = (text, call.layer), self.masses.lengths[text]
+            of, length = (text, call.index), self.masses.lengths[text]
             rows = int((block.query_Nr[number] >= 0).sum())
             if not rows:
                 continue
@@ -475,11 +480,13 @@ class KnockoutStudy(SetStudy[KnockoutResult]):
 
     @property
     def compared_heads(self) -> list[HeadSet]:
-        """Each head of the model alone, where any cut, of one key in one head, is compared with other heads' looks."""
+        """Each head of its stack alone, where any cut, of one key in one head, is compared with other heads' looks."""
         edges = (cut for cut in self.sets if len(cut.heads) == 1 and all(len(keys) == 1 for keys in cut.keys))
         if not self.plan.random or not any(edges):
             return []
-        return [HeadSet(head_name(*head), (head,)) for head in pairs(everything(self.model.geometry.heads_by_layer))]
+        stacks = {stack_of(layer) for cut in self.sets for layer, _ in cut.heads}
+        heads = pairs(everything(self.model.geometry.changeable))
+        return [HeadSet(head_name(*head), (head,)) for head in heads if stack_of(head[0]) in stacks]
 
     def measure(self, facts: dict[str, Any], parts: Parts, advance: Advance) -> KnockoutResult:
         sets, plan, knockout, passes = self.sets, self.plan, self.intervention, self.passes

@@ -22,7 +22,7 @@ from attnscope.errors import UsageError, nearest
 from attnscope.inputs.labels import visible_blanks
 from attnscope.interventions.spec import Cut, CutPlan, HeadSet
 from attnscope.studies.statistics import effect_columns, largest_first, largest_of
-from attnscope.studies.study_folder import StudyRecord
+from attnscope.studies.study_folder import StudyRecord, stacks_of
 from attnscope.utils.display import number_of
 from attnscope.utils.tables import as_table, integers, numbers, words
 
@@ -251,7 +251,7 @@ class KnockoutResult(StudyRecord):
         columns: dict[str, Any] = {
             "set": words([item.cut.name for item in self.asked]),
             **{name: integers([getattr(item, name) for item in self.asked], np.int32) for name in ("layer", "head")},
-            "stack": words([self.facts["stack"]] * len(self.asked)).dictionary_encode(),
+            "stack": words([stacks_of([item.cut]) for item in self.asked]).dictionary_encode(),
             "queries": words([self._places([case.queries for case in self.cases])] * len(self.asked)),
             "keys": words([self._places(item.cut.keys) for item in self.asked]),
             "mass": numbers(np.array([self.mass(item.cut) for item in self.asked])),

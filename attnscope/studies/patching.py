@@ -28,7 +28,7 @@ from attnscope.interventions.base import Measure
 from attnscope.interventions.passes import Advance
 from attnscope.interventions.patching import Patch, Patching, estimated
 from attnscope.interventions.spec import SHARED, AskedText, HeadPlan, Method, PatchTarget, Task
-from attnscope.model.selection import DECODER
+from attnscope.model.selection import is_linear, stack_of
 from attnscope.studies.ablation_search import CONTROLS, controls_of, head_set, portions, tried_of, whole_groups
 from attnscope.studies.intervals import FEWEST
 from attnscope.studies.knockout import COPY, CaseReader, case_of, read_cases, task_of
@@ -43,7 +43,7 @@ from attnscope.studies.statistics import (
     ratios,
 )
 from attnscope.studies.study import Cost, SetStudy, cost_of_passes, effects_by_set
-from attnscope.studies.study_folder import Parts, StudyRecord
+from attnscope.studies.study_folder import Parts, StudyRecord, stacks_of
 from attnscope.utils import display as cells
 from attnscope.utils.display import number_of, shortened
 from attnscope.utils.tables import as_table, integers, numbers, words
@@ -289,7 +289,7 @@ class PatchedPairs(StudyRecord):
             "set": words([item.patch.name for item in self.asked]),
             **{name: integers([getattr(item, name) for item in self.asked], np.int32) for name in ("layer", "head")},
             "position": integers(position, np.int32),
-            "stack": words([DECODER] * count).dictionary_encode(),
+            "stack": words([stacks_of([item.patch]) for item in self.asked]).dictionary_encode(),
             "at": words(places),
             **{name: numbers(values) for name, values in self.statistics.items() if name != "n"},
             "estimate": numbers(estimates[0]),
@@ -329,6 +329,11 @@ class PatchStudy(SetStudy[PatchedPairs]):
         over, shared, whole = plan.over, plan.what in SHARED, head_set(plan.name, self.selection)
         if shared:
             whole = whole_groups(whole, geometry)
+        if plan.what in ("pattern", "key") and any(is_linear(stack_of(layer)) for layer, _ in whole.heads):
+            raise UsageError(
+                f"a linear layer has no {plan.what} that is patched: it has a state, and no softmax over keys",
+                "use {what=output} or {what=value}",
+            )
         both = [positions for pair in pairs for positions in (pair.at, pair.partners)]
         if over == "none":
             return [AskedPatch(Patch(whole.name, whole.heads, tuple(both)))]

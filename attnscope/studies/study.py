@@ -29,8 +29,8 @@ from attnscope.interventions.passes import Advance, Passes, of, prepared
 from attnscope.interventions.spec import HeadPlan, HeadSet, Task
 from attnscope.model.checkpoint import weights_sha256
 from attnscope.model.libraries import versions
-from attnscope.model.selection import DECODER, everything
-from attnscope.studies.study_folder import Column, Parts, StudyRecord, claim
+from attnscope.model.selection import everything
+from attnscope.studies.study_folder import Column, Parts, StudyRecord, claim, stacks_of
 from attnscope.utils.display import head_name, number_of
 
 if TYPE_CHECKING:
@@ -160,11 +160,12 @@ class SetStudy(Study[Record]):
 
     def heads_facts(self, sets: Iterable[HeadSet]) -> dict[str, Any]:
         """Which heads are changed; sets: those that have them all."""
+        sets = list(sets)
         names = " ".join(sorted(head_name(*head) for changed in sets for head in changed.heads))
         return {
             "select": self.plan.name,
             "heads_sha256": hashlib.sha256(names.encode()).hexdigest(),
-            "stack": DECODER,
+            "stack": stacks_of(sets),
         }
 
     @property

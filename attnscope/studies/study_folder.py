@@ -17,7 +17,7 @@ import io
 import logging
 import math
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,8 +26,9 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from attnscope.errors import UsageError, first_line
+from attnscope.interventions.spec import HeadSet
 from attnscope.model.geometry import Geometry
-from attnscope.model.selection import everything, pairs
+from attnscope.model.selection import DECODER, everything, pairs, stack_of
 from attnscope.utils.files import read_small, refuse_links, save_json, whole_file
 from attnscope.utils.folders import OVER, check, document, refuse_other_kind, writable
 from attnscope.utils.signals import Stopped
@@ -171,6 +172,12 @@ def claim(folder: Path, readings: str, study: str, facts: Mapping[str, Any], for
     with writable(folder):
         save_json(facts, path)
     return Parts(path.parent)
+
+
+def stacks_of(sets: Iterable[HeadSet]) -> str:
+    """The stack that the heads of some sets are of; of several each, as `decoder, linear`."""
+    stacks = {stack_of(layer, DECODER) for heads in sets for layer, _ in heads.heads}
+    return ", ".join(sorted(stacks)) or DECODER
 
 
 def of_heads(geometry: Geometry) -> tuple[Column, Callable[[Columns], bool]]:

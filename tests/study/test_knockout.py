@@ -16,14 +16,17 @@ from attnscope.cli.output import ROUNDING
 from attnscope.cli.study_tables import cautions, cuts_sheet
 from attnscope.errors import InputError, ModelError, UsageError
 from attnscope.export.study_figures import save_knockout
+from attnscope.hooks.listen import listen
 from attnscope.interventions.spec import AskedText, Cut, CutPlan, HeadSet
 from attnscope.metrics.roles import SINK_MASS
 from attnscope.model.loading import wrap
+from attnscope.model.selection import LINEAR, StackLayer
 from attnscope.studies.knockout import OWN, SEVERAL, KnockoutStudy, cases_of, cuts_over, heads_null, permuted_null
 from attnscope.studies.knockout_records import Masses, p_of_size, p_of_tails
 from attnscope.studies.study import HALF
 from helpers.families import tiny_model
 from helpers.loops import looped
+from helpers.parity_models import roused_model
 
 PERIOD = 20
 HEADS = [(layer, head) for layer in range(4) for head in range(6)]
@@ -594,3 +597,141 @@ def test_edges_of_random_models_are_ranked_evenly(record_property):
         assert len(found) > 150
         assert np.mean(np.array(found) <= 0.05) <= 0.10
         assert 0.35 <= np.mean(np.array(found) <= 0.5) <= 0.65
+
+
+# Linear layers: a cut token writes nothing into the state that the asked rows read.
+
+WORDS = "the bank of the river, the old bridge, the bank of the town and the"
+
+
+def delta_by_hand(tokens, values_TV, head, cut, how):
+    """(T, V) of one head in float64, a step per token; cut: the tokens that write nothing."""
+    g, beta = (tokens[name][0, :, head].double() for name in ("g", "beta"))
+    shared = tokens["beta"].shape[2] // tokens["key"].shape[2]  # heads of values that share a key
+    query, key = (tokens[name][0, :, head // shared].double() for name in ("query", "key"))
+    query, key = (x / (x.square().sum(-1, keepdim=True) + 1e-6).sqrt() for x in (query, key))
+    state_DV = torch.zeros(key.shape[1], values_TV.shape[1], dtype=torch.float64)
+    rows = []
+    for t, value_V in enumerate(values_TV.double()):
+        state_DV = state_DV * g[t].exp()
+        if t in cut and how == "zero":
+            value_V = 0 * value_V
+        if not (t in cut and how == "mask"):
+            state_DV = state_DV + torch.outer(key[t], beta[t] * (value_V - key[t] @ state_DV))
+        rows.append(query[t] @ state_DV / key.shape[1] ** 0.5)
+    return torch.stack(rows)
+
+
+def lost_by(hybrid, case, changed):
+    """What the answer loses where linear layers give something else; changed: a call -> its output, or None."""
+    ids_1T, row = torch.tensor([case.ids]), case.rows[0]
+    logits = [
+        listen(hybrid.model, ids_1T, lambda call: None, change=change, mixers=True, logits_at=[row]).logits[0, 0]
+        for change in (None, changed)
+    ]
+    before, after = (float(one.log_softmax(-1)[case.answer[0]]) for one in logits)
+    return before - after
+
+
+@pytest.mark.parametrize("how", ["mask", "zero"])
+def test_a_token_that_writes_nothing_is_missed_as_a_loop_of_the_rule_says(hybrid, how):
+    keys, head, layer = [10, 12], 1, StackLayer(1, LINEAR)
+    question = AskedText(WORDS, query="11:", key="10,12", answer=" river")
+    plan = CutPlan(how=how, random=0, select={layer: (head,)}, name="linear.1.1")
+    study = KnockoutStudy.of(hybrid, [question], plan)
+    found = study.run()
+    [case], [cut] = study.cases, study.sets
+    assert (case.keys, min(case.queries)) == ((10, 12), 11)
+
+    def changed(call):
+        if call.index != layer:
+            return None
+        rule, output = call.P.rule, call.output_BQHV.clone()
+        rows = {
+            cut: delta_by_hand(dict(rule.tokens), rule.values_BTHV[0, :, head], head, cut, how)
+            for cut in ((), tuple(keys))
+        }
+        torch.testing.assert_close(output[0, :, head], rows[()].float(), atol=1e-5, rtol=1e-4)
+        for query in case.queries:
+            output[0, query, head] = rows[tuple(keys)][query].float()
+        return output
+
+    expected = lost_by(hybrid, case, changed)
+    assert abs(expected) > 1e-4
+    assert float(found.effect(cut)[0]) == pytest.approx(expected, abs=2e-5)
+    row = found.table().to_pylist()[0]
+    assert row["stack"] == "linear"
+    said = [line for line in cautions(found, hybrid.geometry) if "linear layer" in line]
+    assert [line.startswith("a linear layer has no mask") for line in said] == [how == "mask"]
+
+
+@pytest.mark.parametrize("family", ["qwen3_next", "falcon_h1"])
+def test_the_mass_is_of_the_map_and_a_value_of_0_is_its_column(demo, family):
+    """`falcon_h1` has a head of attention of the same number, and a rule that erases nothing."""
+    loaded = wrap(roused_model(family), demo.tokenizer)
+    layer, ids = StackLayer(2, LINEAR), [5, 9, 17, 3, 60, 2, 33, 8, 21]
+    question = AskedText(ids, query="last", key="7", answer=[7])
+    plan = CutPlan(how="zero", random=0, select={layer: (0,)})
+    study = KnockoutStudy.of(loaded, [question], plan)
+    found, [case], [cut] = study.run(), study.cases, study.sets
+    maps = []
+
+    def changed(call):
+        if call.index != layer:
+            return None
+        M_TT = call.P.rows(0, call.P.queries)[0, 0]
+        maps.append(M_TT.clone())
+        M_TT[8, 7] = 0
+        output = call.output_BQHV.clone()
+        output[0, 8, 0] = (M_TT @ call.P.rule.values_BTHV[0, :, 0])[8]
+        return output
+
+    expected = lost_by(loaded, case, changed)
+    assert abs(expected) > 1e-5
+    assert float(found.effect(cut)[0]) == pytest.approx(expected, abs=1e-5)
+    size_T = maps[0][8].abs()
+    assert found.mass(cut) == pytest.approx(float(size_T[7] / size_T.sum()), abs=1e-5)
+    if family == "falcon_h1":  # no erasing: both are one
+        masked = replace(study, plan=replace(plan, how="mask")).run()
+        assert float(masked.effect(cut)[0]) == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("how", ["mask", "zero"])
+def test_a_null_of_a_linear_head_has_the_values_of_keys_change_places(hybrid, how):
+    layer = StackLayer(2, LINEAR)
+    question = AskedText(WORDS, query="last", key="14", answer=" river")
+    study = KnockoutStudy.of(hybrid, [question], CutPlan(how=how, random=2, select={layer: (2,)}))
+    found, [case] = study.run(), study.cases
+    [null], effects = found.nulls["permuted"], []
+    assert len(null.draws) == 2
+    for draw in null.draws:
+        for cut in (draw.cut, draw.moved):
+            value_of = {key: key for key in range(len(case.prompt))} | dict(cut.moves[0])  # writer: whose value
+
+            def changed(call, cut=cut, value_of=value_of):
+                if call.index != layer:
+                    return None
+                rule, output = call.P.rule, call.output_BQHV.clone()
+                values_TV = rule.values_BTHV[0, [*value_of.values(), *range(len(value_of), call.P.keys)], 2]
+                silent = {writer for writer, key in value_of.items() if key in cut.keys[0]}
+                query = case.queries[0]
+                output[0, query, 2] = delta_by_hand(dict(rule.tokens), values_TV, 2, silent, how)[query].float()
+                return output
+
+            expected = lost_by(hybrid, case, changed)
+            assert float(found.effect(cut)[0]) == pytest.approx(expected, abs=2e-5)
+            effects.append(abs(expected))
+    assert max(effects) > 2e-4
+
+
+def test_softmax_and_linear_heads_are_cut_in_one_pass_and_each_alone(hybrid):
+    plan = {"answer": " river", "key": "4", "random": 0}
+    both = attnscope.knockout(hybrid, WORDS, select="3.0,linear.2", over="layers", **plan)
+    assert [row["set"] for row in both.table().to_pylist()] == ["linear L2", "L3"]
+    assert [row["stack"] for row in both.table().to_pylist()] == ["linear", "decoder"]
+    for item, select in zip(both.asked, ("linear.2", "3.0"), strict=True):
+        alone = attnscope.knockout(hybrid, WORDS, select=select, **plan)
+        assert both.effect(item.cut) == pytest.approx(alone.effect(alone.asked[0].cut), abs=1e-5)
+    assert {item.cut.heads[0][0] for item in attnscope.knockout(hybrid, WORDS, over="layers", **plan).asked} == {3}
+    with pytest.raises(UsageError, match="linear L2 caches no keys"):
+        attnscope.knockout(hybrid, WORDS, keep="top:4", select="linear.2")

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import attnscope
-from attnscope.errors import InputError, ModelError
+from attnscope.errors import InputError, ModelError, UsageError
 from attnscope.hooks.engines import UNCHECKED
 from attnscope.hooks.listen import listen
 from attnscope.interventions.base import AnswerLoss
@@ -15,7 +15,7 @@ from attnscope.interventions.passes import agree, prepared
 from attnscope.interventions.patching import Patch, Patching
 from attnscope.interventions.spec import SHARED, WHAT, Task
 from attnscope.model.families import family_of
-from attnscope.model.selection import DECODER
+from attnscope.model.selection import DECODER, LINEAR, StackLayer
 from helpers.families import BYPASS, MODEL_TYPES, WITHOUT_ATTENTION, few, tiny_model
 from helpers.loops import looped
 from helpers.parity_models import roused_model
@@ -296,3 +296,95 @@ def test_the_estimate_is_the_slope(tiny, what):
         assert len(effect_N) == 8
         assert np.abs(effect_N).max() > 1e-6
         assert np.abs(estimate_N - effect_N).max() < 0.1 * np.abs(effect_N).max()
+
+
+# Heads of linear layers: their outputs before gate and norm, and the values that they write.
+
+
+def linear_change(ids, other, layer, head, what):
+    """A change of one text by which a head has at AT what another text has there; by the map, not by its rule."""
+
+    def kept(model):
+        found = {}
+
+        def keep(call):
+            if call.index == layer:
+                found["output"], found["value"] = call.output_BQHV.clone(), call.P.rule.values_BTHV.clone()
+
+        listen(model, torch.tensor([other]), keep, mixers=True)
+        return found[what]
+
+    def change(call, of_other):
+        if call.index != layer:
+            return None
+        output, at = call.output_BQHV.clone(), list(AT)
+        if what == "output":
+            output[0, at, head] = of_other[0, at, head]
+        else:
+            values_TV = call.P.rule.values_BTHV[0, :, head].clone()
+            values_TV[at] = of_other[0, at, head]
+            output[0, :, head] = call.P.rows(0, len(values_TV))[0, head] @ values_TV
+        return output
+
+    return kept, change
+
+
+@pytest.mark.parametrize("room", [4096, 1])
+@pytest.mark.parametrize("what", ["output", "value"])
+def test_a_patched_linear_head_gives_what_its_map_says(hybrid, monkeypatch, what, room):
+    monkeypatch.setattr("attnscope.interventions.passes.CPU_TOKENS", room)
+    both, layer, head = [ids_of(seed)[0].tolist() for seed in (1, 2)], StackLayer(1, LINEAR), 2
+    asked = {"at": ",".join(map(str, AT)), "answer": [33], "what": what, "select": "linear.1.2,3.1"}
+    rows = attnscope.patch(hybrid, *both, over="heads", **asked).table().to_pylist()
+    [row] = [row for row in rows if row["stack"] == "linear"]
+    assert row["set"] == "linear L1H2"
+    for text, effect in enumerate((row["effect"], -row["restored"])):
+        kept, change = linear_change(both[text], both[1 - text], layer, head, what)
+        of_other, nats = kept(hybrid.model), []
+        for changed in (None, lambda call, of_other=of_other, change=change: change(call, of_other)):
+            report = listen(
+                hybrid.model, torch.tensor([both[text]]), lambda call: None, change=changed, mixers=True, logits_at=[-1]
+            )
+            nats.append(-float(report.logits[0, 0].log_softmax(-1)[33]))
+        assert effect == pytest.approx(nats[1] - nats[0], abs=3e-5)
+        assert abs(effect) > 1e-3
+
+
+def test_all_heads_linear_ones_too_give_the_other_text_at_the_last_token(hybrid):
+    both = [[*ids_of(seed)[0].tolist(), 7] for seed in (1, 2)]
+    shares = {}
+    for select in ("linear,*", "*"):
+        asked = {"at": "last", "answer": [33], "random": 0, "select": select}
+        [row] = attnscope.patch(hybrid, *both, **asked).table().to_pylist()
+        shares[row["stack"]] = row["normalised"], row["restored_normalised"]
+    assert shares["decoder, linear"] == pytest.approx((1, 1), abs=1e-3)
+    assert shares["decoder"] != pytest.approx((1, 1), abs=1e-1)
+
+
+@pytest.mark.parametrize("what", ["output", "value"])
+def test_the_estimate_of_linear_heads_is_the_slope(hybrid, what):
+    both = [list(range(10, 20)), list(range(30, 40))]
+    weight = hybrid.model.get_input_embeddings().weight
+    before, (own, other) = weight.detach().clone(), map(torch.tensor, both)
+    asked = {"at": "4,6,9", "answer": [50], "foil": [60], "what": what, "over": "heads", "select": "linear"}
+    with torch.no_grad():
+        weight[other] = before[own] + 1e-3 * (before[other] - before[own])
+    try:
+        tables = [attnscope.patch(hybrid, *both, **asked, method=method).table() for method in ("measure", "gradient")]
+    finally:
+        with torch.no_grad():
+            weight.copy_(before)
+    effects, estimates = (
+        {row["set"]: row[name] for row in table.to_pylist()}
+        for name, table in zip(("effect", "estimate"), tables, strict=True)
+    )
+    largest = max(map(abs, effects.values()))
+    assert len(effects) == 12
+    assert largest > 1e-6
+    assert effects == pytest.approx(estimates, abs=0.1 * largest)
+
+
+@pytest.mark.parametrize("what", ["key", "pattern"])
+def test_what_a_linear_layer_has_not_is_not_patched(hybrid, what):
+    with pytest.raises(UsageError, match=f"a linear layer has no {what} that is patched"):
+        attnscope.patch(hybrid, [1, 2, 3], [1, 4, 3], what=what, select="linear.1.0", answer=[5])
