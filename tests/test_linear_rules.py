@@ -18,6 +18,7 @@ from attnscope.attention.linear import LinearMap
 from attnscope.errors import InputError, UsageError
 from attnscope.hooks.mixers import delta_rule
 from attnscope.model.loading import wrap
+from attnscope.model.selection import as_ranges
 from attnscope.observe.request import Request, View
 from attnscope.reference import naive
 from helpers.command_line import call
@@ -302,6 +303,20 @@ def test_maps_of_many_channels_over_a_long_text_are_refused_with_the_length_that
         again.rows(0, 1)
     assert f"at most {T - 1} tokens" in str(refused.value.hint)
     assert again.of_channel(0).rows(0, 1).shape == (1, 1, 1, T)
+
+
+def test_maps_of_channels_that_take_long_are_read_where_they_are_named(demo, channels, monkeypatch):
+    loaded = wrap(roused_model("jamba", vocab_size=2000), demo.tokenizer, "jamba")
+    quick = attnscope.capture(loaded, TEXT)
+    monkeypatch.setattr("attnscope.observe.collect.QUICK", 0.0)
+    seen = attnscope.capture(loaded, TEXT)
+    layers = sorted({head.layer for head in quick.heads if head.stack == "channels"})
+    assert layers
+    assert not any(head.stack == "channels" for head in seen.heads)
+    assert any(line.startswith(f"channels layers {as_ranges(layers)}: their maps") for line in seen.unmeasured)
+    named = attnscope.capture(loaded, TEXT, select=f"channels.{layers[0]}")
+    assert [(head.stack, head.layer) for head in named.kept_heads()] == [("channels", layers[0])]
+    assert attnscope.capture(channels, TEXT).rules  # a model without others
 
 
 TEXT = "the river bank was the bank of the river"

@@ -433,5 +433,6 @@ def _error_over_channels(rule: ChannelRule, output_BTC: Tensor) -> Tensor:
 
 def _future(call: AttentionCall) -> Tensor:
     """The largest weight on a token after the query, over some rows: 0 in a rule that knows no later token."""
-    runs = sampled(call.visible, 16, call.P.device).runs
-    return torch.stack([(call.P.rows(a, b).abs() * ~call.visible.rows(a, b)).max() for a, b in runs]).max()
+    runs, P = sampled(call.visible, 16, call.P.device).runs, call.P
+    rows = (lambda a, b: P.rule.mean(a, b)[:, None]) if isinstance(P, ChannelMap) else P.rows  # not the whole map
+    return torch.stack([(rows(a, b).abs() * ~call.visible.rows(a, b)).max() for a, b in runs]).max()

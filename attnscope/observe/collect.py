@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 
-from attnscope.attention.channels import ChannelMap
+from attnscope.attention.channels import QUICK, ChannelMap
 from attnscope.errors import InputError, UsageError
 from attnscope.hooks.calls import AttentionCall
 from attnscope.hooks.engines import ENGINES, Engine
@@ -204,6 +204,13 @@ class StackCollector:
         self._kept: dict[str, dict[LayerKey, Any]] = {name: {} for name in self.collectors}
         self._batcher, self._pending = LayerBatcher(self.collectors), PendingTransfers()
         self.kv_of: dict[LayerKey, tuple[int, int]] = {}
+        self.passed_over: list[int] = []  # layers whose maps take long, and that nobody named
+
+    @property
+    def must_read(self) -> bool:
+        """Whether the stack's layers were named, or the model has no other."""
+        others = (layers for stack, layers in self.forward.shown.items() if stack != self.stack)
+        return self.request.view.heads is not None or not any(others)
 
     def heard(self, call: AttentionCall | CallCheck) -> bool:
         """Whether a call of the decoder is of these layers, over tokens and their summaries."""
@@ -220,13 +227,17 @@ class StackCollector:
             return
         if isinstance(call.P, ChannelMap) and self.request.view.channel is not None:
             call = replace(call, P=call.P.of_channel(self.request.view.channel))
+        elif isinstance(call.P, ChannelMap) and call.P.work > QUICK and not self.must_read:
+            self.passed_over.append(call.layer)
+            self.forward.advance(1)
+            return
         # What a whole weight on a key writes: where values weigh it may be known only when the heads were projected.
         directions, out = self.forward.directions, self.forward.out
         written = None if directions is None else partial(directions.written, call)
         layer = replace(
             self.layer(call.layer, call.P, None if call.spec is None else call.spec.kv_heads), written=written
         )
-        if not self.forward.asks_all and not self.request.keeps(layer):
+        if not (self.forward.asks_all and not mixes(self.stack)) and not self.request.keeps(layer):
             self.forward.advance(1)
         elif out is None:
             self.ask(layer)
@@ -506,7 +517,7 @@ def _observed(forward: Pass) -> list[Observation]:
             patches=of_tower.prompts[0].medium.windows if of_tower else (),
             calls_alone=not (whole or prompts[0].medium.patches),
             computed=request.view.weights != "softmax",
-            mixers=any(map(mixes, readings)),
+            mixers=any(mixes(stack) and reading.request.view.heads != {} for stack, reading in readings.items()),
             **inputs,
         )
     for call in report.calls:
@@ -543,6 +554,9 @@ def _observed(forward: Pass) -> list[Observation]:
     if LINEAR in loaded.geometry.views and LINEAR not in readings:
         layers = as_ranges([layer.index for layer in loaded.geometry.views[LINEAR]])
         unread.append(f"linear layers {layers}: they have {NO_SOFTMAX.get(request.view.weights, NOT_FOLLOWED)}")
+    if (of_channels := readings.get(CHANNELS)) and of_channels.passed_over:
+        layers = as_ranges(sorted(of_channels.passed_over))
+        unread.append(f"channels layers {layers}: their maps of this text take long; {{select=channels.*}} reads them")
     if unread:
         facts |= {"unread": unread}
     return [
