@@ -17,8 +17,9 @@ Shapes: T token, E model width, S stream, C block, Q token that is kept (or thei
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
@@ -180,6 +181,15 @@ class _Tape(TorchDispatchMode):
         self.closed = 0  # how many branches run, one in the other
         self.written: dict[Block, Tensor] = {}  # by earlier blocks
         self.weights = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
+
+    @contextmanager
+    def off(self) -> Iterator[None]:
+        """While open, nothing is recorded."""
+        self.closed += 1
+        try:
+            yield
+        finally:
+            self.closed -= 1
 
     def node(self, value: Any) -> Node | None:
         """Of a tensor, where it has one."""
@@ -478,13 +488,15 @@ class _Recording:
         blocks = self.lists[module]
         if self.track is None or (self.track.blocks is not blocks and node is None):
             if self.track is not None:
-                self.finished(self.track)
+                with tape.off():
+                    self.finished(self.track)
             self.track = _Track(blocks, group_of(self.stacks.of(module)), {Block("embedding"): hidden.float()})
         elif node is None or not node.blocks:
             what = f"what enters layer {self.track.runs} is not made of what left the layer before"
             raise ModelError(f"{LOST}: {what}", ANOTHER)
         else:
-            self.track.written = self.expanded(node)
+            with tape.off():
+                self.track.written = self.expanded(node)
         self.track.blocks = blocks
         # What was made before this block is let go, but for stacks of states.
         kept = [tape.node(one) for one in values if one is not hidden]
@@ -495,7 +507,8 @@ class _Recording:
                 tape.put(Node(one.value, blocks=one.blocks, entries=one.entries))
         root = tape.put(Node(hidden, carries=True, blocks=tuple(self.track.written)))
         self.root, self.within = root, module
-        self.entered(self.track, root)
+        with tape.off():
+            self.entered(self.track, root)
 
     def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
         if module is not self.within:
@@ -535,26 +548,33 @@ class _Recording:
         """What each block wrote of a tensor."""
         assert self.track is not None
         rest = Block("rest", max(0, self.track.runs - 1))  # of the block that ran last
+        # What is used twice is made once; all else is let go, since it is as much as all that was written.
+        uses, waiting = Counter[Node](), [node]
+        while waiting:
+            for term, _ in waiting.pop().terms:
+                uses[term] += 1
+                waiting += [term] * (uses[term] == 1)
         known: dict[Node, dict[Block, Tensor]] = {self.root: self.track.written}
+        return _expanded(node, known, {one for one, count in uses.items() if count > 1}, rest)
 
-        def expand(node: Node) -> dict[Block, Tensor]:
-            if node in known:
-                return known[node]
-            if not node.carries and len(node.blocks) <= 1:
-                return {node.blocks[0] if node.blocks else rest: node.value.float()}
-            parts: dict[Block, Tensor] = {}
-            pairs = [
-                (block, part if change is None else change(part))
-                for term, change in node.terms
-                for block, part in expand(term).items()
-            ]
-            pairs += [(rest, part) for part in node.rest]
-            for block, part in pairs:
-                parts[block] = parts[block] + part if block in parts else part.float()
-            known[node] = parts
-            return parts
 
-        return expand(node)
+def _expanded(
+    node: Node, known: dict[Node, dict[Block, Tensor]], shared: Set[Node], rest: Block
+) -> dict[Block, Tensor]:
+    if node in known:
+        return known[node]
+    if not node.carries and len(node.blocks) <= 1:
+        return {node.blocks[0] if node.blocks else rest: node.value.float()}
+    parts: dict[Block, Tensor] = {}
+    for term, change in node.terms:
+        for block, part in _expanded(term, known, shared, rest).items():
+            made = part if change is None else change(part)
+            parts[block] = parts[block] + made if block in parts else made.float()
+    for part in node.rest:
+        parts[rest] = parts[rest] + part if rest in parts else part.float()
+    if node in shared:
+        known[node] = parts
+    return parts
 
 
 def path_in(block: nn.Module, module: nn.Module) -> str:
@@ -649,13 +669,11 @@ class _Depth(_Recording):
 
         args, kwargs = tuple(map(last, args)), {name: last(value) for name, value in kwargs.items()}
         args, kwargs = with_hidden(args, kwargs, hidden[..., -1:, :])
-        self.tape.closed += 1
         try:
-            found = next(iter(tensors_of(module.forward(*args, **kwargs))), None)
+            with self.tape.off():
+                found = next(iter(tensors_of(module.forward(*args, **kwargs))), None)
         except (RuntimeError, ValueError, TypeError, IndexError, AttributeError, AssertionError):
             return False  # it needs the others
-        finally:
-            self.tape.closed -= 1
         expected = result[..., -1:, :]
         if found is None or found.shape != expected.shape:
             return False
@@ -800,7 +818,8 @@ class _Mixing(TorchFunctionMode):
         result = func(*args, **kwargs)
         if func is functional.scaled_dot_product_attention and not self.recording.tape.closed:
             how = dict(zip(ARGUMENTS, args, strict=False)) | kwargs
-            self.recording.mixture(how.pop("query"), how.pop("key"), how.pop("value"), result, how)
+            with self.recording.tape.off():
+                self.recording.mixture(how.pop("query"), how.pop("key"), how.pop("value"), result, how)
         return result
 
 
