@@ -22,7 +22,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +32,16 @@ from attnscope.attention.operator import AttentionOperator
 from attnscope.attention.questions import Question
 from attnscope.attention.rows import TINY, Block, join, read_blocks, with_signs
 from attnscope.attention.spec import HIDDEN, Visibility
-from attnscope.attention.tiles import FEWEST_ROWS, MOST_WORKERS, Room, Tile, TilePlace, Tiles, work_through
+from attnscope.attention.tiles import (
+    FEWEST_ROWS,
+    MOST_WORKERS,
+    Room,
+    Tile,
+    TilePlace,
+    Tiles,
+    without_subnormals,
+    work_through,
+)
 from attnscope.attention.tiling import SMALL, TiledOperator
 
 Apply = Callable[[Mapping[str, Tensor], Tensor, Tensor | None], tuple[Tensor, Tensor]]
@@ -155,41 +164,23 @@ class Chunks:
 
         # Cores take parts in turn: they would wait for each other in the rule's many small products.
         firsts = iter(range(0, len(token_NC), step))
-        work_through(firsts, lambda: run, MOST_WORKERS if device.type == "cpu" else 1)
+        work_through(firsts, lambda: run, MOST_WORKERS if device.type == "cpu" else 1, flush=True)
         return whole
-
-    @cached_property
-    def small_BNH(self) -> Tensor:
-        """What of a state's reading, (D,), is dropped before a chunk is read, so that no weight moves by `TINY`.
-
-        A number of that size meets a key's part of the state, whose numbers add up to at most a bound: what the chunk
-        writes, or `keep` times the bound of the chunk before.
-        """
-        write_BNH = self.write.abs().sum(-2).amax(-1).double()
-        keep_BNH = self.keep.abs().sum(-2).amax(-1).double()
-        bounds, bound = [], torch.zeros_like(write_BNH[:, 0])
-        for number in range(self.count):
-            bound = torch.maximum(write_BNH[:, number], keep_BNH[:, number] * bound)
-            bounds.append(bound)
-        return (TINY / torch.stack(bounds, 1)).float()
 
     def fill(self, rows_HrK: Tensor, text: int, heads: slice, start: int) -> int:
         """Write some heads' rows of one chunk, from `start` on, over the keys so far; the first key that has weight.
 
-        What is written so far back that the state keeps nothing of it is 0.
+        Where the rows' reading of the state has become 0, from chunk to chunk, so are all weights before.
         """
         C, last = self.size, start // self.size
         place = start - last * C
-        own = self.own[text, last, heads, place : place + rows_HrK.shape[1]]
-        rows_HrK[..., last * C :] = own[..., : rows_HrK.shape[-1] - last * C]
+        own_HrC = self.own[text, last, heads, place : place + rows_HrK.shape[1]]
+        rows_HrK[..., last * C :] = own_HrC[..., : rows_HrK.shape[-1] - last * C]
         reading_HrD = self.read[text, last, heads, place : place + rows_HrK.shape[1]]
         for number in reversed(range(last)):
-            size_HrD, small_H11 = reading_HrD.abs(), self.small_BNH[text, number, heads, None, None]
-            if size_HrD.amin() <= small_H11.amax():
-                if size_HrD.amax() <= small_H11.amin():
-                    rows_HrK[..., : (number + 1) * C] = 0.0
-                    return (number + 1) * C
-                reading_HrD = reading_HrD.masked_fill(size_HrD <= small_H11, 0.0)
+            if not reading_HrD.any():
+                rows_HrK[..., : (number + 1) * C] = 0.0
+                return (number + 1) * C
             keys = slice(number * C, (number + 1) * C)
             torch.bmm(reading_HrD, self.write[text, number, heads], out=rows_HrK[..., keys])
             if number:
@@ -197,7 +188,7 @@ class Chunks:
         return 0
 
 
-AT_ONCE = 2**21  # numbers of the output that a rule gives at once: it makes several copies of that size
+AT_ONCE = 2**20  # numbers of the output that a rule gives at once: it makes several copies of that size
 
 
 class LinearMap(AttentionOperator):
@@ -219,10 +210,11 @@ class LinearMap(AttentionOperator):
     def rows(self, start: int, stop: int) -> Tensor:
         rows_BHrK = torch.zeros(self.batch, self.heads, stop - start, self.keys, device=self.device)
         size, every = self.chunks.size, slice(0, self.heads)
-        for first in range(start - start % size, stop, size):
-            a, b = max(start, first), min(stop, first + size)
-            for text, rows_HrK in enumerate(rows_BHrK):
-                self.chunks.fill(rows_HrK[:, a - start : b - start, :b], text, every, a)
+        with without_subnormals():
+            for first in range(start - start % size, stop, size):
+                a, b = max(start, first), min(stop, first + size)
+                for text, rows_HrK in enumerate(rows_BHrK):
+                    self.chunks.fill(rows_HrK[:, a - start : b - start, :b], text, every, a)
         return rows_BHrK
 
     def together(self, questions: Iterable[Question]) -> Mapping[Question, Any]:
@@ -306,6 +298,7 @@ class ShareTiles(Tiles):
     """The tiles of |w| as shares: of a chunk's rows of some heads, over all keys before."""
 
     of: LinearMap
+    flush: ClassVar[bool] = True
 
     @property
     def device(self) -> torch.device:
