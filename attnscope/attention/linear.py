@@ -280,7 +280,7 @@ class Shares(TiledOperator):
     def tiles(
         self, most: int, top_heads: Sequence[int], columns: Callable[[int], Tensor | None], tile_bytes: int
     ) -> Tiles:
-        return ShareTiles(most, top_heads, columns, tile_bytes, self.map)
+        return ShareTiles(most, top_heads, columns, tile_bytes, self.map, self.map.chunks)
 
     @property
     def inputs(self) -> Sequence[Tensor]:
@@ -298,6 +298,7 @@ class ShareTiles(Tiles):
     """The tiles of |w| as shares: of a chunk's rows of some heads, over all keys before."""
 
     of: LinearMap
+    chunks: Chunks  # made by all cores, before each takes its tiles
     flush: ClassVar[bool] = True
 
     @property
@@ -305,11 +306,11 @@ class ShareTiles(Tiles):
         return self.of.device
 
     def places(self) -> Iterator[tuple[TilePlace, Tensor | None]]:
-        chunks, numbers, every = self.of.chunks, self.tile_bytes // 4, range(self.of.queries)
+        size, numbers, every = self.chunks.size, self.tile_bytes // 4, range(self.of.queries)
         for text in range(self.of.batch):
             columns_HKC = self.columns(text)
-            for number in reversed(range(chunks.count)):
-                rows = every[number * chunks.size : (number + 1) * chunks.size]
+            for number in reversed(range(self.chunks.count)):
+                rows = every[number * size : (number + 1) * size]
                 step = max(FEWEST_ROWS, numbers // rows.stop)
                 for start in range(rows.start, rows.stop, step):
                     place = slice(start, min(rows.stop, start + step))
@@ -321,7 +322,7 @@ class ShareTiles(Tiles):
     def tile(self, place: TilePlace, text: Tensor | None, rooms: tuple[Room, Room]) -> Tile:
         rows, heads = place.rows, place.heads
         p = rooms[0].of((heads.stop - heads.start, rows.stop - rows.start, rows.stop), self.device)
-        low = self.of.chunks.fill(p, place.text, heads, rows.start)
+        low = self.chunks.fill(p, place.text, heads, rows.start)
         reached = p[..., low:].abs_()
         sum_Hr1 = reached.sum(-1, keepdim=True)
         reached.div_(sum_Hr1.clamp_min(TINY))
