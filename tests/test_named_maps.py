@@ -296,3 +296,27 @@ def test_a_line_says_what_linear_layers_show_and_what_they_lack(linear, tmp_path
     assert (refused.code, "write linear.1 for its map" in refused.err) == (2, True)
     refused = call("explain", TEXT, "-m", folder, "--head", "linear.1.2")
     assert (refused.code, "`attnscope draw TEXT --select linear.1.2` draws its map" in refused.err) == (2, True)
+
+
+def test_a_corpus_has_the_metrics_of_linear_heads_as_each_text_alone(linear, tmp_path):
+    """Texts of other lengths are read side by side."""
+    texts = [TEXT, "Mary saw John", "the bank is on the bank of the river"]
+    out = attnscope.batch(linear, texts, out=tmp_path / "out", summary=True).folder
+    [listed] = (out / "heads").iterdir()
+    rows = [row for row in pq.read_table(listed).to_pylist() if row["stack"] == "linear"]
+    assert len(rows) == 3 * 12
+    for item, text in enumerate(texts):
+        alone = {head.name: head.score for head in attnscope.capture(linear, text).heads if head.stack == "linear"}
+        of_text = [row for row in rows if row["item"] == item]
+        assert len(of_text) == 12
+        for row in of_text:
+            score = alone[f"linear L{row['layer']}H{row['head']}"]
+            for name in ("absolute_mass", "negative_share", "decay_length", "write_gate", "previous_token", "distance"):
+                assert row[name] == pytest.approx(score[name], rel=1e-4, abs=1e-6)
+            assert row["entropy"] is None
+    means = [row for row in pq.read_table(out / "summary.parquet").to_pylist() if row["metric"] == "decay_length"]
+    found = {(row["layer"], row["head"]): row["mean"] for row in means if row["stack"] == "linear"}
+    of_head = [row["decay_length"] for row in rows if (row["layer"], row["head"]) == (2, 3)]
+    assert found[2, 3] == pytest.approx(sum(of_head) / 3)
+    ranked = call("heads", str(out), "--sort", "decay_length", "--top", "1").rows
+    assert ranked[0]["stack"] == "linear"

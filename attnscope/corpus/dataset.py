@@ -8,8 +8,6 @@ Shapes: S text, N head, L layer.
 
 from __future__ import annotations
 
-import csv
-import json
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,6 +23,7 @@ from attnscope.corpus.tables import (
     DAMAGED,
     SCHEMAS,
     WrittenRows,
+    columns_of,
     damage,
     head_keys,
     head_numbers,
@@ -33,18 +32,17 @@ from attnscope.corpus.tables import (
 )
 from attnscope.errors import InputError, MemoryLimitError, UsageError
 from attnscope.figures import Depth
-from attnscope.metrics.metrics import KNOWN, LENGTHS, LOOKBACKS, MASS
+from attnscope.metrics.metrics import KNOWN, LENGTHS, LOOKBACKS, MASS, SIGNED
 from attnscope.model.selection import DECODER, STACKS
 from attnscope.observe.records import Score, ranked
 from attnscope.studies.statistics import Means, means
-from attnscope.utils.files import open_native, open_regular
+from attnscope.utils.files import open_native
 from attnscope.utils.memory import free_memory, human_bytes
 from attnscope.utils.parquet import open_parquet
 from attnscope.utils.tables import FORMATS, as_table, numbers, texts_at
 
 ROW_BYTES = 16  # of a row, while one of its columns is read, at the least
 MOST_ROWS = 1 << 23  # of a summary
-FIRST_LINE_BYTES = 1 << 20  # of a table, which names its columns
 Pair = tuple[str, str]  # the names of a query span and of a key span
 
 
@@ -281,7 +279,7 @@ def _output(folder: Path, shards: Sequence[Record]) -> DatasetOutput:
     format = first["texts"].suffix.removeprefix(".")
     if format not in get_args(DatasetFormat):
         raise ValueError(f"tables in {format}")
-    columns = _columns(first["heads"], format) if "heads" in first else []
+    columns = columns_of(first["heads"], format) if "heads" in first else []
     spans: list[str | None] = []
     if "spans" in first:  # in the order in which every text has them
         schema = pa.schema([("query_span", pa.string())])
@@ -291,18 +289,8 @@ def _output(folder: Path, shards: Sequence[Record]) -> DatasetOutput:
         format=format,
         chosen=("key",) if MASS.id in columns else (),
         spans=tuple(filter(None, spans)),
-        metrics=tuple(name for name in (*LENGTHS, *LOOKBACKS) if name in columns),
+        metrics=tuple(name for name in (*LENGTHS, *LOOKBACKS, *SIGNED) if name in columns),
     )
-
-
-def _columns(path: Path, format: str) -> list[str]:
-    """The names of a file's columns."""
-    if format == "parquet":
-        with open_native(path) as source:
-            return list(open_parquet(source).schema_arrow.names)
-    with open_regular(path) as stream:
-        line = stream.readline(FIRST_LINE_BYTES).decode()
-    return next(csv.reader([line]), []) if format == "csv" else list(json.loads(line))
 
 
 def _check_rows(path: Path, expected: Container[int]) -> None:

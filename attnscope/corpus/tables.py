@@ -15,7 +15,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -26,12 +26,13 @@ import pyarrow.compute as pc
 from attnscope._version import __version__
 from attnscope.corpus.folder import ALL_TEXT, INTEGER_IDS, SUMMARY, DatasetOutput, Journal, Record
 from attnscope.errors import InputError
-from attnscope.metrics.metrics import KNOWN, MASS, METRICS
+from attnscope.metrics.metrics import KNOWN, MASS, METRICS, SIGNED
 from attnscope.model.selection import STACKS
 from attnscope.observe.request import ENTRIES
 from attnscope.studies.statistics import means
-from attnscope.utils.files import FOREIGN, write_whole
+from attnscope.utils.files import FOREIGN, open_native, open_regular, write_whole
 from attnscope.utils.folders import locked
+from attnscope.utils.parquet import open_parquet
 from attnscope.utils.tables import FORMATS, Pieces, escape_formulas, numbers, texts_at
 
 SCHEMA_VERSIONS = {"texts": 3, "heads": 6, "relations": 3, "spans": 3, "summary": 2, "weights": 2}
@@ -146,6 +147,7 @@ class TableFile:
             self.stream.file.close()
 
 
+FIRST_LINE_BYTES = 1 << 20  # of a table, which names its columns
 HELD = 1 << 27  # numbers that are held at a time: 512 MiB; one metric is held in any case
 MOST_SPARSE = 16  # entries that are held for each number: some layers are not heard in long texts
 DAMAGED = "make the dataset again with attnscope batch"
@@ -169,6 +171,26 @@ def summarised(output: DatasetOutput) -> list[tuple[str, str]]:
     return [*of_heads, *([("spans", MASS.id)] if output.spans else [])]
 
 
+def columns_of(path: Path, format: str) -> list[str]:
+    """The names of a file's columns."""
+    if format == "parquet":
+        with open_native(path) as source:
+            return list(open_parquet(source).schema_arrow.names)
+    with open_regular(path) as stream:
+        line = stream.readline(FIRST_LINE_BYTES).decode()
+    return next(csv.reader([line]), []) if format == "csv" else list(json.loads(line))
+
+
+def with_signed(folder: Path, shards: Sequence[Record], output: DatasetOutput) -> DatasetOutput:
+    """The output with metrics of linear layers, where the model has some: the tables of heads have columns of them."""
+    if "heads" not in output.tables or SIGNED.keys() <= set(output.metrics):
+        return output
+    names = (name for shard in shards for name in shard.files if name.startswith("heads/"))
+    first = next(names, None)
+    columns = () if first is None else columns_of(folder / first, output.format)
+    return replace(output, metrics=(*output.metrics, *(name for name in SIGNED if name in columns)))
+
+
 def write_summary(folder: Path, output: DatasetOutput, advance: Callable[[int], object] = lambda done: None) -> Path:
     """Write the summary of a folder's committed shards next to them; the path. advance: called for every metric.
 
@@ -179,7 +201,10 @@ def write_summary(folder: Path, output: DatasetOutput, advance: Callable[[int], 
     """
     with locked(folder):
         records = Journal(folder).records
-    whole = summary_table(folder, [records[first] for first in sorted(records)], output, advance)
+    shards = [records[first] for first in sorted(records)]
+    with damage(folder):
+        output = with_signed(folder, shards, output)
+    whole = summary_table(folder, shards, output, advance)
 
     def write(path: Path) -> None:
         file = TableFile(path, "summary", output)

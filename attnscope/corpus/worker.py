@@ -39,11 +39,12 @@ from attnscope.hooks.engines import ENGINES, Engine
 from attnscope.hooks.generation import check_generates, say_ignored, translation
 from attnscope.inputs.prompt import Prompt, from_ids
 from attnscope.inputs.tokens import NOWHERE, TokenMatch, TokenSelection, naming
+from attnscope.metrics.metrics import SIGNED
 from attnscope.model.geometry import with_tower
 from attnscope.model.libraries import ProcessWide
 from attnscope.model.loaded import LoadedModel, pads
 from attnscope.model.loading import load
-from attnscope.model.selection import NAMES, SEQ2SEQ, select_stacks
+from attnscope.model.selection import LINEAR, NAMES, SEQ2SEQ, select_stacks
 from attnscope.observe.collect import observe
 from attnscope.observe.engine_choice import FASTER_SCORES, Choice, choose, kernel_reads
 from attnscope.observe.inputs import reading_targets
@@ -184,7 +185,8 @@ class Worker:
         asks_tokens = job.request.asks or job.request.spans or job.query_field or job.key_field
         if job.picture_field is not None and not asks_tokens:
             self.loaded = replace(self.loaded, geometry=with_tower(self.loaded.geometry, self.loaded.model.config))
-        self.output = replace(job.output, targets=self.of_two)
+        signed = () if LINEAR not in self.loaded.geometry.views or job.request.view.weights != "softmax" else SIGNED
+        self.output = replace(job.output, targets=self.of_two, metrics=(*job.output.metrics, *signed))
         if job.output.weights:
             self.loaded.check_task("a file of lower triangles")
         if job.engine not in ("auto", "eager"):
