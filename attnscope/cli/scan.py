@@ -106,7 +106,8 @@ def scan(scanned: Scanned, probing: Probing, kept: StudyTable, look: Look) -> in
 
     Each probe is a set of sequences of the model's own tokens that isolates one behaviour: repetition, the place of
     a key, the sink. Each score is compared with a control in which the behaviour is impossible. The interval of the
-    difference holds for all heads at once. A role is named by its lower bound alone. A pipe gets every probe of
+    difference holds for all heads at once. A role is named by its lower bound alone. Of a linear layer's map, which
+    has signs, |w| is read as a share of its row. A pipe gets every probe of
     every head as csv, or those of --probe and --top.
     """
     format = output.wanted_format(kept.format)

@@ -238,6 +238,8 @@ def select(
     """
     chosen: dict[int, set[int]] = {}
     layers = sorted(heads_by_layer)
+    if named is not None:  # heads of other stacks are none of these
+        named = {role: {at: of[at] for at in of if not stack_of(at)} for role, of in named.items()}
     for part in resolve_roles(expression, named).split(","):
         match = _PART.match(part)
         if not match:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
 
 from attnscope.errors import InputError, UsageError
 from attnscope.model.checkpoint import weights_sha256
+from attnscope.model.selection import DECODER, LINEAR, StackLayer, is_linear
 from attnscope.utils.display import head_name
 from attnscope.utils.files import (
     LONGEST_TEXT,
@@ -111,12 +112,19 @@ def read_atlas(folder: Path) -> tuple[HeadNames, Mapping[str, list[Any]]]:
     schema = pa.schema(
         {
             **dict.fromkeys(("layer", "head"), pa.int32()),
-            **dict.fromkeys(("probe", "against"), pa.string()),
+            **dict.fromkeys(("probe", "against", "stack"), pa.string()),
             **{name: pa.int32() if name == "n" else pa.float64() for name in COLUMNS},
         }
     )
     facts, columns = _facts_of(folder), columns_of(folder / TABLE, schema)
-    places = list(zip(columns["layer"], columns["head"], strict=True))
+    stacks = columns.get("stack") or [DECODER] * len(columns["layer"])
+    if not {*stacks} <= {DECODER, LINEAR}:
+        raise ValueError("a head is of another stack")
+    layers = [
+        StackLayer(layer, stack) if is_linear(stack) else layer
+        for layer, stack in zip(columns["layer"], stacks, strict=True)
+    ]
+    places = list(zip(layers, columns["head"], strict=True))
     heads = dict.fromkeys(places)
     if places != [*heads] * (len(places) // len(heads)):
         raise ValueError("a contrast lacks heads")

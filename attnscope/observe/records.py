@@ -22,7 +22,7 @@ from attnscope.inputs.prompt import Span
 from attnscope.metrics.metrics import COLUMNS, MASS, order_of
 from attnscope.metrics.roles import NONE
 from attnscope.metrics.texts import MAP_SIDE, Cells
-from attnscope.model.selection import STACKS, has_decoder_heads, is_linear
+from attnscope.model.selection import STACKS, StackLayer, has_decoder_heads, is_linear
 from attnscope.observe.request import PerLayer, View, codes, kv_head_of
 from attnscope.utils.display import head_name
 
@@ -250,11 +250,16 @@ class HeadColumns:
     def named(self, roles: Mapping[tuple[int, int], Sequence[str]]) -> HeadColumns:
         """The same with the roles of an atlas, {(layer, head): names}.
 
-        An atlas is of the heads of decoders: those of other stacks have none of its roles, and the mean over a kv
-        head's group is nothing that it could name.
+        An atlas is of the heads of decoders and of linear layers: those of other stacks have none of its roles, and the
+        mean over a kv head's group is nothing that it could name.
         """
         places = zip(self.layer.tolist(), self.head.tolist(), self.stack.tolist(), strict=True)
-        of_heads = [roles.get((layer, head), ()) if has_decoder_heads(stack) else () for layer, head, stack in places]
+        of_heads = [
+            roles.get((StackLayer(layer, stack) if is_linear(stack) else layer, head), ())
+            if has_decoder_heads(stack) or is_linear(stack)
+            else ()
+            for layer, head, stack in places
+        ]
         role, atlas_roles = np.empty_like(self.role), np.full(len(self.head), None)
         role[:] = [next(iter(names), NONE) for names in of_heads]
         single = self.head >= 0

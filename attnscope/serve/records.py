@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from attnscope.model.selection import StackLayer
 from attnscope.serve.wire import WireError
 
 TAG = "~"
@@ -95,6 +96,8 @@ class _Packing:
 
     def document(self, value: Any) -> Any:
         """A value as JSON; what JSON has no word for is an object with a TAG."""
+        if isinstance(value, StackLayer):
+            return {TAG: "layer", "of": [int(value), value.stack]}
         if value is None or (isinstance(value, bool | int | float | str) and not isinstance(value, np.generic)):
             return value
         if isinstance(value, np.generic):
@@ -167,6 +170,9 @@ class _Unpacking:
             objects = np.empty(len(parts), object)
             objects[:] = [self.value(item) for item in parts]
             return objects.reshape(document["shape"])
+        if tag == "layer":
+            number, stack = parts
+            return StackLayer(number, stack)
         if tag == "range":
             start, stop, step = parts
             return range(start, stop, step)

@@ -17,7 +17,7 @@ import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,12 +25,14 @@ import numpy as np
 import pyarrow as pa
 import torch
 
+from attnscope.attention.linear import Shares
 from attnscope.errors import ModelError
 from attnscope.hooks.generation import check_causal
 from attnscope.hooks.listen import listen
 from attnscope.inputs.prompt import Prompt
-from attnscope.interventions.passes import Advance
+from attnscope.interventions.passes import Advance, expected, mixes
 from attnscope.metrics.metrics import Texts
+from attnscope.model.selection import everything, is_linear, pairs, stack_columns
 from attnscope.observe.atlas import COLUMNS, NAME, OFFSETS, SCHEMA, TABLE, HeadNames, damage, read_atlas, roles_by_head
 from attnscope.observe.collectors import collect_layer
 from attnscope.observe.engine_choice import choose
@@ -53,7 +55,7 @@ from attnscope.studies.probes import (
 )
 from attnscope.studies.statistics import Effects, largest_first, paired
 from attnscope.studies.study import Cost, Study
-from attnscope.studies.study_folder import Column, Columns, Parts, StudyRecord, of_heads
+from attnscope.studies.study_folder import Column, Parts, StudyRecord, of_heads
 from attnscope.utils.display import head_name
 from attnscope.utils.files import save_json
 from attnscope.utils.tables import as_table, numbers, save, words
@@ -141,7 +143,6 @@ def _read(loaded: LoadedModel, ids_BT: np.ndarray, arm: Arm, advance: Callable[[
     engine: Engine = choose(loaded, tokens, batch=count).engine  # by memory alone: sequences are short
     ids = torch.tensor(ids_BT, device=loaded.device)
     texts = Texts(ids, torch.full((count,), tokens, device=loaded.device))
-    layers = tuple(loaded.geometry.heads_by_layer)
     answers: dict[int, dict[str, torch.Tensor]] = {}
     # Copying is read of what a gate lets through, which a pass before this one tells.
     copying = [ask for ask in arm.asks.values() if isinstance(ask, Copying)]
@@ -152,10 +153,14 @@ def _read(loaded: LoadedModel, ids_BT: np.ndarray, arm: Arm, advance: Callable[[
             return
         kv_heads = call.spec.kv_heads if call.spec else call.P.heads
         here, gate_BRC = texts.to(call.P.device), gated.get(call.module)
-        layer = CalledLayer(LayerKey(call.layer), call.P, kv_heads, here, call=call, gated_BRC=gate_BRC)
-        answers[call.layer] = collect_layer(arm.asks, layer)
+        key, P = LayerKey(call.layer, call.stack), call.P
+        if is_linear(call.stack):  # a map with signs: |w| as a share of its row
+            P, gate_BRC = Shares(P), None
+        layer = CalledLayer(key, P, kv_heads, here, call=call, gated_BRC=gate_BRC)
+        answers[call.index] = collect_layer(arm.asks, layer)
 
-    how: dict[str, Any] = {"engine": engine, "expected_layers": layers, "computed": bool(copying)}
+    how: dict[str, Any] = {"engine": engine, "computed": bool(copying), "mixers": mixes(loaded)}
+    how["expected_layers"] = expected(loaded.geometry.changeable)
     listen(loaded.model, ids, on_call, windows=loaded.geometry.windows, **how)
     if not answers:
         raise ModelError(
@@ -163,8 +168,9 @@ def _read(loaded: LoadedModel, ids_BT: np.ndarray, arm: Arm, advance: Callable[[
             "choose another model",
         )
     advance(ids_BT.size)
-    heads = [(layer, head) for layer, values in answers.items() for head in range(next(iter(values.values())).shape[1])]
-    return tuple(heads), {name: np.concatenate([one[name].numpy() for one in answers.values()], 1) for name in arm.asks}
+    in_order = sorted(answers.items())  # of a layer with two stacks either may run first
+    heads = [(layer, head) for layer, values in in_order for head in range(next(iter(values.values())).shape[1])]
+    return tuple(heads), {name: np.concatenate([one[name].numpy() for _, one in in_order], 1) for name in arm.asks}
 
 
 LEAST, COPIES, PERIODS = 0.3, 0.5, 2
@@ -280,6 +286,7 @@ class Atlas(HeadNames, StudyRecord):
         findings = [finding for finding in self.findings if probe in (None, finding.probe)]
         layer, head = np.tile(np.array(self.heads, np.int32).reshape(-1, 2)[places].T, len(findings))
         columns: dict[str, Any] = {"layer": layer, "head": head}
+        columns |= stack_columns([[self.heads[place] for _ in findings for place in places]])
         for name in ("probe", "against"):
             columns[name] = words([getattr(one, name) for one in findings for _ in places]).dictionary_encode()
         for name in COLUMNS:
@@ -431,11 +438,16 @@ class ScanStudy(Study[Atlas]):
     def facts(self) -> dict[str, Any]:
         return dict(self.planned.facts)
 
+    @cached_property
+    def heads(self) -> tuple[tuple[int, int], ...]:
+        """All of the model, those of linear layers too."""
+        return tuple(pairs(everything(self.model.geometry.changeable)))
+
     def cost(self) -> Cost:
         whole = self.planned.facts["sequences"] == self.sequences
         tokens = {trial.name: trial.tokens for trial in self.planned.trials}
         tokens = tokens if whole else scan_cost(self.model, self.sequences, self.pool)
-        layers, total = len(self.model.geometry.attention_layers), sum(tokens.values())
+        layers, total = len(self.model.geometry.changeable), sum(tokens.values())
         lines, texts = [f"{len(tokens)} trials ({', '.join(tokens)}): {total} tokens x {layers} layers"], 0
         if self.prompts:
             texts, longest = sum(map(len, self.prompts)), max(map(len, self.prompts))
@@ -467,7 +479,7 @@ class ScanStudy(Study[Atlas]):
     def readings_of(self, trial: Trial, parts: Parts, advance: Advance) -> Readings:
         """The trial's readings, from the folder where an earlier run left them."""
         name = trial.name.replace(" ", "-")
-        heads, fits = of_heads(self.model.geometry)
+        heads, fits = of_heads(self.heads)
         names = {f"{arm}|{ask}": Measure(arm, ask) for arm, sequences in trial.arms.items() for ask in sequences.asks}
         shapes = {arm: Column((len(sequences.ids_ST), heads.shape[0])) for arm, sequences in trial.arms.items()}
         expected = {column: shapes[measure.arm] for column, measure in names.items()} | {"heads": heads}
@@ -482,7 +494,7 @@ class ScanStudy(Study[Atlas]):
             some = trial.arms[arm]._replace(ids_ST=trial.arms[arm].ids_ST[rows.start : rows.stop])
             skipped, part = partial(advance, some.tokens), f"{name}.{arm.replace(' ', '-')}"
             columns = parts.batch(part, rows, {"heads": heads, **columns_asked}, read_batch, skipped=skipped)
-            return _heads(columns), {ask: columns[ask] for ask in columns_asked}
+            return self.heads, {ask: columns[ask] for ask in columns_asked}
 
         def read_all() -> Mapping[str, np.ndarray]:
             readings = read_trial(self.model, trial, advance, keep)
@@ -490,8 +502,4 @@ class ScanStudy(Study[Atlas]):
 
         skipped, batches = partial(advance, trial.tokens), batches_of(trial)
         columns = parts.kept(name, expected, read_all, fits=fits, skipped=skipped, batches=batches)
-        return Readings(_heads(columns), {measure: columns[column] for column, measure in names.items()})
-
-
-def _heads(columns: Columns) -> tuple[tuple[int, int], ...]:
-    return tuple((int(layer), int(head)) for layer, head in columns["heads"])
+        return Readings(self.heads, {measure: columns[column] for column, measure in names.items()})

@@ -30,6 +30,7 @@ from torch import Tensor
 
 from attnscope.errors import InputError
 from attnscope.inputs.prompt import Prompt
+from attnscope.model.selection import everything, pairs
 from attnscope.observe.atlas import columns_of
 from attnscope.observe.collect import observe
 from attnscope.observe.request import Request
@@ -129,7 +130,9 @@ def on_texts(
         ids = hashlib.sha256(b"".join(np.array([len(prompt), *prompt.ids], np.int64).tobytes() for prompt in prompts))
         facts = {"texts": len(prompts), "longest": LONGEST, "ids_sha256": ids.hexdigest()}
         stored = claim(folder, READINGS, CORPUS, facts, force)
-    starts, (heads, fits) = range(0, len(prompts), AT_ONCE), of_heads(loaded.geometry)
+    # Of heads of attention alone: the map of a linear layer is no distribution.
+    selection = everything(loaded.geometry.heads_by_layer)
+    starts, (heads, fits) = range(0, len(prompts), AT_ONCE), of_heads(pairs(selection))
     stored.expect(len(starts))
 
     def read(some: Sequence[Prompt]) -> Mapping[str, np.ndarray]:

@@ -27,8 +27,7 @@ import numpy as np
 
 from attnscope.errors import UsageError, first_line
 from attnscope.interventions.spec import HeadSet
-from attnscope.model.geometry import Geometry
-from attnscope.model.selection import DECODER, everything, pairs, stack_of
+from attnscope.model.selection import DECODER, HeadIndex, stack_of
 from attnscope.utils.files import read_small, refuse_links, save_json, whole_file
 from attnscope.utils.folders import OVER, check, document, refuse_other_kind, writable
 from attnscope.utils.signals import Stopped
@@ -180,9 +179,9 @@ def stacks_of(sets: Iterable[HeadSet]) -> str:
     return ", ".join(sorted(stacks)) or DECODER
 
 
-def of_heads(geometry: Geometry) -> tuple[Column, Callable[[Columns], bool]]:
+def of_heads(heads: Sequence[HeadIndex]) -> tuple[Column, Callable[[Columns], bool]]:
     """The column `heads` of a part that has a number for every head, (layer, head) each, and whether it is of these."""
-    expected = np.array(pairs(everything(geometry.heads_by_layer)))
+    expected = np.array([(int(layer), head) for layer, head in heads])
     return Column(expected.shape, "i"), lambda columns: np.array_equal(columns["heads"], expected)
 
 

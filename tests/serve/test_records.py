@@ -11,6 +11,7 @@ import torch
 import attnscope
 from attnscope.errors import InputError
 from attnscope.inputs.tokens import TokenSelection
+from attnscope.model.selection import LINEAR, StackLayer
 from attnscope.observe.atlas import HeadNames
 from attnscope.observe.request import CaptureSpec
 from attnscope.observe.run import run_and_report
@@ -39,6 +40,11 @@ def again(value, tensor=torch.from_numpy):
         wire.send(left, said, blobs)
         frame = wire.receive(right)
     return unpacked(frame.header, frame.blobs, tensor)
+
+
+def test_a_linear_head_is_no_head_of_attention_at_the_other_end():
+    names = HeadNames({(3, 0): ("sink",), (StackLayer(3, LINEAR), 0): ("self",)}, {"model": {"name": "hybrid"}})
+    assert again(names).roles == names.roles
 
 
 def test_an_observation_comes_back_as_it_was(seen):

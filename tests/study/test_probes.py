@@ -10,6 +10,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from attnscope.errors import InputError
 from attnscope.hooks.projections import output_projections
 from attnscope.model.loading import wrap
+from attnscope.model.selection import LINEAR, stack_of
 from attnscope.studies.atlas import ScanStudy, plan, read_trial
 from attnscope.studies.copying import copying_of
 from attnscope.studies.probes import Arm, Measure, Trial, begins, token_pool, trials
@@ -100,7 +101,10 @@ def test_copying_has_gates_and_norms_as_they_were(model_type, demo):
     row_R = torch.arange(3, ids_BT.shape[1])
     copying = replace(copying_of(loaded, [0, 5, 6, 7]), row_R=row_R)
     trial = Trial("copying", {"some": Arm(ids_BT.numpy(), {"copying": copying})}, [])
-    found = read_trial(loaded, trial).values[Measure("some", "copying")]
+    read = read_trial(loaded, trial)
+    attends = np.array([stack_of(layer) != LINEAR for layer, _ in read.heads])
+    found = read.values[Measure("some", "copying")][:, attends]
+    assert np.isnan(read.values[Measure("some", "copying")][:, ~attends]).all()  # a linear layer is not asked
     given = {}
     for block in model.model.layers:
         if hasattr(block, "self_attn"):

@@ -12,17 +12,20 @@ import pyarrow.parquet as pq
 import pytest
 
 import attnscope
+from attnscope.api.ablate import AblateOptions, named_sets
 from attnscope.cli import output
 from attnscope.cli.output import Top
 from attnscope.cli.study_tables import contrasts, left_out, named_sheet, probe_answers, probe_sheet
 from attnscope.errors import InputError, ModelError, UsageError
 from attnscope.export.study_figures import probe_dots, probes_words, save_probes
 from attnscope.model.loading import DEMO_FOLDER, wrap
+from attnscope.model.selection import LINEAR, StackLayer, select
 from attnscope.observe.atlas import roles_by_head
 from attnscope.studies import atlas as scan_room
+from attnscope.studies.ablation_search import selected
 from attnscope.studies.atlas import ScanStudy, named_by, plan, read_trial
 from attnscope.studies.atlas import load_atlas as read_back
-from attnscope.studies.probes import token_pool
+from attnscope.studies.probes import Measure, token_pool, trials
 from helpers.atlases import made_atlas
 from helpers.command_line import call
 from helpers.families import tiny_model
@@ -432,3 +435,48 @@ def test_bad_inputs_in_one_line(arguments, said):
     assert (result.code, result.out, result.err.count("\n")) == (result.code, b"", 1)
     assert result.code in (2, 4)
     assert said in result.err
+
+
+def previous(query, key, value, g, beta, output_final_state=False, **kwargs):
+    """A rule in place of the delta rule: head 1 writes minus twice the value before each, the others each token's."""
+    output = value.clone()
+    output[:, 1:, 1] = -2 * value[:, :-1, 1]
+    return output, value.new_zeros(len(value), value.shape[2], key.shape[-1], value.shape[-1])
+
+
+def test_the_probes_of_a_linear_head_are_asked_of_shares_of_its_map(hybrid, monkeypatch):
+    monkeypatch.setattr("transformers.models.qwen3_next.modeling_qwen3_next.torch_chunk_gated_delta_rule", previous)
+    [offsets] = [one for one in trials(range(100, 130), count=2) if one.name == "offsets"]
+    read = read_trial(hybrid, offsets)
+    back = dict(zip(read.heads, read.values[Measure("distinct", "1 back")].T.tolist(), strict=True))
+    assert list(back) == [
+        (layer, head) for layer in (*(StackLayer(of, LINEAR) for of in range(3)), 3) for head in range(4)
+    ]
+    linear = {head: values for head, values in back.items() if head[0] != 3}
+    assert linear == {(layer, head): [float(head == 1)] * 2 for layer, head in linear}
+
+
+@pytest.mark.e2e
+def test_a_planted_linear_head_is_named_and_found_by_its_role(hybrid, tmp_path, monkeypatch):
+    """A map with signs: |w| as a share of its row is what the probes are asked of."""
+    monkeypatch.setattr("transformers.models.qwen3_next.modeling_qwen3_next.torch_chunk_gated_delta_rule", previous)
+    planned = plan(hybrid, sequences=32)
+    offsets = replace(planned, trials=[trial for trial in planned.trials if trial.name == "offsets"])
+    atlas = ScanStudy(hybrid, offsets).run(tmp_path)
+    linear = [StackLayer(layer, LINEAR) for layer in range(3)]
+    assert atlas.heads == tuple((layer, head) for layer in (*linear, 3) for head in range(4))
+    named = {head: roles for head, roles in atlas.roles.items() if head[0] != 3}
+    assert named == {(layer, head): (("previous-token",) if head == 1 else ("self",)) for layer, head in named}
+    back = read_back(tmp_path)
+    assert back.roles == atlas.roles
+    assert back.table().equals(atlas.table())
+    assert {row["stack"] for row in back.table().to_pylist()} == {"decoder", "linear"}
+
+    # Who asks for the role gets them, and who knows no linear layers gets those of attention alone.
+    chosen = selected("@previous-token", hybrid.geometry, back.by_role())
+    assert chosen.heads == tuple((layer, 1) for layer in linear)
+    with pytest.raises(InputError, match="names no self head"):
+        select("@self", hybrid.geometry.heads_by_layer, back.by_role())
+    sets, of = named_sets(hybrid, None, AblateOptions(atlas=tmp_path))
+    assert of is not None
+    assert [(item.name, str(item)) for item in sets][-1] == ("previous-token", "linear L0H1 linear L1H1 linear L2H1")
