@@ -37,8 +37,13 @@ from attnscope.attention.questions import (
     Window,
 )
 from attnscope.attention.tiling import TILE_BYTES
+from attnscope.hooks.calls import AttentionCall
+from attnscope.hooks.listen import listen
 from attnscope.hooks.mixers import delta_rule, mamba2_scan
+from attnscope.metrics.metrics import METRICS, Texts, metrics_for, questions, stacked_means
+from attnscope.model.selection import LINEAR
 from helpers.dispatched import largest_tensor, thread_count
+from helpers.families import tiny_model
 
 H, G, D = 4, 2, 8
 
@@ -276,3 +281,26 @@ def test_an_odd_chunk_is_joined_with_nothing() -> None:
     assert_close(joined.own[0, 0, 0, 4:, :4], read[0, 1, 0] @ write[0, 0, 0])
     assert_close(joined.own[0, 1, 0, :4, :4], own[0, 2, 0])
     assert joined.own[0, 1, 0, 4:].count_nonzero() == 0
+
+
+@pytest.mark.parametrize("model_type", ["qwen3_next", "falcon_h1"])
+def test_a_hybrid_is_answered_by_tiles_as_by_rows(model_type: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that is asked of every head, and the check of each call, in a model whose chunks are the rule's own."""
+    model, ids = tiny_model(model_type), torch.randint(3, 60, (2, 140), generator=torch.Generator().manual_seed(0))
+    texts = Texts(ids, torch.full((2,), 140), stack=LINEAR)
+    names = metrics_for(list(METRICS), LINEAR)
+    asked = [*questions(names, texts), Received(texts.mean_BT)]
+    scores: dict[int, list[Tensor]] = {0: [], 2**40: []}
+
+    def on_call(call: AttentionCall) -> None:
+        if call.stack == LINEAR:
+            for size, kept in scores.items():
+                monkeypatch.setattr("attnscope.attention.linear.SMALL", size)
+                answers = call.P.together(asked)
+                kept += [stacked_means(call.P, texts, answers, names), answers[asked[-1]]]
+
+    report = listen(model, ids, on_call, mixers=True)
+    assert_close(scores[0], scores[2**40], atol=1e-4, rtol=1e-4, equal_nan=True)
+    errors = [call.value_error for call in report.calls if call.stack == LINEAR]
+    assert errors
+    assert max(errors) < 1e-6
