@@ -178,7 +178,8 @@ class Chunks:
         rows_HrK[..., last * C :] = own_HrC[..., : rows_HrK.shape[-1] - last * C]
         reading_HrD = self.read[text, last, heads, place : place + rows_HrK.shape[1]]
         for number in reversed(range(last)):
-            if not reading_HrD.any():
+            least, most = reading_HrD.aminmax()  # several times as fast as `any`
+            if least == most == 0:
                 rows_HrK[..., : (number + 1) * C] = 0.0
                 return (number + 1) * C
             keys = slice(number * C, (number + 1) * C)
