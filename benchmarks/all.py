@@ -21,6 +21,8 @@ ENGINES = "engines.py --tokens 2048 --first --processes 5 --ways plain,numba,til
 COMMAND = "command.py --tokens 2048,8192 --pairs 5"
 BATCH = "batch.py --texts 2000 --rounds 5"
 STARTUP = "startup.py --runs 5"
+LINEAR = "linear.py --tokens 8192 --model-tokens 2048 --processes 5"
+RATIO = "ratio to the first (least to most)"
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,8 @@ CLAIMS = (
     Claim("its memory", COMMAND, "8,192", "of its memory"),
     Claim("`batch`, of a loop of padded batches", BATCH, "attnscope batch", "times as fast"),
     Claim("`heads` from the shell, of importing torch", STARTUP, "table only", "ratio (least to most)"),
+    Claim("all statistics of a linear layer of 8,192 tokens, of SDPA of its shape", LINEAR, "all statistics", RATIO),
+    Claim("`capture` of a hybrid of 2,048 tokens, of its forward", LINEAR, "`capture`", RATIO),
 )
 
 
