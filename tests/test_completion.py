@@ -12,7 +12,7 @@ import pytest
 
 from attnscope.cli.app import COMMANDS
 from attnscope.cli.option_groups import parameters
-from attnscope.metrics.metrics import LENGTHS, LOOKBACKS, METRICS
+from attnscope.metrics.metrics import LENGTHS, LOOKBACKS, METRICS, SIGNED
 from helpers import commands
 from helpers.command_line import HANGS, call
 from helpers.homes import without_a_home
@@ -65,7 +65,7 @@ def test_options_that_help_does_not_show_are_offered_too(command):
 
 
 def test_values():
-    assert offered("attnscope", "heads", "--sort", "") == [*METRICS, *LENGTHS, *LOOKBACKS, "mass"]
+    assert offered("attnscope", "heads", "--sort", "") == [*METRICS, *LENGTHS, *LOOKBACKS, *SIGNED, "mass"]
     assert offered("attnscope", "heads", "--sort", "indu") == ["induction"]
     assert offered("attnscope", "metrics", "ent") == [name for name in METRICS if name.startswith("ent")]
     assert "log" in offered("attnscope", "draw", "--scale", "")

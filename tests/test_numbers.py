@@ -14,7 +14,7 @@ from helpers.commands import COMMANDS, context
 NUMBERS = (str(10**20), str(-(10**20)), "0", "nan", "inf", "1e400")
 # What each command is given beside the option, so that it costs little.
 BESIDE: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("heads", "relations", "keys", "text", "rollout", "tokens"), (SENTENCE,)),
+    **dict.fromkeys(("heads", "relations", "keys", "text", "rollout", "tokens", "depth"), (SENTENCE,)),
     "draw": (SENTENCE, "--show", "--figures", "overview"),
     "view": (SENTENCE, "--out", "page.html"),
     "explain": (SENTENCE, "--head", "L1H4"),

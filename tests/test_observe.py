@@ -387,7 +387,7 @@ def test_the_library_in_three_lines(demo) -> None:
     seen = attnscope.capture(model, TEXT, layers=[1, 3])
     assert [key.layer for key in seen.weights] == [1, 3]
     assert torch.equal(seen.weights[3], attentions(demo.model, seen.prompt.ids)[3])
-    assert len(attnscope.__all__) == 26
+    assert len(attnscope.__all__) == 27
 
 
 def test_a_question_asked_on_another_device_is_one_question():

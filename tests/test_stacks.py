@@ -17,7 +17,7 @@ from attnscope.hooks.listen import listen
 from attnscope.metrics.metrics import KNOWN
 from attnscope.model.geometry import geometry_of
 from attnscope.model.loading import DEMO_FOLDER, wrap
-from attnscope.model.selection import CAUSAL, LINEAR, STACKS, select_stacks
+from attnscope.model.selection import CAUSAL, MIXING, STACKS, select_stacks
 from attnscope.model.tasks import task_of
 from attnscope.observe.request import CaptureSpec, LayerKey, PerLayer, Request
 from attnscope.observe.run import prepare, target_lines
@@ -153,7 +153,9 @@ def test_metrics_are_null_where_they_say_nothing(seen):
                 assert value != value, (head.name, name)
     cross = [head for head in seen.heads if head.stack == "cross"]
     assert all(head.score["entropy"] == head.score["entropy"] for head in cross)
-    assert {"induction", "local_mass_32"} <= {name for name, one in KNOWN.items() if {*one.stacks} <= {*CAUSAL, LINEAR}}
+    assert {"induction", "local_mass_32"} <= {
+        name for name, one in KNOWN.items() if {*one.stacks} <= {*CAUSAL, *MIXING}
+    }
 
 
 def test_entropy_of_cross_attention_by_hand(seen):

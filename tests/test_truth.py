@@ -183,23 +183,26 @@ def minimax(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def test_heads_of_minimax_hold(minimax: str) -> None:
     done = call("heads", "--model", minimax, "--text", text(24), "--format", "csv")
-    assert {row["layer"] for row in done.rows if row["head"]} == {"0", "2"}
+    assert {row["layer"] for row in done.rows if row["stack"] == "decoder"} == {"0", "2"}
     assert done.code == 0, done.err
 
 
-def test_a_linear_layer_of_minimax_has_no_heads(minimax: str) -> None:
-    """What it is, and no number."""
+def test_a_linear_layer_of_minimax_has_heads_of_its_own_stack(minimax: str) -> None:
+    """With the numbers of signed rows, and none of those of a softmax."""
     done = call("heads", "--model", minimax, "--text", text(16), "--format", "csv")
-    assert {row["layer"] for row in done.rows if row["head"]} == {"0", "2"}
-    others = [{name: cell for name, cell in row.items() if cell} for row in done.rows if not row["head"]]
-    assert others == [{"layer": layer, "stack": "decoder", "type": "linear"} for layer in ("1", "3")]
+    linear = [row for row in done.rows if row["stack"] == "linear"]
+    assert [(row["layer"], row["head"]) for row in sorted(linear, key=lambda row: (row["layer"], row["head"]))] == [
+        (layer, head) for layer in "13" for head in "0123"
+    ]
+    assert all(row["absolute_mass"] and not row["entropy"] for row in linear)
+    assert {row["type"] for row in linear} == {""}
 
 
 def test_a_batch_of_minimax_gives_rows(minimax: str, tmp_path: Path) -> None:
     texts = tmp_path / "texts.txt"
     texts.write_text("\n".join(text(tokens) for tokens in (5, 9)))
     done = call("batch", str(texts), "--model", minimax, "--to-stdout", "jsonl")
-    assert [len(json.loads(line)["heads"]) for line in done.out.splitlines()] == [8, 8]
+    assert [len(json.loads(line)["heads"]) for line in done.out.splitlines()] == [16, 16]
     assert done.code == 0
 
 

@@ -110,6 +110,7 @@ class Loading(Checkpoint):
 
 
 MOST_TOKENS = 10**9  # of a text, a batch, an answer
+MOST_CHANNELS = 10**6  # of a layer
 ENGINE_WORDS = ("auto", "eager", "fused", "probe")  # that --help lists; others are one way of these
 
 
@@ -517,7 +518,12 @@ class Heads(Selected):
 
     by: Annotated[Literal["kv"] | None, "Average the heads that share a kv head.", HELD, SETTING] = None
     channel: Annotated[
-        int | None, "One channel's own map, where every channel has one.", "N", Option(min=0), HELD, SETTING
+        int | None,
+        "One channel's own map, where every channel has one.",
+        "N",
+        Option(min=0, max=MOST_CHANNELS),
+        HELD,
+        SETTING,
     ] = None
 
     def view(self) -> View:
