@@ -16,6 +16,7 @@ import resource
 import statistics
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Callable
 
@@ -58,7 +59,7 @@ def main() -> None:
             lines += rows(ways, tokens, options)
     shape = ", ".join(f"{name} {size}" for name, size in HYBRID.items() if isinstance(size, int))
     command = " ".join(["python", "benchmarks/linear.py", *sys.argv[1:]])
-    sizes = f"The layer: {HEADS} heads of {WIDTH}. The hybrid: {shape}."
+    sizes = textwrap.fill(f"The layer: {HEADS} heads of {WIDTH}. The hybrid: {shape}.", 118)
     text = "\n".join([f"`{command}`, {options.processes} turns.", "", *lines, "", sizes])
     print(text)
     if options.write:
