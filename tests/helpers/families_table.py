@@ -32,7 +32,7 @@ MEASURED = ("layout", "level", "weights", "output", "remarks")
 COLUMNS: Mapping[str, Sequence[str]] = {  # of each table that is measured
     "causal": ("type", *MEASURED),
     "switched_on": ("case", *MEASURED),
-    "studies": ("type", "frozen", *STUDIES, "why", "remarks"),
+    "studies": ("type", "frozen", *STUDIES, "why", "depth", "remarks"),
     "stacks": ("type", "layers", "read by", "engines", "remarks"),
 }
 Row = tuple[str, ...]
@@ -68,7 +68,8 @@ weights, where logits are so large that it is more. A type's level is that of it
 logit* the same by key, *copying* a probe of [`scan`](atlas.md). *--weights value* is the norm of what keys write. Where
 a norm is after it, it is the norm of what that makes with the scale that it had. [*why*](why.md): how far the
 contributions to a logit of the last layer are from it, as a share of the sum of their sizes. It is the larger of both
-sides, the key's and the query's. Of {studied} types {answered}.
+sides, the key's and the query's. [*depth*](depth.md): how far the outputs of all blocks are from each residual, as a
+share of it, or weights times states from a mixture of blocks. Of {studied} types {answered}.
 
 ## Encoders and encoder-decoders
 
@@ -121,13 +122,15 @@ def studies(of_type: Callable[[str], Studied] = study) -> list[Row]:
 
 
 def study_row(name: str, result: Studied) -> Row:
-    """Which studies say something of a type, how exact `why` is, and why others do not."""
+    """Which studies say something of a type, how exact `why` and `depth` are, and why others do not."""
     cells = [answer if result.answers(study) else "-" for study, answer in result.studies.items()]
-    known = FIGURE.fullmatch(result.why) is not None
+    errors = [result.why, result.depth]
+    known = [FIGURE.fullmatch(error) is not None for error in errors]
     reasons = [answer for study, answer in result.studies.items() if not result.answers(study)]
-    reasons += [] if known else [result.why]
+    reasons += [error for error, figure in zip(errors, known, strict=True) if not figure]
     remarks = "; ".join(dict.fromkeys(SAID.sub("", reason) for reason in reasons))
-    return (name, result.frozen, *cells, result.why if known else "-", remarks)
+    cells += [error if figure else "-" for error, figure in zip(errors, known, strict=True)]
+    return (name, result.frozen, *cells, remarks)
 
 
 def stacks(of_type: Callable[[str], Stacked] = measure_stacks) -> list[Row]:
@@ -168,7 +171,9 @@ def page(tables: Mapping[str, Sequence[Row]], versions: Mapping[str, str], since
     levels = Counter(level for _, _, level, *_ in tables["causal"])
     answers = {name: sum(row[2 + place] == "yes" for row in tables["studies"]) for place, name in enumerate(STUDIES)}
     answered = [f"{count} have *{name}*" for name, count in answers.items()]
-    answered.append(f"{sum(row[-2] != '-' for row in tables['studies'])} *why*")
+    answered += [
+        f"{sum(row[at] != '-' for row in tables['studies'])} *{name}*" for at, name in ((-3, "why"), (-2, "depth"))
+    ]
     types = tables["types"]
     return PAGE.format(
         **versions,

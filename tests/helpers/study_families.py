@@ -24,12 +24,14 @@ FEW = 8  # tokens
 class Studied:
     """One type: what is frozen on the way from its heads, and for each study `yes`, or why not, by its column.
 
-    why: how far the contributions to a logit are from it, as a share of their sizes, or why they are not known.
+    why: how far the contributions to a logit are from it, as a share of their sizes, or why they are not known. depth:
+    how far the outputs of blocks are from the residuals, or weights times states from a mixture, or a refusal.
     """
 
     frozen: str
     studies: dict[str, str]
     why: str
+    depth: str
 
     def answers(self, name: str) -> bool:
         """Whether a study says something of it."""
@@ -40,20 +42,30 @@ def study(model_type: str) -> Studied:
     """Ask one family for each study."""
     if model_type in DECODERS:
         several = "reads several rows of ids for one text"
-        return Studied("", dict.fromkeys(STUDIES, several), several)
+        return Studied("", dict.fromkeys(STUDIES, several), several, several)
     loaded, ids = wrapped(roused_model(model_type)), ids_for(model_type)[0].tolist()[:FEW]
     way, norms = path_to_logits(loaded, ids), norms_after_attention(loaded, ids)
     gated = not isinstance(way, str) and not way.out.keys() <= output_projections(loaded, ids).keys()
     logit, value = _why_not(loaded, ids, "logit"), _why_not(loaded, ids, "value")
     found = (_direct(loaded), logit, _copying(loaded), value)
     frozen = ["gate or norm before the projection"] * gated + ["norm after it"] * bool(norms)
-    return Studied(", ".join(frozen), dict(zip(STUDIES, found, strict=True)), why_error(model_type))
+    errors = why_error(model_type), depth_error(model_type)
+    return Studied(", ".join(frozen), dict(zip(STUDIES, found, strict=True)), *errors)
 
 
 def why_error(model_type: str) -> str:
     """The error of the sum of contributions to a logit of the last layer, or in words why there is no such sum."""
     try:
         return f"{last_of(roused_model(model_type), ids_for(model_type)):.1e}"
+    except ModelError as error:
+        return str(error).partition(";")[0]
+
+
+def depth_error(model_type: str) -> str:
+    """The error of the sum of what blocks wrote, or in words why there is none."""
+    try:
+        ids = ids_for(model_type)[0].tolist()
+        return f"{attnscope.depth(wrapped(roused_model(model_type)), ids).parts.error:.1e}"
     except ModelError as error:
         return str(error).partition(";")[0]
 
