@@ -255,10 +255,11 @@ def assert_answer(question: Question, answer: Any, expected: Any) -> None:
         assert_close(answer, expected, atol=1e-4, rtol=1e-4, equal_nan=True, msg=lambda text: f"{question}: {text}")
 
 
-def test_a_short_text_is_answered_by_its_rows() -> None:
-    M = Shares(LinearMap(gated_delta(20)))
-    M.together([Entropy(), Back(1)])
-    assert M.answered_by == {"Entropy": "rows", "Back": "rows"}
+@pytest.mark.parametrize(("tokens", "who"), [(20, "rows"), (200, "tiles")])
+def test_a_short_text_is_answered_by_its_rows(tokens: int, who: str) -> None:
+    M = LinearMap(gated_delta(tokens))
+    M.together([Entropy(), Back(1), RowSum()])
+    assert M.answered_by == {"Entropy": who, "Back": who, "RowSum": "rule"}
 
 
 def test_no_tensor_is_as_large_as_a_map(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -301,6 +302,7 @@ def test_a_hybrid_is_answered_by_tiles_as_by_rows(model_type: str, monkeypatch: 
 
     report = listen(model, ids, on_call, mixers=True)
     assert_close(scores[0], scores[2**40], atol=1e-4, rtol=1e-4, equal_nan=True)
-    errors = [call.value_error for call in report.calls if call.stack == LINEAR]
-    assert errors
-    assert max(errors) < 1e-6
+    checks = [call for call in report.calls if call.stack == LINEAR]
+    assert checks
+    assert max(check.value_error for check in checks) < 1e-6
+    assert all(set(check.answered_by.values()) == {"rows"} for check in checks)  # who read them last

@@ -193,7 +193,10 @@ AT_ONCE = 2**20  # numbers of the output that a rule gives at once: it makes sev
 
 
 class LinearMap(AttentionOperator):
-    """The map of a linear layer, (B, H, Q, K) signed; what lies after a query is 0."""
+    """The map of a linear layer, (B, H, Q, K) signed; what lies after a query is 0.
+
+    In `answered_by` are "rule" for what is signed, and "tiles" or "rows" for shares.
+    """
 
     signed = finds_largest = True
 
@@ -224,7 +227,11 @@ class LinearMap(AttentionOperator):
         sizes = [question for question in distinct if isinstance(question, ask.SizeSum)]
         signed = [question for question in distinct if _is_product(question)]
         spread = [question for question in distinct if question not in (*strongest, *sizes, *signed)]
-        answers = {**super().together(sizes), **(Shares(self).together(spread) if spread else {})}
+        self.answered_by.update({type(question).__name__: "rule" for question in signed})
+        self.answered_by.update({type(question).__name__: "rows" for question in (*strongest, *sizes)})
+        shares = Shares(self)
+        answers = {**super().together(sizes), **(shares.together(spread) if spread else {})}
+        self.answered_by.update(shares.answered_by)
         return answers | self._signed(signed) | self._strongest(strongest)
 
     def _signed(self, questions: Sequence[Question]) -> dict[Question, Any]:

@@ -32,6 +32,7 @@ class AttentionOperator(ABC):
     them. device: where the answers live. sums_to_one: whether rows are known to sum to 1, so that what is missing from
     one is rounding. finds_largest: whether a row's largest weight is known without its key, which takes another walk.
     signed: whether weights have a sign, see `linear.LinearMap`; the strongest keys are then those with the largest |w|.
+    answered_by: who read each kind of question, where it was not the rows of a matrix that is there.
     """
 
     finds_largest: bool = False
@@ -45,6 +46,7 @@ class AttentionOperator(ABC):
         self.visible = visible
         self.spec = spec
         self.sums_to_one = spec is not None and spec.row_sinks is None
+        self.answered_by: dict[str, str] = {}
 
     @abstractmethod
     def rows(self, start: int, stop: int) -> Tensor:

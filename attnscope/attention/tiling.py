@@ -39,8 +39,8 @@ LEAST_TILE = 2**16  # bytes: smaller ones would not save what is missing
 class TiledOperator(AttentionOperator):
     """P whose answers come from tiles that fit the cache.
 
-    with_output: the first pass gives the layer's output too. kernel: who reads what `swept` answers. answered_by: who
-    read each kind of question, "tiles" or the kernel, and "rows" what no tile can.
+    with_output: the first pass gives the layer's output too. kernel: who reads what `swept` answers. In `answered_by`
+    are "tiles" or the kernel, and "rows" for what no tile can.
     """
 
     kernel: str = ""
@@ -51,7 +51,6 @@ class TiledOperator(AttentionOperator):
         super().__init__(batch, heads, visible, spec, device)
         self.with_output = False
         self._output: Tensor | None = None
-        self.answered_by: dict[str, str] = {}
 
     @abstractmethod
     def tiles(

@@ -253,7 +253,7 @@ class Engine:
 def check_own(call: AttentionCall, original: OriginalAttention) -> CallCheck:
     """How a call held whose output the model's own attention gave."""
     check = calls.check_call(call, "interface")
-    check.answered_by = call.P.answered_by if isinstance(call.P, TiledAttention) else {}
+    check.answered_by = call.P.answered_by
     if call.spec:
         check.kernel = original.kernel(call.spec)
     return check

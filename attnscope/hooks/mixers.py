@@ -403,7 +403,7 @@ class _Listener:
         else:
             call = AttentionCall(place, ChannelMap(rule), kernel=rule.name)
         check = self._checked(call, rule, output) if self.engine.checked else unmeasured(call, output, RULE)
-        check.kernel = rule.name
+        check.kernel, check.answered_by = rule.name, call.P.answered_by
         self.report.calls.append(check)
         self.on_call(call)
         return call, check
