@@ -214,16 +214,10 @@ class _Tape(TorchDispatchMode):
             if result is not NotImplemented:
                 return result
         name = func._schema.name.partition("::")[2]
-        changed = self.node(args[0]) if name.endswith("_") and not name.startswith("_") else None
-        before = None
-        if changed is not None:  # in place: what it was is another tensor from here on
-            before = replace(changed, value=changed.value.clone())
-            for block, part in self.written.items():
-                if part.data_ptr() == changed.value.data_ptr():
-                    self.written[block] = before.value
-            nodes = [before if node is changed else node for node in nodes]
+        in_place = name.endswith("_") and not name.startswith("_")
+        own = {id(one): self._kept(one) for one in (args[0], args[0]._base) if one is not None} if in_place else {}
+        nodes = [own.get(id(node.value)) or node for node in nodes]
         result = operation(func, args, kwargs)
-        own = {id(args[0]): before} if before is not None else {}
         outputs = list(result) if isinstance(result, list | tuple) else [result]
         for place, output in enumerate(outputs):
             if isinstance(output, Tensor) and output.is_floating_point():
@@ -231,7 +225,31 @@ class _Tape(TorchDispatchMode):
                 node = self._made(name, func, args, kwargs, output, at, outputs, own, nodes)
                 if node is not None:
                     self.put(node)
+                    if in_place and output._base is not None:
+                        self._change_part(node, output._base, own.get(id(output._base)))
         return result
+
+    def _kept(self, value: Tensor) -> Node | None:
+        """What a tensor is before it changes in place: from here on that is another one."""
+        for block, part in self.written.items():
+            if part.untyped_storage().data_ptr() == value.untyped_storage().data_ptr():
+                self.written[block] = part.clone()
+        node = self.node(value)
+        return node if node is None or node.carries else replace(node, value=value.clone())
+
+    def _change_part(self, part: Node, whole: Tensor, before: Node | None) -> None:
+        """A part of a tensor changed in place: the whole is what it was elsewhere, and there what the part is now."""
+        self.nodes.pop(id(whole), None)
+        if before is None or not whole.is_contiguous():
+            return
+        view, shape = part.value, whole.shape
+        at = view.size(), view.stride(), view.storage_offset() - whole.storage_offset()
+        terms: tuple[tuple[Node, Change | None], ...] = (
+            (before, lambda x: torch.as_strided_scatter(x.contiguous(), x.new_zeros(at[0]), *at)),
+            (part, lambda x: torch.as_strided_scatter(x.new_zeros(shape), x, *at)),
+        )
+        blocks = tuple(dict.fromkeys((*before.blocks, *part.blocks)))
+        self.put(Node(whole, terms, (), before.carries or part.carries, blocks, before.origins | part.origins))
 
     def _made(
         self,
@@ -242,7 +260,7 @@ class _Tape(TorchDispatchMode):
         output: Tensor,
         place: int | None,
         outputs: Sequence[Any],
-        own: Mapping[int, Node],
+        own: Mapping[int, Node | None],
         nodes: Sequence[Node],
     ) -> Node | None:
         def of(value: Any) -> Node | None:
@@ -309,6 +327,11 @@ class _Tape(TorchDispatchMode):
                 else:
                     terms.append((node, partial(_spread, times=times, shape=shape)))
             return terms, rest
+        if name == "copy_":
+            source = of(args[1])
+            if source is None:
+                return [], [args[1].expand(shape)]
+            return [(source, partial(_spread, times=1, shape=shape))], []
         if name in PRODUCTS:
             return self._product(name, func, args, kwargs, of)
         if name == "cat":
