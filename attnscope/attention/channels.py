@@ -15,7 +15,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,9 +28,9 @@ from attnscope.attention.spec import Visibility
 from attnscope.errors import InputError
 
 ROWS = 32  # queries whose weights on one another are made at once
-NUMBERS = 1 << 22  # that are held at once
-WORK = 3e11  # products of one layer's maps: about a minute on two cores
-QUICK = 1e9  # those that nobody has to ask for: a fifth of a second
+NUMBERS = 1 << 23  # that are held at once
+WORK = 2e10  # products of one layer's maps: some ten seconds of a core
+QUICK = 4e8  # those that nobody has to ask for: a fifth of a second
 
 
 @dataclass(frozen=True)
@@ -62,12 +62,12 @@ class ChannelRule(ABC):
 
     @abstractmethod
     def single(self, channel: int) -> LinearRule:
-        """One channel as a rule of one head, whose values are one number wide."""
+        """One channel as a rule of one head, its values one number wide."""
 
     def runs(self, rows: int) -> Iterator[slice]:
         """All channels, as many at a time as leave their numbers for so many rows within bounds."""
         B, T, C = self.shape
-        width = max(1, NUMBERS // (B * T * max(self.states, rows)))
+        width = max(1, NUMBERS // (B * T * max(3 * self.states, rows)))
         return (slice(first, min(first + width, C)) for first in range(0, C, width))
 
     def mean(self, start: int, stop: int) -> Tensor:
@@ -106,30 +106,56 @@ class Recurrence(ChannelRule):
         return self.width
 
     def weights(self, start: int, stop: int, channels: slice) -> Tensor:
-        """Keys before a block of rows by a product of two factors, both at most 1, those within it one by one."""
-        log_BTcN = self.log_decay(channels)[:, :stop].clamp_min(-1e4).cumsum(1)  # a decay of 0 has no logarithm
-        write_BTcN = self.write(channels)[:, :stop] if self.write else log_BTcN.new_ones((1, 1, 1, 1)).float()
-        write_BTcN = write_BTcN.expand(-1, stop, -1, -1)
-        B, T, c = log_BTcN.shape[0], self.shape[1], log_BTcN.shape[2]
-        weights_BcrK = torch.zeros(B, c, stop - start, T, device=log_BTcN.device)
-        for first in range(start, stop, ROWS):
-            rows, past = slice(first, min(first + ROWS, stop)), min(first + ROWS, stop)
-            place = slice(first - start, past - start)
-            read_BrcN = log_BTcN.new_ones((), dtype=torch.float32).expand(1, past - first, 1, 1)
-            read_BrcN = read_BrcN if self.read_BT1N is None else self.read_BT1N[:, rows]
-            if first:
-                edge_B1cN = log_BTcN[:, first - 1 : first]
-                reads_BrcN = read_BrcN * (log_BTcN[:, rows] - edge_B1cN).float().exp()
-                writes_BKcN = write_BTcN[:, :first] * (edge_B1cN - log_BTcN[:, :first]).float().exp()
-                weights_BcrK[:, :, place, :first] = reads_BrcN.transpose(1, 2) @ writes_BKcN.permute(0, 2, 3, 1)
-            between_BrkcN = (log_BTcN[:, rows, None] - log_BTcN[:, None, rows]).float()
-            later = torch.ones(past - first, past - first, dtype=torch.bool, device=log_BTcN.device).triu(1)
-            between_BrkcN = between_BrkcN.masked_fill_(later[..., None, None], -torch.inf).exp_()
-            reads = between_BrkcN * read_BrcN[:, :, None]
-            weights_BcrK[:, :, place, rows] = (reads * write_BTcN[:, None, rows]).sum(-1).permute(0, 3, 1, 2)
-        if self.skip_C is not None:
-            weights_BcrK.diagonal(start, -2, -1).add_(self.skip_C[channels].float()[:, None])
+        (B, T, _), count = self.shape, channels.stop - channels.start
+        weights_BcrK = torch.zeros(B, count, stop - start, T, device=self.values_BTC.device)
+        for place, part in self._parts(start, stop, channels):
+            place(weights_BcrK).copy_(part)
         return weights_BcrK
+
+    def mean(self, start: int, stop: int) -> Tensor:
+        B, T, C = self.shape
+        total_BrK = torch.zeros(B, 1, stop - start, T, device=self.values_BTC.device)
+        for channels in self.runs(stop - start):
+            for place, part in self._parts(start, stop, channels):
+                place(total_BrK).add_(part.abs_().sum(1, keepdim=True))
+        return total_BrK[:, 0] / C
+
+    def _parts(self, start: int, stop: int, channels: slice) -> Iterator[tuple[Callable[[Tensor], Tensor], Tensor]]:
+        """Rows of some channels' maps in parts, and where each part is in (B, c, r, K).
+
+        A part is a product of two factors, of the decays from an edge to the query and from the key to that edge. Both
+        are at most 1. The keys before the rows have one edge. Rows on one another have the middle of a block, then
+        those of its halves, and so on: as many exponentials as numbers in the state for each doubling.
+        """
+        log_BcTN = self.log_decay(channels)[:, :stop].transpose(1, 2).clamp_min(-1e4).cumsum(2)
+        write_BcTN = torch.ones_like(log_BcTN, dtype=torch.float32)
+        read_BcTN = write_BcTN if self.read_BT1N is None else self.read_BT1N[:, :stop].transpose(1, 2)
+        if self.write is not None:
+            write_BcTN = self.write(channels)[:, :stop].transpose(1, 2).contiguous()
+        read_BcTN = read_BcTN.expand_as(log_BcTN)
+        if start:
+            edge_Bc1N = log_BcTN[:, :, start - 1, None]
+            reads = read_BcTN[:, :, start:] * (log_BcTN[:, :, start:] - edge_Bc1N).float().exp_()
+            writes = write_BcTN[:, :, :start] * (edge_Bc1N - log_BcTN[:, :, :start]).float().exp_()
+            yield lambda rows: rows[..., :start], reads @ writes.mT
+        log_BcTN, read_BcTN, write_BcTN = (part[:, :, start:] for part in (log_BcTN, read_BcTN, write_BcTN))
+        own_BcT = (read_BcTN * write_BcTN).sum(-1)
+        if self.skip_C is not None:
+            own_BcT += self.skip_C[channels].float()[:, None]
+        yield lambda rows: rows.diagonal(start, -2, -1), own_BcT
+        size = 1
+        while size < stop - start:
+            # Whole blocks of twice the size, and what is left of the last.
+            whole = (stop - start) // (2 * size)
+            rest = stop - start - 2 * size * whole - size
+            for block in (_Blocks(start, 0, whole, size, size), _Blocks(start, whole, 1, size, rest)):
+                if block.number and block.rows > 0:
+                    log_key, log_query = block.halves(log_BcTN)
+                    edge = log_key[..., -1:, :]
+                    reads = block.halves(read_BcTN)[1] * (log_query - edge).float().exp_()
+                    writes = block.halves(write_BcTN)[0] * (edge - log_key).float().exp_()
+                    yield block.place, reads @ writes.mT
+            size *= 2
 
     def single(self, channel: int) -> LinearRule:
         one, (B, T, _) = slice(channel, channel + 1), self.shape
@@ -143,6 +169,34 @@ class Recurrence(ChannelRule):
         tokens = {"read": read * log.float().exp(), "write": write, "log_decay": log, "own": own}
         decay_BT1 = log.float().exp().mean(-1)
         return LinearRule(self.name, tokens, read_before, self.values_BTC[..., one, None], log.shape[-1], decay_BT1)
+
+
+class _Blocks(NamedTuple):
+    """Blocks on the diagonal of the rows from `start` on: in each some queries look at so many (size) keys before them.
+
+    first: the number of the first block, each of twice the size. rows: queries of a block.
+    """
+
+    start: int
+    first: int
+    number: int
+    size: int
+    rows: int
+
+    def halves(self, tokens_BcTN: Tensor) -> tuple[Tensor, Tensor]:
+        """What belongs to the keys, (B, c, count, size, N), and to the queries, (B, c, count, rows, N)."""
+        begin, length = 2 * self.size * self.first, self.size + self.rows
+        blocks = tokens_BcTN[:, :, begin : begin + self.number * length].unflatten(2, (self.number, length))
+        return blocks[..., : self.size, :], blocks[..., self.size :, :]
+
+    def place(self, rows_BcrK: Tensor) -> Tensor:
+        """Where they are in (B, c, r, K): (B, c, count, rows, size)."""
+        text, channel, row, key = rows_BcrK.stride()
+        begin = 2 * self.size * self.first
+        first = (begin + self.size) * row + (self.start + begin) * key
+        strides = text, channel, 2 * self.size * (row + key), row, key
+        shape = *rows_BcrK.shape[:2], self.number, self.rows, self.size
+        return rows_BcrK.as_strided(shape, strides, rows_BcrK.storage_offset() + first)
 
 
 @dataclass(frozen=True)
@@ -291,7 +345,8 @@ class ChannelMap(AttentionOperator):
                     f"the maps of {C:,} channels over {T:,} tokens take minutes in each layer",
                     f"take a text of at most {tokens:,} tokens, or one channel with {{channel=0}}",
                 )
-            blocks = (self.rule.mean(first, min(first + 4 * ROWS, T)) for first in range(0, T, 4 * ROWS))
+            step = max(ROWS, NUMBERS // T)
+            blocks = (self.rule.mean(first, min(first + step, T)) for first in range(0, T, step))
             self._whole = torch.cat(list(blocks), 1)[:, None]
         return self._whole[:, :, start:stop]
 

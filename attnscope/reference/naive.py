@@ -275,7 +275,7 @@ def rwkv(decay_C: Tensor, first_C: Tensor, k_BTC: Tensor, v_BTC: Tensor) -> Mixe
 
 
 def gated_recurrence(x_BTC: Tensor, decay_BTC: Tensor) -> Mixed:
-    """h_t = a_t h_{t-1} + x_t for every channel: the recurrence of Griffin's RG-LRU, whose x is gated before.
+    """h_t = a_t h_{t-1} + x_t for every channel: the recurrence of Griffin's RG-LRU; x is gated before.
 
     Source: De et al. 2024, arXiv 2402.19427, equation 4.
 
