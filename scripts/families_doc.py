@@ -19,10 +19,22 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
 from helpers import sweep_table  # noqa: E402
-from helpers.families_table import COLUMNS, DOCS, FOLDER, as_csv, causal, page, read, stacks, studies, switched_on  # noqa: E402
+from helpers.families_table import (  # noqa: E402
+    COLUMNS,
+    DOCS,
+    FOLDER,
+    as_csv,
+    causal,
+    mixing,
+    page,
+    read,
+    stacks,
+    studies,
+    switched_on,
+)
 from helpers.sweep import ENTRIES, swept  # noqa: E402
 
-MEASURED = {"causal": causal, "switched_on": switched_on, "studies": studies, "stacks": stacks}
+MEASURED = {"causal": causal, "switched_on": switched_on, "studies": studies, "stacks": stacks, "linear": mixing}
 
 
 def main() -> None:

@@ -5,10 +5,13 @@ A formula spells one weight of a map as a product over the tokens between key an
 
 import json
 import math
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import Tensor
 
 import attnscope
@@ -17,12 +20,14 @@ from attnscope.attention.channels import ChannelMap
 from attnscope.attention.linear import LinearMap
 from attnscope.errors import InputError, UsageError
 from attnscope.hooks.mixers import delta_rule
+from attnscope.model import tasks
 from attnscope.model.loading import wrap
 from attnscope.model.selection import as_ranges
 from attnscope.observe.request import Request, View
 from attnscope.reference import naive
 from helpers.command_line import call
-from helpers.families import config_class_of
+from helpers.families import config_class_of, of_all_families
+from helpers.families_table import mixing_row, read, without_figures
 from helpers.mixed import ONE_OF_EACH, OTHERS, mixed_layers
 from helpers.parity_models import roused_model
 
@@ -371,3 +376,46 @@ def test_the_shell_reads_one_channel(channels, tmp_path):
     assert mean != one
     refused = call("relations", TEXT, "--channel", "3")
     assert (refused.code, "leave out --channel" in refused.err) == (2, True)
+
+
+def test_the_table_has_every_type_and_what_it_says_holds():
+    rows = {row[0]: row for row in read("linear")}
+    assert rows.keys() == {*ONE_OF_EACH, *OTHERS}
+    for _, _, _, layers, error, future, distance, remarks in rows.values():
+        assert layers
+        assert float(error) <= 1e-6
+        assert float(future) == 0
+        assert float(distance) <= 1e-6 or remarks
+    again = mixing_row("mamba2", mixed_layers("mamba2"))
+    assert without_figures([again]) == without_figures([rows["mamba2"]])
+
+
+@pytest.mark.families
+@of_all_families
+@pytest.mark.parametrize("model_type", sorted({*ONE_OF_EACH, *OTHERS} - {"mamba2"}))
+def test_a_row_of_the_table_is_what_the_type_gives(model_type):
+    [row] = (row for row in read("linear") if row[0] == model_type)
+    again = mixing_row(model_type, mixed_layers(model_type))
+    assert without_figures([again])[0][:-1] == without_figures([row])[0][:-1]
+
+
+# Whose layers all attend: convolutions prepare what their attention is given.
+ATTEND = {"inkling", "inkling2"}
+
+
+@pytest.mark.families
+@of_all_families
+def test_no_modelling_file_with_a_rule_is_missing_from_the_table():
+    """By the arguments of its functions, and by the parts of a module that spells its rule out."""
+    needs = [names for forms in tasks.RULES.values() for names in forms.values() if names]
+    files = set()
+    for path in (Path(transformers.__file__).parent / "models").glob("*/modeling_*.py"):
+        source = path.read_text("utf-8")
+        for arguments in re.findall(r"def \w+\(([^)]*)\)", source):
+            names = set(re.findall(r"(?:^|,)\s*(\w+)", re.sub(r"\[[^\]]*\]", "", arguments)))
+            if any(form <= names for form in needs) and not tasks.CACHED & names:
+                files.add(path.parent.name)
+        if any(all(f"self.{part} =" in source for part in parts) for parts in tasks.PARTS.values()):
+            files.add(path.parent.name)
+    folders = {name.removesuffix("_text") for name in (*ONE_OF_EACH, *OTHERS)}
+    assert files - ATTEND == folders

@@ -10,8 +10,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
+from attnscope.attention.channels import ChannelMap
 from attnscope.certificate.check import ATOL
 from helpers.families import WITHOUT_ATTENTION
+from helpers.mixed import ONE_OF_EACH, OTHERS, MixedLayer, mixed_layers
+from helpers.mixed import TOKENS as MIXED_TOKENS
 from helpers.parity_cases import CASES
 from helpers.parity_models import NOT_MADE, TOKENS, TYPES, Measured, measure
 from helpers.stack_families import NOT_MADE as STACKS_NOT_MADE
@@ -34,6 +37,7 @@ COLUMNS: Mapping[str, Sequence[str]] = {  # of each table that is measured
     "switched_on": ("case", *MEASURED),
     "studies": ("type", "frozen", *STUDIES, "why", "depth", "remarks"),
     "stacks": ("type", "layers", "read by", "engines", "remarks"),
+    "linear": ("type", "rule", "maps", "layers", "M v - y", "after the query", "M - reference", "remarks"),
 }
 Row = tuple[str, ...]
 PAGE = """# Which families attnscope checks, and how far
@@ -47,6 +51,7 @@ tables to them. transformers {transformers}, torch {torch}, CPU, float32, tiny m
 | [switched_on.csv](families/switched_on.csv) | {cases} cases that a config switches on | the same |
 | [studies.csv](families/studies.csv) | {studied} causal-LM types | which study says something of each |
 | [stacks.csv](families/stacks.csv) | {stacks} encoders, encoder-decoders | layers, how they are read, engines |
+| [linear.csv](families/linear.csv) | {mixing} types with layers without softmax | rule, distance from output, reference |
 | [types.csv](families/types.csv) | {all_types} types, {models} models | read or refused, and why; new since {since} |
 | [libraries.csv](families/libraries.csv) | {otherwise} facts of libraries | what they do otherwise than expected |
 
@@ -82,6 +87,16 @@ reason, {sounds} are causal decoders with an encoder of sound, {stacks_not_made}
 *interface*: the family asks transformers' attention interface; q, k, v and P V are checked, and every engine reads it.
 *hook*: it does not; its weights are read from what its attention modules return, under eager alone. Logits and
 values are what the softmax and the product in these modules were given, but for Longformer's windows.
+
+## Layers without a softmax
+
+Every type of transformers with layers that mix tokens by a rule, each read as a tiny random model of {mixed_tokens}
+tokens. *maps*: one for each head, or for each channel, shown as the mean of |w| over channels. *M v - y*: the largest
+difference between the map times the values and what the model's own code made, over the largest of that; at most 1e-6.
+*after the query*: the largest weight on a later token. *M - reference*: the largest difference from the map of the
+same layer by the paper's recurrence, one token after another in float64, over its largest weight.
+
+A layer that is a multilayer perceptron or experts alone mixes no tokens, and reformer's hashing is not read.
 
 ## What the libraries do otherwise
 
@@ -166,6 +181,26 @@ def stack_row(name: str, result: Stacked) -> Row:
     return (name, layers, result.route, engines, REMARKS.get(name, ""))
 
 
+def mixing() -> list[Row]:
+    """Every type with layers without a softmax: how far their maps are from output and reference."""
+    return [mixing_row(name, mixed_layers(name)) for name in sorted((*ONE_OF_EACH, *OTHERS))]
+
+
+def mixing_row(name: str, layers: Sequence[MixedLayer]) -> Row:
+    """One type: the largest differences over its layers."""
+    checks, counts = [layer.check for layer in layers], Counter(layer.check.kernel for layer in layers)
+    rules = ", ".join(counts)
+    of_channels = any(isinstance(layer.P, ChannelMap) for layer in layers)
+    error, distance = (
+        f"{max(numbers):.1e}"
+        for numbers in ([check.value_error or 0.0 for check in checks], [m.distance for m in layers])
+    )
+    future = max(check.masked_weight or 0.0 for check in checks)
+    coarse = "its own code adds logarithms of decays up in float32" if float(distance) > 1e-6 else ""
+    maps = "channels" if of_channels else "heads"
+    return (name, rules, maps, ",".join(str(check.layer) for check in checks), error, f"{future:.1f}", distance, coarse)
+
+
 def page(tables: Mapping[str, Sequence[Row]], versions: Mapping[str, str], since: str) -> str:
     """The page, but for what the sweep adds. versions: of transformers and torch."""
     levels = Counter(level for _, _, level, *_ in tables["causal"])
@@ -180,6 +215,8 @@ def page(tables: Mapping[str, Sequence[Row]], versions: Mapping[str, str], since
         types=len(tables["causal"]),
         cases=len(tables["switched_on"]),
         studied=len(tables["studies"]),
+        mixing=len(tables["linear"]),
+        mixed_tokens=MIXED_TOKENS,
         stacks=sum(row[1] != "-" for row in tables["stacks"]),
         all_types=len({row[0] for row in types if row[0]}),
         models=sum(bool(row[0]) for row in types),
