@@ -51,7 +51,7 @@ tables to them. transformers {transformers}, torch {torch}, CPU, float32, tiny m
 | [switched_on.csv](families/switched_on.csv) | {cases} cases that a config switches on | the same |
 | [studies.csv](families/studies.csv) | {studied} causal-LM types | which study says something of each |
 | [stacks.csv](families/stacks.csv) | {stacks} encoders, encoder-decoders | layers, how they are read, engines |
-| [linear.csv](families/linear.csv) | {mixing} types with layers without softmax | rule, distance from output, reference |
+| [linear.csv](families/linear.csv) | {mixing} types with layers without softmax | rule, how far from its output |
 | [types.csv](families/types.csv) | {all_types} types, {models} models | read or refused, and why; new since {since} |
 | [libraries.csv](families/libraries.csv) | {otherwise} facts of libraries | what they do otherwise than expected |
 
