@@ -24,6 +24,7 @@ from attnscope.model.selection import (
     TEXT_TASKS,
     check_one_head,
     is_cross,
+    is_linear,
     only_head,
     pairs,
     prefix,
@@ -136,7 +137,11 @@ class Why(DrawnRecord):
     def read_by(self, component: Component) -> str:
         """The token that a head read, where its rows are split by tokens; empty elsewhere."""
         at = component.position
-        return "" if at is None else _named(self.texts[component.stack].key_prompt, at)
+        return "" if at is None else _named(self._read(component), at)
+
+    def _read(self, component: Component) -> Prompt:
+        """The text that a head reads: a linear layer's is the model's own."""
+        return (self.texts.get(component.stack) or self.texts[None]).key_prompt
 
     @property
     def others(self) -> str:
@@ -187,7 +192,7 @@ class Why(DrawnRecord):
         read: list[str | None] = [None] * len(order)
         for row, component in enumerate(components):
             if component.position is not None:
-                read[row] = self.texts[component.stack].key_prompt.tokens[component.position]
+                read[row] = self._read(component).tokens[component.position]
         columns: dict[str, Any] = {
             "side": words([parts.side] * len(order)).dictionary_encode(),
             "component": words([one.name for one in components]),
@@ -340,6 +345,8 @@ def one_head(text: str, geometry: Geometry) -> tuple[str, int, int]:
     chosen = select_stacks(text, geometry.heads_of_stacks, geometry.stack)
     places = [(stack, layer, head) for stack, heads in chosen.items() for layer, head in pairs(heads)]
     only_head(text, [(layer, head) for _, layer, head in places])
+    if is_linear(places[0][0]):
+        raise ModelError(f"{text} has no logits: a linear layer has no softmax", "choose a head of attention")
     if places[0][0] not in OF_TWO_TEXTS:
         raise ModelError(f"{text} is in layers that do not read the tokens of a text", "choose another layer")
     return places[0]

@@ -338,7 +338,7 @@ class _Listener:
         if parts := self.parts.pop(module, []):
             rules, outputs = zip(*parts, strict=True)
             if output is not None:
-                with torch.no_grad(), full_precision(outputs[0].device):
+                with _outside(outputs[0].device):
                     self.hand_on(module, Joined.of(rules), torch.cat(outputs, -1))
 
     def _inside(self, module: nn.Module) -> list[Any]:
@@ -352,7 +352,7 @@ class _Listener:
             cache = given.get("past_key_values")
             if projected is None or (cache is not None and cache.get_linear_cache(module.layer_idx) is not None):
                 return None
-            with torch.no_grad(), full_precision(projected.device):
+            with _outside(projected.device):
                 rule = lightning(module, projected, given.get("attention_mask"))
                 output_BTHV = args[0].unflatten(-1, rule.values_BTHV.shape[2:])
                 call, check = self.hand_on(module, rule, output_BTHV)
@@ -378,7 +378,7 @@ class _Listener:
             return returned
         first = returned[0] if isinstance(returned, tuple | list) else returned
         output = first.transpose(1, 2) if turned else first
-        with torch.no_grad(), full_precision(output.device):
+        with _outside(output.device):
             rule = make(arguments.pop("self", own), arguments)
             if isinstance(rule, ChannelRule):
                 self.parts.setdefault(module, []).append((rule, output))
@@ -416,6 +416,13 @@ class _Listener:
             check.dtype = output.dtype
             check.note(value_error=_error_over_channels(rule, output))
         return check
+
+
+@contextmanager
+def _outside(device: torch.device) -> Iterator[None]:
+    """What is computed here is not the model's: who stands between it and torch's functions does not see it."""
+    with torch.no_grad(), torch._C.DisableTorchFunction(), full_precision(device):
+        yield
 
 
 def _holds_tokens(state: Any) -> bool:

@@ -437,9 +437,10 @@ class ShowPage(Purpose):
         chosen = select(self.why, heads_by_layer, run.named)
         queries = range(len(ids)) if run.chosen.query is None else run.chosen.query.positions
         check_model(loaded)
-        # A key's logit has a part of every head and block before its layer, and of what is neither.
+        # A key's logit has a part of every head, linear ones too, and block before its layer, and of what is neither.
+        before = loaded.geometry.changeable.items()
         components = sum(
-            len(heads) * (REST + sum(1 + count for other, count in heads_by_layer.items() if other < layer))
+            len(heads) * (REST + sum(1 + count for other, count in before if int(other) < layer))
             for layer, heads in chosen.items()
         )
         needed, room = plan.why_bytes(components, len(queries), len(ids)), plan.why_room

@@ -17,7 +17,7 @@ import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,7 +55,7 @@ from attnscope.studies.probes import (
 )
 from attnscope.studies.statistics import Effects, largest_first, paired
 from attnscope.studies.study import Cost, Study
-from attnscope.studies.study_folder import Column, Parts, StudyRecord, of_heads
+from attnscope.studies.study_folder import Column, Parts, StudyRecord, head_array, heads_in, of_heads
 from attnscope.utils.display import head_name
 from attnscope.utils.files import save_json
 from attnscope.utils.tables import as_table, numbers, save, words
@@ -438,11 +438,6 @@ class ScanStudy(Study[Atlas]):
     def facts(self) -> dict[str, Any]:
         return dict(self.planned.facts)
 
-    @cached_property
-    def heads(self) -> tuple[tuple[int, int], ...]:
-        """All of the model, those of linear layers too."""
-        return tuple(pairs(everything(self.model.geometry.changeable)))
-
     def cost(self) -> Cost:
         whole = self.planned.facts["sequences"] == self.sequences
         tokens = {trial.name: trial.tokens for trial in self.planned.trials}
@@ -479,7 +474,7 @@ class ScanStudy(Study[Atlas]):
     def readings_of(self, trial: Trial, parts: Parts, advance: Advance) -> Readings:
         """The trial's readings, from the folder where an earlier run left them."""
         name = trial.name.replace(" ", "-")
-        heads, fits = of_heads(self.heads)
+        heads, fits = of_heads(pairs(everything(self.model.geometry.changeable)))
         names = {f"{arm}|{ask}": Measure(arm, ask) for arm, sequences in trial.arms.items() for ask in sequences.asks}
         shapes = {arm: Column((len(sequences.ids_ST), heads.shape[0])) for arm, sequences in trial.arms.items()}
         expected = {column: shapes[measure.arm] for column, measure in names.items()} | {"heads": heads}
@@ -489,17 +484,17 @@ class ScanStudy(Study[Atlas]):
 
             def read_batch() -> Mapping[str, np.ndarray]:
                 of, values = read()
-                return {"heads": np.array(of), **values}
+                return {"heads": head_array(of), **values}
 
             some = trial.arms[arm]._replace(ids_ST=trial.arms[arm].ids_ST[rows.start : rows.stop])
             skipped, part = partial(advance, some.tokens), f"{name}.{arm.replace(' ', '-')}"
             columns = parts.batch(part, rows, {"heads": heads, **columns_asked}, read_batch, skipped=skipped)
-            return self.heads, {ask: columns[ask] for ask in columns_asked}
+            return heads_in(columns["heads"]), {ask: columns[ask] for ask in columns_asked}
 
         def read_all() -> Mapping[str, np.ndarray]:
             readings = read_trial(self.model, trial, advance, keep)
-            return {"heads": np.array(readings.heads), **{of: readings.values[one] for of, one in names.items()}}
+            return {"heads": head_array(readings.heads), **{of: readings.values[one] for of, one in names.items()}}
 
         skipped, batches = partial(advance, trial.tokens), batches_of(trial)
         columns = parts.kept(name, expected, read_all, fits=fits, skipped=skipped, batches=batches)
-        return Readings(self.heads, {measure: columns[column] for column, measure in names.items()})
+        return Readings(heads_in(columns["heads"]), {measure: columns[column] for column, measure in names.items()})

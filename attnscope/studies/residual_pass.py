@@ -1,8 +1,9 @@
 """One pass up to a layer in which it can be asked how each part of the residual reaches that layer.
 
-Each head's output is a variable of its own. What else a block computes of its residual is a constant: the module that
-computes it is given the residual without a gradient. So a gradient finds its way through output projections, gates,
-norms with frozen scales and residual connections alone, as the family's own code has them.
+Each head's output is a variable of its own, of a linear layer what its rule gives, before gate and norm. What else a
+block computes of its residual is a constant: the module that computes it is given the residual without a gradient. So a
+gradient finds its way through output projections, gates, norms with frozen scales and residual connections alone, as
+the family's own code has them.
 
 `Recipe` is for attention that asks no interface: its heads' outputs as variables, and its q and k as the oracle makes
 them. The output projection is given the heads side by side, or, where it is in another module, the attention module
@@ -33,6 +34,7 @@ from attnscope.hooks.families import FROM_ENCODER
 from attnscope.hooks.listen import calls_interface, listen, listening, running
 from attnscope.hooks.modules import ModuleRun
 from attnscope.hooks.projections import EARLIER, has_earlier, weighted
+from attnscope.interventions.passes import mixes
 from attnscope.model.selection import ENCODER, is_vision
 from attnscope.studies.residual import HeadOutputs, Projection, ResidualSources, WrittenSides
 from attnscope.studies.residual_places import (
@@ -209,7 +211,8 @@ class _Pass:
     """One pass up to the attention of a layer, and the hooks that make it one that can be asked."""
 
     def __init__(self, loaded: LoadedModel, place: HeadPlace, norms: FrozenNorms, recipe: Recipe | None) -> None:
-        self.model, self.place, self.norms, self.factors = loaded.model, place, norms, FrozenFactors()
+        self.loaded, self.model, self.place, self.norms = loaded, loaded.model, place, norms
+        self.factors = FrozenFactors()
         self.recipe = recipe
         plain = loaded.geometry.stack
         self.tracks = {
@@ -224,7 +227,7 @@ class _Pass:
     def run(self, reads: Tensor, inputs: Mapping[str, Any]) -> WrittenSides:
         """The pass; what the layer's own code makes of another residual can then be asked."""
         hooks, on_call = self._hooks(), self._reached
-        how: dict[str, Any] = {"engine": replace(UNCHECKED, change=self._vary)}
+        how: dict[str, Any] = {"engine": replace(UNCHECKED, change=self._vary), "mixers": mixes(self.loaded)}
         if self.recipe is not None:
             hooks = chain(hooks, self.recipe.hooks(self.place.attention, self.place.module, self._heard))
             on_call, how = self.recipe.on_call, {"computed": self.recipe.by_tokens}

@@ -29,8 +29,9 @@ from attnscope.hooks.engines import UNCHECKED
 from attnscope.hooks.listen import listen
 from attnscope.hooks.projections import Norm, norm_of
 from attnscope.hooks.report import tolerance, turned
+from attnscope.interventions.passes import mixes
 from attnscope.model.loaded import weights_of
-from attnscope.model.selection import DECODER, ENCODER, VISION, is_cross, prefix
+from attnscope.model.selection import DECODER, ENCODER, VISION, is_cross, is_linear, prefix
 
 if TYPE_CHECKING:
     from attnscope.hooks.calls import AttentionCall, CallSite
@@ -148,7 +149,8 @@ class HeadPlace:
     module: the one that attends, in a call of this stack and layer. query, key: what writes the residuals of its
     queries and of its keys; key is None where the encoder's blocks are not found. within: whether more of its block
     runs before it than norms: then its residual is read in front of it, not where the block begins. norm: the one whose
-    output the module is given; tail: the one whose output the encoder gives. attention: every module that attends.
+    output the module is given; tail: the one whose output the encoder gives. attention: every module that attends, and
+    those of linear layers.
     """
 
     module: nn.Module
@@ -179,7 +181,7 @@ def place_of(loaded: LoadedModel, reads: Tensor, inputs: Mapping[str, Any], stac
     if not (reads.is_floating_point() or inputs.keys() - {TARGET}):
         reads, inputs = reads[:, :TRIED], {name: value[:, :TRIED] for name, value in inputs.items()}
     with hooked(events.hooks()):
-        report = listen(loaded.model, reads, events.on_call, engine=UNCHECKED, **inputs)
+        report = listen(loaded.model, reads, events.on_call, engine=UNCHECKED, mixers=mixes(loaded), **inputs)
     for line in turned(report.calls):
         logger.warning("check failed: %s", line)
     return events.place(loaded.geometry.stack)
@@ -191,6 +193,7 @@ class _Seen:
     def __init__(self, model: nn.Module, stack: str, layer: int) -> None:
         self.model, self.stack, self.layer = model, stack, layer
         self.events: list[nn.Module | CallSite] = []
+        self.linear: set[nn.Module] = set()
         self.given: dict[nn.Module, Tensor] = {}
         self.gave: dict[nn.Module, Tensor] = {}
         self.normed: list[tuple[nn.Module, Tensor, Tensor]] = []
@@ -220,6 +223,9 @@ class _Seen:
                 self.normed.append((module, hidden, result))
 
     def on_call(self, call: AttentionCall) -> None:
+        if is_linear(call.stack):  # which reads no residual of its own that could be asked for
+            self.linear.add(call.module)
+            return
         self.events.append(call.place)
         if self.target is None and (call.stack, call.layer) == (self.stack, self.layer):
             self.target = call.place
@@ -249,7 +255,7 @@ class _Seen:
                     break
         residual = self.given.get(runs[-1].block)
         within = before or residual is None or residual.ndim != 3
-        attention = frozenset(event.module for event in self.events if not isinstance(event, nn.Module))
+        attention = frozenset(event.module for event in self.events if not isinstance(event, nn.Module)) | self.linear
         if any(run.block in attention for run in runs):
             raise ModelError(f"{LOST}: its list of layers holds attention alone", ANOTHER)
         return HeadPlace(self.target.module, self.stack, self.layer, query, key, within, self.norm, tail, attention)

@@ -27,7 +27,7 @@ import numpy as np
 
 from attnscope.errors import UsageError, first_line
 from attnscope.interventions.spec import HeadSet
-from attnscope.model.selection import DECODER, HeadIndex, stack_of
+from attnscope.model.selection import DECODER, LINEAR, HeadIndex, StackLayer, is_linear, stack_of
 from attnscope.utils.files import read_small, refuse_links, save_json, whole_file
 from attnscope.utils.folders import OVER, check, document, refuse_other_kind, writable
 from attnscope.utils.signals import Stopped
@@ -181,8 +181,20 @@ def stacks_of(sets: Iterable[HeadSet]) -> str:
 
 def of_heads(heads: Sequence[HeadIndex]) -> tuple[Column, Callable[[Columns], bool]]:
     """The column `heads` of a part that has a number for every head, (layer, head) each, and whether it is of these."""
-    expected = np.array([(int(layer), head) for layer, head in heads])
+    expected = head_array(heads)
     return Column(expected.shape, "i"), lambda columns: np.array_equal(columns["heads"], expected)
+
+
+def head_array(heads: Sequence[HeadIndex]) -> np.ndarray:
+    """Heads as numbers: (layer, head), and where any is of a linear layer, 1 for such a head and 0 for the others."""
+    linear = [is_linear(stack_of(layer)) for layer, _ in heads]
+    places = [(int(layer), head) for layer, head in heads]
+    return np.array([(*place, own) for place, own in zip(places, linear, strict=True)] if any(linear) else places)
+
+
+def heads_in(array: np.ndarray) -> tuple[HeadIndex, ...]:
+    """The heads of such numbers."""
+    return tuple((StackLayer(layer, LINEAR) if any(linear) else layer, head) for layer, head, *linear in array.tolist())
 
 
 class StudyRecord(TableRecord):

@@ -9,6 +9,9 @@ Shapes: N component, T token, E model width, D width of a head, P pair of coordi
 import pytest
 import torch
 
+import attnscope
+from attnscope.errors import ModelError
+from attnscope.hooks.listen import listen
 from attnscope.studies.attribution_records import LogitQuery
 from helpers.parity_models import ids_for, roused_model
 from helpers.why_families import taken_apart, wrapped
@@ -141,3 +144,58 @@ def test_a_stack_with_a_fault_is_another(spelled, fault):
     found_N = taken_apart(wrapped(spelled.model), spelled.ids, LogitQuery(LAYER, 1, QUERY, KEY)).contribution_N
     apart = float((torch.from_numpy(found_N) - spelled.terms("key", 1, fault)).abs().max())
     assert (apart > 1e-3) == (fault not in without)
+
+
+def test_a_linear_head_is_spelled_by_its_part_of_the_projection_behind_gate_and_norm():
+    """Of key 0, which no position rotates, in the layer behind a linear one: bamba's layers 0 and 1."""
+    model = roused_model("bamba")
+    loaded, ids, (block, behind) = wrapped(model), ids_for("bamba")[0].tolist(), model.model.layers[:2]
+    kept, calls = {}, []
+    handles = [
+        block.mamba.out_proj.register_forward_pre_hook(lambda module, args: kept.update(given=args[0][0].double())),
+        behind.register_forward_pre_hook(lambda module, args: kept.update(residual=args[0][0].double())),
+    ]
+    listen(model, torch.tensor([ids]), lambda call: calls.append(call) if call.layer == 1 else None)
+    for handle in handles:
+        handle.remove()
+    asked = LogitQuery(1, 2, QUERY, key=0)
+    parts = taken_apart(loaded, ids, asked)
+    found = {one.name: value for one, value in zip(parts.components, parts.contribution_N, strict=True)}
+
+    spec, x_E, norm = calls[0].spec, kept["residual"][0], behind.input_layernorm
+    q_D = spec.q_BHQD[0, 2, QUERY].double()
+    W_k = behind.self_attn.k_proj.weight.double().view(spec.kv_heads, -1, len(x_E))[2 * spec.kv_heads // spec.heads]
+    scale = norm.weight.double() / (x_E.square().mean() + norm.variance_epsilon).sqrt()
+    heads = block.mamba.num_heads
+    width = kept["given"].shape[1] // heads
+    for head in range(heads):
+        own = slice(head * width, (head + 1) * width)
+        written_E = block.mamba.out_proj.weight.double()[:, own] @ kept["given"][0, own]
+        expected = spec.scale * float(q_D @ (W_k @ (scale * written_E)))
+        assert found[f"linear L0H{head}"] == pytest.approx(expected, rel=1e-4, abs=1e-6)
+        assert abs(expected) > 1e-3
+
+
+@pytest.mark.parametrize("side", ["key", "query"])
+@pytest.mark.parametrize("family", ["qwen3_next", "falcon_h1"])
+def test_linear_heads_are_components_and_by_the_tokens_they_read(family, side):
+    """`falcon_h1` has linear heads beside those of attention in each block, and in the one that is asked."""
+    loaded, ids = wrapped(roused_model(family)), ids_for(family)[0].tolist()
+    whole, by_tokens = (
+        taken_apart(loaded, ids, LogitQuery(3, 1, QUERY, side=side, by_tokens=one)) for one in (False, True)
+    )
+    linear = {one.name for one in whole.components if one.stack == "linear"}
+    assert linear == {f"linear L{layer}H{head}" for layer in range(3) for head in range(4)}
+    for parts in (whole, by_tokens):
+        assert abs(parts.sum - parts.logit) <= 1e-5 * abs(parts.contribution_N).sum()
+    for name in linear:  # by tokens: the map's rows times values
+        [at] = [place for place, one in enumerate(whole.components) if one.name == name]
+        split = [v for one, v in zip(by_tokens.components, by_tokens.contribution_N, strict=True) if one.name == name]
+        assert sum(split) == pytest.approx(whole.contribution_N[at], abs=1e-5)
+    assert {one.position for one in by_tokens.components if one.stack == "linear"} > {0, 1}
+
+
+def test_a_linear_head_has_no_logit_to_take_apart():
+    loaded = wrapped(roused_model("qwen3_next"))
+    with pytest.raises(ModelError, match="linear L1H0 has no logits"):
+        attnscope.why(loaded, ids_for("qwen3_next")[0].tolist(), "linear L1H0")
