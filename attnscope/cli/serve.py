@@ -91,8 +91,8 @@ class Session:
 def serve(served: Served, session: Session, noise: Quiet) -> int:
     """Keep models loaded for the commands that follow.
 
-    heads, relations, keys, text, tokens, draw, rollout, view, explain, knockout and why ask a running server about
-    one text. They then load no model, if the server holds it from the same files, with the same code and
+    heads, relations, keys, text, tokens, draw, rollout, view, explain, depth, knockout and why ask a running server
+    about one text. They then load no model, if the server holds it from the same files, with the same code and
     environment. The output is the same. The server listens on a socket of this user alone, and on no network.
 
     --page prints an address for a browser of this machine. The page has a field for a text, and shows the page of
