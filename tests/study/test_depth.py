@@ -193,9 +193,9 @@ def test_a_model_that_mixes_blocks_gives_its_weights_times_the_stack(monkeypatch
         depths(model, ids)
 
 
-@pytest.mark.parametrize(("family", "stacks"), [("bert", {"encoder": 5}), ("t5", {"encoder": 5, "decoder": 5})])
+@pytest.mark.parametrize(("family", "stacks"), [("bert", {"encoder": 5}), ("t5", {"encoder": 3, "decoder": 3})])
 def test_encoders_and_both_stacks_of_an_encoder_decoder(family, stacks):
-    model = tiny(family)
+    model = tiny(family, **({"num_layers": 2, "num_decoder_layers": 2} if family == "t5" else {}))
     rouse(model)
     target = inputs_of(model).get("decoder_input_ids")
     numbers = None if target is None else target[0].tolist()
@@ -204,7 +204,7 @@ def test_encoders_and_both_stacks_of_an_encoder_decoder(family, stacks):
     assert counts == stacks
     assert found.parts.error < rules.ALLOWED
     if family == "t5":
-        assert "L3 cross attention" in found.parts.points[-1].blocks
+        assert "L1 cross attention" in found.parts.points[-1].blocks
 
 
 @pytest.mark.parametrize("family", ["llama", "bert"])
@@ -274,7 +274,14 @@ def test_the_folder_has_table_facts_and_figure_and_is_of_one_text(tmp_path: Path
     other = call("depth", "the cat sat on the mat", "--out", str(folder))
     assert other.code == 2
     assert "--force" in other.err
-    call("depth", "the cat sat on the mat", "--out", str(folder), "--force").ok()
+
+
+@pytest.mark.e2e
+def test_force_writes_over_the_depth_of_another_text(tmp_path: Path):
+    for text in (RIVER, "the cat sat on the mat"):
+        call("depth", text, "--out", str(tmp_path / "depth"), "--force").ok()
+    assert pq.read_table(tmp_path / "depth" / "depth.parquet").num_rows == sum(1 + 2 * layer for layer in range(5))
+    assert '"tokens": 8' in (tmp_path / "depth" / "depth.json").read_text("utf-8")
 
 
 def test_the_call_and_the_command_have_the_same_numbers(demo):
