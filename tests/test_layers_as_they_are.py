@@ -221,8 +221,9 @@ def test_the_command_lists_them_and_its_folder_is_shown(tmp_path):
     assert "2 layers x 4 heads (2 kv), 2 conv" in done.err
     call("view", str(out), "--from-tables", "--out", str(tmp_path / "page.html")).ok()
     facts = json.loads(call("info", str(folder), "--format", "json").out)
+    rule = {"rule": "short convolution", "maps": "channels", "heads": 1, "why": None}
     assert facts["layers_without_attention"] == [
-        {"stack": "decoder", "layer": layer, "type": "conv"} for layer in (0, 2)
+        {"stack": "decoder", "layer": layer, "type": "conv", **rule} for layer in (0, 2)
     ]
     assert [layer["layer"] for layer in facts["attention_layers"]] == [1, 3]
 
@@ -275,6 +276,20 @@ def test_info_says_what_a_layer_computes_beside_attention(tmp_path):
     facts = json.loads(call("info", str(tmp_path), "--format", "json").out)
     assert [layer["parallel"] for layer in facts["attention_layers"]] == ["ssm"] * 4
     assert "full + ssm" in call("info", str(tmp_path), columns=120).out.decode()
+
+
+def test_info_says_of_every_layer_its_rule_or_why_there_is_none(tmp_path):
+    tiny_config("nemotron_h").save_pretrained(tmp_path)
+    facts = json.loads(call("info", str(tmp_path), "--format", "json").out)
+    told = [(layer["type"], layer["rule"], layer["heads"], layer["why"]) for layer in facts["layers_without_attention"]]
+    assert told == [
+        ("ssm", "Mamba-2", 4, None),
+        ("moe", None, None, "mixes no tokens"),
+        ("mlp", None, None, "mixes no tokens"),
+    ]
+    shown = call("info", str(tmp_path), columns=120).out.decode()
+    assert "ssm: Mamba-2" in shown
+    assert "mlp: mixes no tokens" in shown
 
 
 def test_info_lists_the_layers_of_every_stack(tmp_path):

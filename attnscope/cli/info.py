@@ -25,6 +25,7 @@ from attnscope.utils.display import Column, Sheet
 if TYPE_CHECKING:
     from rich.console import Group
 
+    from attnscope.model.geometry import Geometry, LayerGeometry
     from attnscope.model.options import LoadOptions
 
 SIZES = ("heads", "kv_heads", "head_dim", "value_dim")
@@ -161,7 +162,9 @@ def describe(
             for stack, layer in attention
         ],
         "layers_without_attention": [
-            {"stack": stack, "layer": layer.index, "type": layer.type} for stack, layer in every if not layer.attention
+            {"stack": stack, "layer": layer.index, "type": layer.type, **_mixing(geometry, stack, layer)}
+            for stack, layer in every
+            if not layer.attention
         ],
         "costs": [
             {
@@ -177,6 +180,17 @@ def describe(
             for length, choice in choices
         ],
     }
+
+
+def _mixing(geometry: Geometry, stack: str, layer: LayerGeometry) -> dict[str, Any]:
+    """How a layer without attention mixes tokens: the rule, its maps and their number, or why there are none."""
+    from attnscope.model.geometry import NO_TOKENS
+
+    maps, known = geometry.mixing.get(layer.index, (None, None)) if stack == geometry.stack else (None, None)
+    if known is None or maps is None:
+        why = "mixes no tokens" if layer.type in NO_TOKENS else "no attention, and no rule that is read"
+        return {"rule": None, "maps": None, "heads": None, "why": why}
+    return {"rule": known.keys, "maps": maps, "heads": known.heads, "why": None}
 
 
 def _free(options: LoadOptions, device: str) -> int | None:
@@ -238,7 +252,11 @@ def _runs(facts: dict[str, Any]) -> list[tuple[str, str, tuple[Any, ...]]]:
         sizes = (layer[key] for key in SIZES)
         shapes.append((layer["stack"], layer["layer"], (kind, *sizes, _window(layer))))
     shapes += [
-        (layer["stack"], layer["layer"], (f"{layer['type']}: no attention", *[None] * len(SIZES), None))
+        (
+            layer["stack"],
+            layer["layer"],
+            (f"{layer['type']}: {layer['rule'] or layer['why']}", layer["heads"], *[None] * (len(SIZES) - 1), None),
+        )
         for layer in facts["layers_without_attention"]
     ]
     shapes.sort(key=lambda entry: (STACKS.index(entry[0]), entry[1]))

@@ -34,8 +34,9 @@ from attnscope.model.selection import (
     is_bidirectional,
     is_vision,
     main_stack,
+    mixes,
 )
-from attnscope.model.tasks import both_ways, empty_model, layer_modules, stack_config, task_of
+from attnscope.model.tasks import RULE_NAMES, both_ways, empty_model, layer_modules, stack_config, task_of
 from attnscope.utils.memory import DTYPE_BYTES
 
 # What families, and older configs, call their layer types; transformers' own list is `ALLOWED_ATTN_LAYER_TYPES`.
@@ -69,6 +70,7 @@ KEYS_NOT_KNOWN = "visible keys not known"  # of weights without a model
 OF_WEIGHTS = ("causal", "both ways", "mask as given", KEYS_NOT_KNOWN)  # how words begin for masks that weights show
 ATTENTION_TYPES = ("full", "sliding", "chunked", "windowed", "sparse", "compressed", "patch")
 WINDOWS = ("sliding_window", "sliding_window_size", "attention_window_size", "window_size")
+NO_TOKENS = ("mlp", "moe")  # types of layers that read each token by itself
 SIZES = ("max_positions", "decoder_positions", "hidden_size", "vocab_size")  # of a model
 LAYER_SIZES = ("heads", "kv_heads", "head_dim", "value_dim")
 MOST_LAYERS, MOST_NUMBER = 1000, 2**40  # a config that says more is no model's
@@ -185,6 +187,12 @@ class Geometry:
     def in_every_pass(self) -> dict[str, dict[int, LayerGeometry]]:
         """`stacks` without the vision tower of a decoder, which attends only where there are pictures."""
         return {stack: layers for stack, layers in self.stacks.items() if not (self.tower and is_vision(stack))}
+
+    @property
+    def mixing(self) -> dict[int, tuple[str, LayerGeometry]]:
+        """{layer index: (kind of its maps, layer)} of the layers that mix tokens by a rule; `keys` is the rule."""
+        of_kinds = ((stack, layers) for stack, layers in self.views.items() if mixes(stack))
+        return {layer.index: (stack, layer) for stack, layers in of_kinds for layer in layers}
 
     @property
     def over_patches(self) -> bool:
@@ -530,7 +538,7 @@ def _mixing_layers(
     for index, mixer in sorted(modules.mixers.items()) if modules else ():
         if index < len(layers):
             layer = replace(layers[index], heads=mixer.heads, kv_heads=mixer.heads, window=None, parallel="")
-            kinds.setdefault(mixer.kind, []).append(replace(layer, keys=mixer.name))
+            kinds.setdefault(mixer.kind, []).append(replace(layer, keys=RULE_NAMES[mixer.name]))
     return {kind: tuple(of_kind) for kind, of_kind in kinds.items()}
 
 
