@@ -68,14 +68,19 @@ def deflated(data: bytes) -> bytes:
 
 
 def quantised(weights_HE: np.ndarray, bits: Bits) -> tuple[np.ndarray, np.ndarray]:
-    """Whole numbers (H, E) and the scale of each head (H,): a weight is its number times the scale."""
-    most = (1 << bits) - 1
-    scale_H = weights_HE.max(1, initial=0.0).astype(np.float64) / most
+    """Whole numbers (H, E) and the scale of each head (H,): a weight is its number times the scale.
+
+    With a sign where some weight has one.
+    """
+    signed = bool((weights_HE < 0).any())
+    most = (1 << bits - signed) - 1
+    scale_H = (np.abs(weights_HE) if signed else weights_HE).max(1, initial=0.0).astype(np.float64) / most
     scale_H[scale_H < TINY] = 0.0
     per_weight_H = np.divide(1, scale_H, where=scale_H > 0, out=np.zeros_like(scale_H))
     steps_HE = weights_HE * per_weight_H[:, None].astype(np.float32)
-    steps_HE += 0.5  # a half is a whole, so that 0 says below half a step
-    return steps_HE.astype(np.uint8 if bits == 8 else "<u2"), scale_H
+    # a half is a whole, so that 0 says below half a step
+    steps_HE += np.copysign(np.float32(0.5), steps_HE) if signed else 0.5
+    return steps_HE.astype(("i1" if bits == 8 else "<i2") if signed else (np.uint8 if bits == 8 else "<u2")), scale_H
 
 
 def triangle(weights_HRC: np.ndarray) -> np.ndarray | None:
@@ -103,9 +108,9 @@ def binned(weights_HQK: np.ndarray, size: int) -> np.ndarray:
 
 
 def strongest(weight_HQk: np.ndarray, key_HQk: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
-    """Keys (uint32, the largest number for none), weights in steps (uint16), and the step, one for all heads."""
+    """Keys (uint32, the largest number for none), weights in steps (16 bits), and the step, one for all heads."""
     numbers, scale = quantised(np.nan_to_num(weight_HQk).reshape(1, -1), 16)
-    keys = np.where(weight_HQk > 0, key_HQk, np.uint32(0xFFFFFFFF)).astype("<u4")
+    keys = np.where(np.abs(weight_HQk) > 0, key_HQk, np.uint32(0xFFFFFFFF)).astype("<u4")
     return keys, numbers.reshape(weight_HQk.shape), float(scale[0])
 
 
@@ -120,6 +125,7 @@ def packed_maps(blobs: Blobs, weights_HRC: np.ndarray, bits: Bits) -> list[dict[
         "columns": weights_HRC.shape[2],
         "bits": bits,
         "triangle": lower_HE is not None,
+        **({"signed": True} if padded_HE.dtype.kind == "i" else {}),
     }
     size = padded_HE.shape[1] * padded_HE.itemsize
     return [

@@ -26,7 +26,18 @@ from attnscope.errors import UsageError
 from attnscope.inputs.prompt import Span, join_tokens
 from attnscope.metrics.metrics import KNOWN, ends
 from attnscope.model.geometry import KEYS_NOT_KNOWN, OF_WEIGHTS
-from attnscope.model.selection import CROSS, DECODER, ENCODER, OF_TWO_TEXTS, VISION, is_bidirectional, is_causal
+from attnscope.model.selection import (
+    CROSS,
+    DECODER,
+    ENCODER,
+    LINEAR,
+    OF_TWO_TEXTS,
+    VISION,
+    is_bidirectional,
+    is_causal,
+    is_linear,
+)
+from attnscope.observe.records import HeadColumns
 from attnscope.observe.request import LayerKey, PerLayer
 from attnscope.steps.records import SEES_ALL, SEES_SOME, SUMMED, StepWords, attention_words
 from attnscope.viewer.pack import Bits, Blobs, binned, joined_arrays, packed_maps, pictures_of, strongest
@@ -35,7 +46,7 @@ if TYPE_CHECKING:
     from attnscope.inputs.prompt import Prompt
     from attnscope.inputs.tokens import TokenMatch, TokenSelection
     from attnscope.observe.observation import Observation
-    from attnscope.observe.records import HeadColumns, KeptKeys, Matrices
+    from attnscope.observe.records import KeptKeys, Matrices
 
 Words = tuple[StepWords, ...]
 MOST_KEYS = 16  # per query beside a binned map
@@ -163,7 +174,9 @@ class Side:
 
     def _layer(self, key: LayerKey, heads: int, kv: int) -> dict[str, Any]:
         visible = self.seen.visible[key]
-        return {"layer": key.layer, "stack": key.stack, "heads": heads, "kv_heads": kv or None, "visible": visible}
+        signed = {"signed": True} if is_linear(key.stack) else {}
+        which = {"layer": key.layer, "stack": key.stack, "heads": heads, "kv_heads": kv or None}
+        return {**which, "visible": visible, **signed}
 
     def _heads(self) -> Iterator[dict[str, Any]]:
         columns, scores = self.seen.columns, self.seen.columns.scores.values()
@@ -230,7 +243,8 @@ class Side:
         keys, numbers, scale = strongest(weight_NTk, key_NTk)
         [place, _] = blobs.add(keys, numbers)
         heads = [{"at": part.at, "head": head} for part in parts for head in part.heads]
-        return {"k": top_k, "heads": heads, "scale": scale, "bits": 16, **place}
+        signed = {"signed": True} if numbers.dtype.kind == "i" else {}
+        return {"k": top_k, "heads": heads, "scale": scale, "bits": 16, **signed, **place}
 
     def _strongest(self, key: LayerKey, top_k: int, whole: set[tuple[int, int]]) -> Iterator[Strongest]:
         seen, at = self.seen, self.at[key]
@@ -374,8 +388,9 @@ def keys_of_most_weight(weights_HQK: np.ndarray, count: int) -> tuple[np.ndarray
     shape = (*weights_HQK.shape[:2], count)
     weight_HQk, key_HQk = np.empty(shape, weights_HQK.dtype), np.empty(shape, np.int64)
     for head, weights_QK in enumerate(weights_HQK):  # one by one: the places of all would take twice their weights
-        some_Qk = np.sort(np.argpartition(-weights_QK, count - 1, axis=-1)[:, :count], axis=-1)
-        order_Qk = np.argsort(-np.take_along_axis(weights_QK, some_Qk, -1), axis=-1, kind="stable")
+        size_QK = np.abs(weights_QK)
+        some_Qk = np.sort(np.argpartition(-size_QK, count - 1, axis=-1)[:, :count], axis=-1)
+        order_Qk = np.argsort(-np.take_along_axis(size_QK, some_Qk, -1), axis=-1, kind="stable")
         key_HQk[head] = np.take_along_axis(some_Qk, order_Qk, -1)
         weight_HQk[head] = np.take_along_axis(weights_QK, key_HQk[head], -1)
     return weight_HQk, key_HQk
@@ -406,17 +421,20 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class PageAxis:
-    """The texts of an observation on one axis; starts: where the queries and the keys of each stack begin."""
+    """The texts of an observation on one axis, behind: None for one alone.
+
+    starts: where the queries and the keys of each stack begin; of the others nothing is shown.
+    """
 
     front: Prompt
-    behind: Prompt
+    behind: Prompt | None
     names: tuple[str, str]
     starts: Mapping[str, tuple[int, int]]
 
 
 def stacked(seen: Observation) -> bool:
     """Whether an observation is of several stacks that a page shows."""
-    return seen.of_two_texts or CROSS in seen.stacks or VISION in seen.other_stacks
+    return seen.of_two_texts or CROSS in seen.stacks or not seen.other_stacks.keys().isdisjoint((VISION, LINEAR))
 
 
 def axis_of(seen: Observation) -> PageAxis:
@@ -428,8 +446,9 @@ def axis_of(seen: Observation) -> PageAxis:
     if seen.of_two_texts:
         source = seen.of(ENCODER).queries
         return PageAxis(source, decoder, ("text", "target"), starts(len(source)))
-    tower, count = seen.of(VISION).queries, len(decoder)
-    return PageAxis(decoder, tower, ("text", "vision tower"), {DECODER: (0, 0), VISION: (count, count)})
+    tower, count = seen.of(VISION).queries if VISION in seen.stacks else None, len(decoder)
+    places = {DECODER: (0, 0), LINEAR: (0, 0), VISION: (count, count)}
+    return PageAxis(decoder, tower, ("text", "vision tower"), places)
 
 
 class StackedSide(Side):
@@ -456,7 +475,7 @@ class StackedSide(Side):
         for layer in self.at:
             (queries, keys), stack = self._axes(layer), layer.stack
             every: Sight = None, np.array(len(keys))  # of cross-attention, and of a vision tower
-            ordered = is_bidirectional(stack) or is_causal(stack)
+            ordered = is_bidirectional(stack) or is_causal(stack) or is_linear(stack)
             first_Q, end_Q = sight_of(self.stacks[stack], layer) if ordered else every
             first_T, end_T = np.zeros((2, len(self.seen.queries)), "<i4")
             first_T[queries] = keys.start + (0 if first_Q is None else first_Q)
@@ -467,7 +486,8 @@ class StackedSide(Side):
 
 def joined(seen: Observation, axis: PageAxis) -> Observation:
     """The kept heads of all stacks as those of one, over both texts, one behind the other."""
-    prompt, columns = behind(axis), kept_columns(seen.every)
+    stacks = {stack: obs for stack, obs in seen.stacks.items() if stack in axis.starts}
+    prompt, columns = behind(axis), kept_columns(HeadColumns.joined([obs.columns for obs in stacks.values()]))
     # top keys at their places on the axis; none stays none
     start_N = np.array([axis.starts[stack][1] for stack in columns.stack.tolist()], columns.top_key.dtype)
     columns = replace(columns, top_key=np.where(columns.top_key < 0, columns.top_key, columns.top_key + start_N))
@@ -478,7 +498,7 @@ def joined(seen: Observation, axis: PageAxis) -> Observation:
         return PerLayer({key: part[key] for key in keys for part in present if key in part})
 
     def kept(name: str, moved: Callable[[T, int, int], T]) -> PerLayer[T]:
-        by_layer: PerLayer[T] = merged(obs.kept.get(name) for obs in seen.stacks.values())
+        by_layer: PerLayer[T] = merged(obs.kept.get(name) for obs in stacks.values())
         return PerLayer({key: moved(part, *axis.starts[key.stack]) for key, part in by_layer.items()})
 
     # Weights and keys go to the rows and columns of their stack; whatever lies outside is not visible.
@@ -492,18 +512,19 @@ def joined(seen: Observation, axis: PageAxis) -> Observation:
     def moved_keys(listed: KeptKeys, query: int, key: int) -> KeptKeys:
         return listed._replace(key=listed.key + key, query=range(query, query + listed.weight.shape[1]))
 
-    # what a page draws is moved to its places; operands are of one stack, and maps are drawn from weights
+    # what a page draws is moved to its places; of two texts operands are of one stack, and maps are drawn from weights
     weights, related = kept("weights", moved_weights), kept("relations", moved_keys)
-    chosen = {stack: obs.chosen for stack, obs in seen.stacks.items()}
+    of_two_texts: dict[str, Any] = {} if axis.behind is None else {"operands": PerLayer(), "maps": None}
+    chosen = {stack: obs.chosen for stack, obs in stacks.items()}
     return replace(
         seen,
         queries=prompt,
         keys=prompt,
         text_columns=columns,
-        kv_of=merged(obs.kv_of for obs in seen.stacks.values()),
-        visible=merged(obs.visible for obs in seen.stacks.values()),
-        kept={**seen.kept, "weights": weights, "relations": related or None, "operands": PerLayer(), "maps": None},
-        chosen=seen.chosen if VISION in chosen else first_asked(chosen, len(axis.front)),
+        kv_of=merged(obs.kv_of for obs in stacks.values()),
+        visible=merged(obs.visible for obs in stacks.values()),
+        kept={**seen.kept, "weights": weights, "relations": related or None, **of_two_texts},
+        chosen=seen.chosen if not seen.of_two_texts and CROSS not in chosen else first_asked(chosen, len(axis.front)),
         other_stacks={},
     )
 
@@ -511,6 +532,8 @@ def joined(seen: Observation, axis: PageAxis) -> Observation:
 def behind(axis: PageAxis) -> Prompt:
     """Both texts as one, with what they are as its turns."""
     source, target = axis.front, axis.behind
+    if target is None:
+        return source
     moved, plain, count = len(source.text), list(target.plain), len(source)
     characters = tuple((start + moved, stop + moved) for start, stop in target.characters)
     if False in target.special:  # so that neither the page's text nor its title runs from one into the other

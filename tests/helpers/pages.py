@@ -44,7 +44,11 @@ class Read:
 
     def map(self, entry: dict[str, Any]) -> np.ndarray:
         """A head's map in full, (R, C)."""
-        rows, columns, kind = entry["rows"], entry["columns"], {8: "u1", 16: "<u2"}[entry["bits"]]
+        rows, columns, kind = (
+            entry["rows"],
+            entry["columns"],
+            ("i" if entry.get("signed") else "u") + str(entry["bits"] // 8),
+        )
         lengths = [min(row + 1, columns) if entry["triangle"] else columns for row in range(rows)]
         stored, full_RC = (
             self.array(entry, kind, sum(lengths)).astype(float) * entry["scale"],
@@ -67,7 +71,12 @@ class Read:
         shape = len(kept["heads"]), count, kept["k"]
         size = int(np.prod(shape))
         keys = self.array(kept, "<u4", size).reshape(shape).astype(np.int64)
-        weights = self.array({**kept, "offset": kept["offset"] + 4 * size}, "<u2", size).reshape(shape) * kept["scale"]
+        weights = (
+            self.array(
+                {**kept, "offset": kept["offset"] + 4 * size}, "<i2" if kept.get("signed") else "<u2", size
+            ).reshape(shape)
+            * kept["scale"]
+        )
         keys[keys == 0xFFFFFFFF] = -1
         heads = [(one["at"], one["head"]) for one in kept["heads"]]
         return {head: (keys[number], weights[number]) for number, head in enumerate(heads)}

@@ -11,11 +11,13 @@ import pytest
 import torch
 
 import attnscope
+from attnscope.model.loading import wrap
 from attnscope.model.selection import CROSS, DECODER, ENCODER
 from helpers.browsing import DESKTOP, PHONE, Sight, visiting
 from helpers.command_line import Result, call
 from helpers.folders import with_tokenizer
 from helpers.pages import Read, read
+from helpers.parity_models import roused_model
 from helpers.stack_families import own, tiny
 
 SOURCE, TARGET = "the financial bank is on a river", "the bank was old"
@@ -393,3 +395,24 @@ def test_the_page_of_weights_opens_in_every_view_and_says_that_they_are_not_veri
             visit.settled(view=view)
             visit.view(view).locator("canvas, .piece, table").first.wait_for(state="visible")
         assert "(" not in visit.page.locator(".facts").inner_text()  # no kv heads
+
+
+def test_linear_heads_are_on_the_page_with_signs_and_colours_about_0(browser: Any, demo: Any, tmp_path: Path) -> None:
+    text = "the financial bank is on the bank of a river"
+    loaded = wrap(roused_model("qwen3_next", vocab_size=2000).eval(), demo.tokenizer, "hybrid")
+    seen = attnscope.capture(loaded, text, request=attnscope.Request(weights=True, relations=True, operands=True))
+    page = tmp_path / "page.html"
+    seen.page().save(str(page))
+    held = read(page)
+    layers = held.said["sides"][0]["layers"]
+    places = [(layer["stack"], layer["layer"], layer.get("signed", False)) for layer in layers]
+    assert places == [("decoder", 3, False), *(("linear", layer, True) for layer in range(3))]
+    for (at, head), values in held.maps().items():
+        weights = np.asarray(seen.of(layers[at]["stack"]).weights[layers[at]["layer"]][head])
+        np.testing.assert_allclose(values, weights, atol=float(np.abs(weights).max()) / 250)
+    assert min(values.min() for (at, _), values in held.maps().items() if at) < 0
+    assert {step["at"] for step in held.said["sides"][0]["steps"]["heads"]} == {0}, "those of the softmax stay"
+    with visiting(browser, page, "view=matrix&at=1&head=2") as visit:
+        assert visit.view("matrix").locator(".scale").first.inner_text().startswith("\N{MINUS SIGN}")
+        visit.go(view="matrix", at=0, head=2)
+        visit.until("() => document.querySelector('[data-view=matrix] .scale').innerText.startsWith('0')")

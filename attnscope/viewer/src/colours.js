@@ -165,16 +165,28 @@ export function luminance(bytes) {
 }
 
 /**
- * How strongly a weight is drawn, 0 to 1: linear to `max`, or logarithmic over `floor` to `max`.
+ * How strongly a weight is drawn, 0 to 1, whatever its sign: linear to `max`, or logarithmic over `floor` to `max`.
  *
  * @param {number} max @param {boolean} log @param {number} [floor]
  * @returns {(weight: number) => number}
  */
 export function intensity(max, log, floor = 1e-3) {
-  if (!log) return (weight) => weight / max;
+  if (!log) return (weight) => Math.abs(weight) / max;
   const low = Math.min(floor, max / 10);
   const range = Math.log(max / low);
-  return (weight) => (weight > low ? Math.log(weight / low) / range : 0);
+  return (weight) => (Math.abs(weight) > low ? Math.log(Math.abs(weight) / low) / range : 0);
+}
+
+/**
+ * The colours of weights of one sign, from paper to ink, or of both, about the paper.
+ *
+ * @param {number} max @param {(weight: number) => number} strength @param {boolean} signed
+ * @returns {{ramp: Ramp, low: number, place: (weight: number) => number}} place: on the ramp, 0 to 1
+ */
+export function shading(max, strength, signed) {
+  if (!signed) return { ramp: sequential(), low: 0, place: strength };
+  const place = (/** @type {number} */ weight) => 0.5 + (Math.sign(weight) * Math.min(1, strength(weight))) / 2;
+  return { ramp: diverging(), low: -max, place };
 }
 
 /** @param {string} name of a custom property @returns {string} what the style sheet says of it now */

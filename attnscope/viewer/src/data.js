@@ -67,7 +67,7 @@ export class Page {
     const [start, stop] = this.side(state).axes(state.at, state).keys;
     let best = look.units.of[start];
     for (let unit = best; unit < look.units.of[stop - 1] + 1; unit++)
-      if (look.weights[unit] > look.weights[best]) best = unit;
+      if (Math.abs(look.weights[unit]) > Math.abs(look.weights[best])) best = unit;
     return [look.units.range(best)];
   }
 
@@ -265,7 +265,7 @@ export class Page {
       for (let k = 0; k < units.count; k++) {
         if (bins.start[k] < to && bins.stop[k] > from) seen++;
         else look.weights[k] = NaN;
-        most = Math.max(most, look.weights[k] || 0);
+        most = Math.max(most, Math.abs(look.weights[k]) || 0);
       }
       if (!alone) grid.row(unit - top).set(look.weights.subarray(left, left + columns.count));
       if (seen > 1) grid.max = Math.max(grid.max, most);

@@ -107,6 +107,11 @@ export class Side {
     return /^(window|chunk) \d/.exec(this.layers[at]?.visible ?? "")?.[1] ?? "";
   }
 
+  /** @param {number} at @returns {boolean} whether the weights of a layer have a sign */
+  signed(at) {
+    return this.layers[at]?.signed ?? false;
+  }
+
   /** @param {number} at @param {number} head */
   headAt(at, head) {
     return this.heads[this.indices.get(`${at}.${head}`) ?? -1];
@@ -177,7 +182,8 @@ export class Side {
       const size = this.count * kept.k;
       const all = kept.heads.length;
       const keys = new Uint32Array(buffer, kept.offset + 4 * index * size, size);
-      const stored = new Uint16Array(buffer, kept.offset + 4 * all * size + 2 * index * size, size);
+      const kind = kept.signed ? Int16Array : Uint16Array;
+      const stored = new kind(buffer, kept.offset + 4 * all * size + 2 * index * size, size);
       return new Strongest(keys, stored, kept.scale, this.count);
     });
   }

@@ -51,10 +51,10 @@ export function pool(map, rows, seen, { size: most, least, keep, columns = rows 
     const line = down[q] * wide;
     const [from, to] = seen(q);
     for (let k = from; k < to; k++) {
-      const weight = weights[k] < least || (keep && !keep[k]) ? 0 : weights[k];
-      const cell = line + places[k];
-      if (!(values[cell] >= weight || Number.isNaN(weight))) values[cell] = weight;
-      if (weight > max && to - from > 1) max = weight;
+      const weight = Math.abs(weights[k]) < least || (keep && !keep[k]) ? 0 : weights[k];
+      const [cell, size] = [line + places[k], Math.abs(weight)];
+      if (!(Math.abs(values[cell]) >= size || Number.isNaN(weight))) values[cell] = weight;
+      if (size > max && to - from > 1) max = size;
     }
   }
   return { rows: high, columns: wide, values, max: max || 1 };
@@ -73,12 +73,14 @@ function dots({ keys, stored, step, tokens, k }, reach, keep, { size: most, leas
       values.fill(0, place(q) * size + place(reach.from(q)), place(q) * size + place(reach.to(q) - 1) + 1);
   for (let i = 0; i < keys.length; i++) {
     const weight = stored[i] * step;
-    if (keys[i] >= tokens || !keep[keys[i]] || weight < least) continue;
+    if (keys[i] >= tokens || !keep[keys[i]] || Math.abs(weight) < least) continue;
     const row = Math.floor((Math.floor(i / k) * size) / tokens);
     const cell = row * size + Math.floor((keys[i] * size) / tokens);
-    values[cell] = Math.max(values[cell], weight);
+    if (!(Math.abs(values[cell]) >= Math.abs(weight))) values[cell] = weight;
   }
-  return { rows: size, columns: size, values, max: 1 };
+  const signed = stored instanceof Int16Array; // whose rows need not sum to 1
+  const max = signed ? values.reduce((most, value) => Math.max(most, Math.abs(value) || 0), 0) || 1 : 1;
+  return { rows: size, columns: size, values, max };
 }
 
 /** @param {Uint8Array} keep of tokens @param {number} bin @returns {Uint8Array} of bins: 1 where all stay */

@@ -22,6 +22,7 @@
  * @property {number} heads
  * @property {number | null} kv_heads
  * @property {string} visible
+ * @property {boolean} [signed] whether its weights have a sign
  * @property {[number, number]} [queries] of several stacks: its tokens, where their texts are one behind the other
  * @property {[number, number]} [keys]
  *
@@ -56,6 +57,7 @@
  * @property {number} bin
  * @property {number} scale weight = stored number * scale
  * @property {8|16} bits
+ * @property {boolean} [signed] whether the stored numbers have a sign
  * @property {boolean} triangle row i holds min(i + 1, columns) entries
  * @property {number} blob
  * @property {number} offset
@@ -63,7 +65,7 @@
  *
  * @typedef {{blob: number, offset: number}} Place
  * @typedef {{at: number, head: number}} Name
- * @typedef {{k: number, heads: Name[], blob: number, offset: number, scale: number, bits: number}} Relations
+ * @typedef {{k: number, heads: Name[], blob: number, offset: number, scale: number, bits: number, signed?: boolean}} Relations
  *
  * @typedef {object} StepsHead
  * @property {number} at

@@ -142,14 +142,14 @@ export function kept({ tokens, answer, pair: second = null }, { sink: showSink, 
 }
 
 /**
- * Takes weights below the least out.
+ * Takes weights out whose size is below the least.
  *
  * @param {{weights: Float32Array, removed: number}} look @param {number} least
  */
 export function takenOut(look, least) {
   if (!least) return;
   for (let unit = 0; unit < look.weights.length; unit++)
-    if (look.weights[unit] < least) {
+    if (Math.abs(look.weights[unit]) < least) {
       look.removed += look.weights[unit];
       look.weights[unit] = 0;
     }

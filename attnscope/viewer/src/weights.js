@@ -89,8 +89,8 @@ export class WeightMap {
     this.reach = reach ?? new Reach(null, null);
     this.tokens = tokens;
     const length = this.start(this.rows);
-    const kind = entry.bits === 16 ? Uint16Array : Uint8Array;
-    this.stored = new kind(buffer, entry.offset, length);
+    const [bytes, words] = entry.signed ? [Int8Array, Int16Array] : [Uint8Array, Uint16Array];
+    this.stored = new (entry.bits === 16 ? words : bytes)(buffer, entry.offset, length);
   }
 
   /** @param {number} row @returns {number} where the row begins among the stored numbers */
@@ -140,7 +140,7 @@ export class WeightMap {
 export class Strongest {
   /**
    * @param {Uint32Array} keys (tokens * k,), 0xFFFFFFFF for none
-   * @param {Uint16Array} stored @param {number} step @param {number} tokens
+   * @param {Uint16Array|Int16Array} stored @param {number} step @param {number} tokens
    */
   constructor(keys, stored, step, tokens) {
     this.keys = keys;
@@ -196,7 +196,7 @@ export class Grid {
     this.bin = bin;
     this.values = new Float32Array(this.rows * this.columns);
     this.removed = new Float32Array(this.rows);
-    /** the largest weight of a row that sees more than one key: the first row is 1 whatever the head does */
+    /** the largest size of a weight in a row that sees more than one key: a softmax gives the first row 1 in any case */
     this.max = 0;
   }
 
@@ -249,6 +249,7 @@ export class Grid {
  * @param {number} weight @param {number} [step]
  */
 export function said(weight, step = 0) {
+  if (weight < 0) return weight > -0.0005 ? ">−0.001" : `−${(-weight).toFixed(3)}`;
   if (weight === 0 && step > 0) return `<${(Math.max(1, Math.ceil(500 * step)) / 1000).toFixed(3)}`;
   return weight > 0 && weight < 0.0005 ? "<0.001" : weight.toFixed(3);
 }

@@ -1,6 +1,6 @@
 /** The map of the head that is pointed at in a grid, enlarged, else of the chosen one. */
 import { latest, make, onResize } from "../canvas.js";
-import { intensity, pixel, sequential } from "../colours.js";
+import { intensity, pixel, shading } from "../colours.js";
 import { roleChip } from "../roles.js";
 import { lacking, named, weightText } from "./labels.js";
 import { Plot } from "./plot.js";
@@ -66,12 +66,12 @@ export class Enlarged {
     const side = page.side(state);
     const grid = await page.filteredMap(page.shown(state), at, head, state);
     if (!still()) return;
-    const share = intensity(grid?.max ?? 1, state.log);
-    const ramp = sequential();
+    const max = grid?.max ?? 1;
+    const { ramp, place } = shading(max, intensity(max, state.log), side.signed(at));
     this.title.replaceChildren(`${side.name(at, head)} `, roleChip(side.headAt(at, head)));
     this.note.textContent = grid ? "" : lacking(side, at, head);
     this.note.hidden = !!grid;
-    this.plot.show(grid && { grid, paint: (weight) => pixel(ramp, share(weight)), chosen: null });
+    this.plot.show(grid && { grid, paint: (weight) => pixel(ramp, place(weight)), chosen: null });
     this.element.dataset.head = `${at}.${head}`;
   }
 

@@ -255,7 +255,7 @@ class HeadView {
     const other = focus !== null && focus.axis !== axis;
     const weights = other ? looks.map((look) => (look?.visible(unit) ? look.weights[unit] : NaN)) : [];
     const value = /** @type {HTMLElement} */ (row.querySelector(".value"));
-    value.textContent = weights[0] > 0 ? said(weights[0]) : "";
+    value.textContent = weights[0] ? said(weights[0]) : "";
     row.classList.toggle("chosen", row.dataset.token === String(this.state[axis]));
     row.classList.toggle("focus", focus?.axis === axis && focus.unit === unit);
     row.classList.toggle("unseen", other && weights.every(Number.isNaN));
@@ -310,7 +310,7 @@ class HeadView {
           const [query, key] = axis === "query" ? [unit, other] : [other, unit];
           const [from, to] = [y("query", query), y("key", key)];
           if (Math.max(from, to) < -ROW || Math.min(from, to) > clientHeight + ROW) continue;
-          line(context, clientWidth, from + shift, to + shift, strong);
+          line(context, clientWidth, from + shift, to + shift, strong, weights[other] < 0);
         }
       });
     });

@@ -8,7 +8,7 @@
  * @typedef {import("../units.js").Units} Units
  */
 import { make } from "../canvas.js";
-import { css, inkOn, sequential } from "../colours.js";
+import { css, inkOn, shading } from "../colours.js";
 import { exactly, said } from "../data.js";
 import { isolated, visible } from "../escaping.js";
 
@@ -50,7 +50,7 @@ export const unitOf = (units, token) => (token === null ? -1 : (units.of[token] 
 export function weightText(look, unit, state, keep) {
   const { visible, weights, units, whole, step } = look;
   if (!visible(unit)) return "not visible";
-  if (weights[unit] > 0) return said(weights[unit], step);
+  if (weights[unit]) return said(weights[unit], step);
   if (keep && !keep.subarray(...units.range(unit)).includes(1)) return "taken out";
   if (state.least > 0) return `<${state.least}`;
   return whole ? said(0, step) : "not among the strongest";
@@ -59,8 +59,8 @@ export function weightText(look, unit, state, keep) {
 /** @param {Look} look @param {number} most @returns {number[]} units with a weight, the largest first */
 export function strongest({ weights }, most) {
   const units = [];
-  for (let unit = 0; unit < weights.length; unit++) if (weights[unit] > 0) units.push(unit);
-  return units.sort((a, b) => weights[b] - weights[a]).slice(0, most);
+  for (let unit = 0; unit < weights.length; unit++) if (weights[unit]) units.push(unit);
+  return units.sort((a, b) => Math.abs(weights[b]) - Math.abs(weights[a])).slice(0, most);
 }
 
 /**
@@ -72,7 +72,7 @@ export function ranking(look, axis, choose, most = 10) {
   const { weights, units, step } = look;
   const rows = strongest(look, most).map((unit) => {
     const bar = make("i", { class: "share" });
-    bar.style.setProperty("--share", String(Math.min(1, weights[unit])));
+    bar.style.setProperty("--share", String(Math.min(1, Math.abs(weights[unit]))));
     const attributes = { type: "button", "data-token": units.start[unit], "data-axis": axis };
     const value = make("b", { title: exactly(weights[unit], step) }, said(weights[unit], step));
     const name = make("span", { class: "name" }, named(units, unit, 24));
@@ -112,11 +112,11 @@ export function choice(store, name, options) {
   };
 }
 
-/** @param {HTMLElement} element @param {number} share 0 to 1: its colour on the scale */
-export function shade(element, share) {
-  const ramp = sequential();
-  element.style.backgroundColor = share > 0 ? css(ramp, share) : "";
-  element.style.color = share > 0 ? inkOn(ramp, share) : "";
+/** @param {HTMLElement} element @param {number} share -1 to 1: its colour on the scale @param {boolean} signed */
+export function shade(element, share, signed) {
+  const { ramp, place } = shading(1, Math.abs, signed);
+  element.style.backgroundColor = share ? css(ramp, place(share)) : "";
+  element.style.color = share ? inkOn(ramp, place(share)) : "";
 }
 
 /** @param {Side} side @param {number} at @param {number} head @returns {string} what the page lacks of a head, or "" */

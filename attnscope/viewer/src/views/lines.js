@@ -5,26 +5,28 @@
  */
 const LABELS = 0.38; // of the width, on either side: as in views.css
 const [WIDEST, APART] = [18, 1]; // CSS pixels of a head's box, and between two
+const DASHES = [6, 4];
 const [BAR, EMPTY] = [0.6, 0.05]; // opacity of a bar, and of the box of a head that gives nothing
 
 /**
  * @param {CanvasRenderingContext2D} context @param {number} width of the view
- * @param {number} from @param {number} to heights @param {number} strong 0 to 1
+ * @param {number} from @param {number} to heights @param {number} strong 0 to 1 @param {boolean} below of a weight below 0
  */
-export function line(context, width, from, to, strong) {
+export function line(context, width, from, to, strong, below) {
   const [left, right] = [LABELS * width, (1 - LABELS) * width];
   context.globalAlpha = strong;
   context.lineWidth = 0.75 + 2.25 * strong;
   context.beginPath();
   context.moveTo(left, from);
   context.bezierCurveTo(width / 2, from, width / 2, to, right, to);
+  context.setLineDash(below ? DASHES : []);
   context.stroke();
 }
 
 /** The strongest line of one row is drawn in full. @param {(Look|null)[][]} found */
 export function largest(found) {
   let most = 0;
-  for (const look of found.flat()) look?.weights.forEach((weight) => (most = Math.max(most, weight)));
+  for (const look of found.flat()) look?.weights.forEach((weight) => (most = Math.max(most, Math.abs(weight))));
   return most || 1;
 }
 
@@ -39,7 +41,7 @@ export function bands(band, weights, axis, colours, { box, strength }) {
   const side = axis === "key" ? "left" : "right";
   const boxes = weights.length > 1;
   const drawn = weights.map((one, place) => {
-    const weight = Math.min(1, one || 0);
+    const weight = Math.min(1, Math.abs(one) || 0);
     const share = boxes ? EMPTY + (1 - EMPTY) * Math.min(1, strength(weight)) : BAR;
     return /** @type {[string, number, number]} */ ([colours[place], weight, Number.isNaN(one) ? 0 : Number(share.toFixed(3))]);
   });

@@ -10,7 +10,7 @@
  * @typedef {{query: number, key: number, weight: number}} Relation of tokens
  */
 import { latest, make, onResize, place, tooltip } from "../canvas.js";
-import { css, intensity, pixel, sequential } from "../colours.js";
+import { css, intensity, pixel, shading } from "../colours.js";
 import { said } from "../data.js";
 import { colourScale } from "../scales.js";
 import { lacking, named, ranking, strongestKeys, swatch, weightText, unitOf } from "./labels.js";
@@ -71,13 +71,13 @@ class MatrixView {
     if (!still()) return;
     [this.state, this.grid, this.keep] = [state, grid, side.keep(at, head, state)];
     this.relations = strongest ? relationsOf(strongest, this.keep, state.least) : [];
-    const share = intensity(grid?.max ?? 1, state.log);
-    const ramp = sequential();
+    const max = grid?.max ?? 1;
+    const { ramp, low, place } = shading(max, intensity(max, state.log), side.signed(at));
     this.note.textContent = grid ? this.#says(grid, strongest?.k ?? 0) : lacking(side, at, head);
     const made = this.#made(grid);
     const edges = grid && side.window(at) ? grid.edges(side.layers[at].stack === "encoder") : [];
     this.legend.replaceChildren(
-      colourScale(0, grid?.max ?? 1),
+      colourScale(low, max, ramp),
       ...(grid?.hides ? [swatch("hatched", "cannot be seen")] : []),
       ...(edges.length ? [swatch("edge", `edge of a ${side.window(at)}`)] : []),
       ...(made.some((one) => one !== null) ? [swatch("made", "here the answer begins")] : []),
@@ -85,12 +85,12 @@ class MatrixView {
     this.plot.show(
       grid && {
         grid,
-        paint: (weight) => pixel(ramp, share(weight)),
+        paint: (weight) => pixel(ramp, place(weight)),
         chosen: keys && this.#chosen(grid, keys[0][0]),
         suggested: state.query === null || state.key === null,
         made,
         edges,
-        over: (context, plot) => this.#tokens(context, plot, (weight) => css(ramp, share(weight))),
+        over: (context, plot) => this.#tokens(context, plot, (weight) => css(ramp, place(weight))),
       },
     );
     await this.#list(still, keys);

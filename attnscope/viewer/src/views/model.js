@@ -3,7 +3,7 @@
  * for each layer, drawn when it comes into sight.
  */
 import { breathe, fit, make, raster, topOf } from "../canvas.js";
-import { intensity, ink, pixel, roleColour, sequential } from "../colours.js";
+import { intensity, ink, pixel, roleColour, shading } from "../colours.js";
 import { HeadGrid } from "../headgrid.js";
 import { roleChip, roleWords } from "../roles.js";
 import { once } from "../side.js";
@@ -184,7 +184,7 @@ class ModelView {
   #thumb(context, small, [x, y], name) {
     const { width, height } = this.grid;
     const [wide, high] = shape(small, width, height - STRIPE);
-    if (small) context.drawImage(this.#picture(small), x, y, wide, high);
+    if (small) context.drawImage(this.#picture(small, this.grid.side?.signed(name.at) ?? false), x, y, wide, high);
     context.strokeRect(x + 0.5, y + 0.5, wide - 1, high - 1);
     const colour = roleColour(this.grid.side?.headAt(name.at, name.head)?.role ?? "-");
     if (!colour) return;
@@ -192,13 +192,13 @@ class ModelView {
     context.fillRect(x, y + height - STRIPE, width, STRIPE);
   }
 
-  /** @param {Thumb} small */
-  #picture({ rows, columns, values, max }) {
-    const ramp = sequential();
+  /** @param {Thumb} small @param {boolean} signed */
+  #picture({ rows, columns, values, max }, signed) {
     const strength = intensity(max, this.state?.log ?? false, LOG_FLOOR);
+    const { ramp, place } = shading(max, strength, signed);
     return raster(rows, columns, (row, column) => {
       const weight = values[row * columns + column];
-      return Number.isNaN(weight) ? 0 : pixel(ramp, strength(weight));
+      return Number.isNaN(weight) ? 0 : pixel(ramp, place(weight));
     });
   }
 

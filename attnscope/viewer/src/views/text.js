@@ -10,7 +10,7 @@
  * @typedef {import("../data.js").Look} Look
  */
 import { latest, make, tooltip } from "../canvas.js";
-import { intensity } from "../colours.js";
+import { intensity, shading } from "../colours.js";
 import { said } from "../data.js";
 import { colourScale } from "../scales.js";
 import { visible } from "../escaping.js";
@@ -20,6 +20,7 @@ import { Masses } from "./token.js";
 
 const WIDEST = 64; // pixels of a head in the grid
 const LEVELS = 64; // colours that are told apart: a token whose colour stays is left alone
+const UNSEEN = -32768; // the level of a token that cannot be seen
 
 /** @type {Mount} */
 export function mount(element, page, store) {
@@ -41,6 +42,7 @@ class TextView {
     /** @type {HTMLElement[]} the texts, one for each */
     this.parts = [];
     this.levels = new Int16Array();
+    this.signed = false; // whether the weights that are shown have a sign
     /** @type {Look|null} */
     this.look = null;
     this.chosen = 0;
@@ -89,11 +91,13 @@ class TextView {
     const look = await page.look(page.shown(state), state, chosen);
     if (!still()) return;
     [this.state, this.look, this.chosen] = [state, look, chosen];
+    this.signed = side.signed(state.at);
     const max = look ? largest(look) : 1;
     this.#colour(look, intensity(max, state.log));
     this.note.textContent = this.#says();
     const made = side.answer(state.at) !== null;
-    this.scale.replaceChildren(colourScale(0, max), ...(made ? [swatch("made", "answer")] : []));
+    const { ramp, low } = shading(max, Math.abs, this.signed);
+    this.scale.replaceChildren(colourScale(low, max, ramp), ...(made ? [swatch("made", "answer")] : []));
     this.#list();
     this.#bring();
   }
@@ -134,15 +138,16 @@ class TextView {
   /** @param {Look|null} look @param {(weight: number) => number} share */
   #colour(look, share) {
     const axis = this.state.from === "query" ? "key" : "query";
-    const scheme = getComputedStyle(this.text).colorScheme + document.documentElement.dataset.theme;
+    const { colorScheme } = getComputedStyle(this.text);
+    const scheme = `${colorScheme} ${document.documentElement.dataset.theme} ${this.signed}`;
     const repaint = scheme !== this.scheme;
     this.scheme = scheme;
     const marked = unitOf(this.units, this.chosen);
     this.tokens.forEach((element, token) => {
       const unit = this.units.of[token];
       const seen = look?.visible(unit) ?? false;
-      const level = look && seen ? Math.ceil(LEVELS * Math.min(1, share(look.weights[unit]))) : -1;
-      if (repaint || level !== this.levels[token]) shade(element, Math.max(0, level) / LEVELS);
+      const level = look && seen ? Math.ceil(LEVELS * Math.min(1, share(look.weights[unit]))) * (look.weights[unit] < 0 ? -1 : 1) : UNSEEN;
+      if (repaint || level !== this.levels[token]) shade(element, level === UNSEEN ? 0 : level / LEVELS, this.signed);
       this.levels[token] = level;
       element.classList.toggle("unseen", look !== null && !seen);
       element.classList.toggle("chosen", unit === marked);
@@ -256,5 +261,5 @@ export function tokenOf(event) {
 
 /** The end of the scale. @param {Look} look */
 function largest({ weights }) {
-  return weights.reduce((most, weight) => Math.max(most, weight), 0) || 1;
+  return weights.reduce((most, weight) => Math.max(most, Math.abs(weight)), 0) || 1;
 }

@@ -1,10 +1,10 @@
 /** Which head looks from a query at a key: the mass of each head on the chosen keys, and the heads in its order. */
 import { latest, make, spoken } from "../canvas.js";
-import { css, inkOn, sequential } from "../colours.js";
+import { css, inkOn, intensity, shading } from "../colours.js";
 import { massOn, said } from "../data.js";
 import { HeadGrid, goTo } from "../headgrid.js";
 import { roleChip, roleWords } from "../roles.js";
-import { colourScale, digits } from "../scales.js";
+import { colourScale, digits, fixed } from "../scales.js";
 import { namedRanges } from "../status.js";
 import { Strip } from "../strip.js";
 
@@ -97,22 +97,22 @@ export class Masses {
   }
 
   #paint() {
-    const ramp = sequential();
     const answers = [...this.answers.values()];
-    const most = Math.max(0, ...answers.map(({ mass }) => mass)) || 1;
+    const most = Math.max(0, ...answers.map(({ mass }) => Math.abs(mass))) || 1;
+    const { ramp, low, place } = shading(most, intensity(most, false), answers.some(({ mass }) => mass < 0));
     for (const { at, head } of this.grid.side?.heads ?? []) {
       const answer = this.answers.get(`${at}.${head}`);
-      const t = answer ? answer.mass / most : 0;
+      const t = place(answer?.mass ?? 0);
       this.grid.fill(
         { at, head },
         answer ? css(ramp, t) : "transparent",
-        answer && (answer.whole || answer.mass) ? answer.mass.toFixed(3) : "",
+        answer && (answer.whole || answer.mass) ? fixed(answer.mass, 3) : "",
         inkOn(ramp, t),
       );
     }
     const uniform = [...new Set(answers.map((answer) => digits(answer.uniform)))];
     this.legend.replaceChildren(
-      colourScale(0, most),
+      colourScale(low, most, ramp),
       make("span", {}, "mass on the chosen keys"),
       make(
         "span",
