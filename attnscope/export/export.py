@@ -22,6 +22,7 @@ from attnscope.figures import Style
 from attnscope.figures.style import ROLE_COLOURS
 from attnscope.metrics.roles import ROLE_METRICS
 from attnscope.model.libraries import versions
+from attnscope.model.selection import is_linear
 from attnscope.observe.observation import Mean, token_table
 from attnscope.utils.files import jsonable, refuse_links, save_json, sha256_of
 from attnscope.utils.folders import PICTURES, TABLES, suffix_of
@@ -204,7 +205,7 @@ def _tables(seen: Observation, how: Export) -> Iterator[tuple[str, pa.Table]]:
 
 def _drawn(seen: Observation, folder: Path, how: Export, names: Sequence[str]) -> list[Path]:
     """Draw the figures of every stack, each stack but the first in a folder of its own."""
-    rolled = {stack * bool(seen.other_stacks): obs for stack, obs in seen.stacks.items() if obs.rollout is not None}
+    rolled = {stack * _several(seen): obs for stack, obs in seen.stacks.items() if obs.rollout is not None}
     written = [save_rollout(obs, folder / stack, how.style) for stack, obs in rolled.items()]
     top = how.top if "top" in how.kinds else 0
     drawn = drawings(seen, names, how.sort, top, how.depth, how.metrics) if how.kinds else {}
@@ -245,6 +246,11 @@ def picture_count(seen: Observation, how: Export) -> int:
     return sum(drawing.pictures(how.kinds) for drawing in drawn.values())
 
 
+def _several(seen: Observation) -> bool:
+    """Whether what is said of tokens and units is said of each stack: linear layers share those of the decoder."""
+    return any(not is_linear(stack) for stack in seen.other_stacks)
+
+
 def manifest(seen: Observation, options: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
     """What made an export: model, engine, versions, text, options, what was checked; enough to repeat the run.
 
@@ -260,7 +266,7 @@ def manifest(seen: Observation, options: Mapping[str, Any], asked: Mapping[str, 
     if seen.ask is not None:
         facts["ask"] = seen.ask.as_json()
     facts |= after
-    if seen.other_stacks and seen.rollout is not None:
+    if _several(seen) and seen.rollout is not None:
         facts["rollout"] = {
             stack: obs.facts["rollout"] for stack, obs in seen.stacks.items() if obs.rollout is not None
         }
@@ -269,7 +275,7 @@ def manifest(seen: Observation, options: Mapping[str, Any], asked: Mapping[str, 
     # a model of one stack has the tokens that were asked about without the stack's name, as before there were several
     matches = {stack: named(obs.chosen) for stack, obs in seen.stacks.items() if not obs.chosen.nothing}
     chosen_of = {stack: {name: asdict(match) for name, match in of.items()} for stack, of in matches.items() if of}
-    chosen = chosen_of if seen.other_stacks else chosen_of.get(seen.stack)
+    chosen = chosen_of if _several(seen) else chosen_of.get(seen.stack)
     return {
         **record,
         "export": jsonable(asked),
