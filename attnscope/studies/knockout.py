@@ -64,7 +64,7 @@ from attnscope.studies.knockout_records import (
     window_of,
 )
 from attnscope.studies.study import HALF, Cost, SetEffects, SetStudy, cost_of_passes, effects_by_set
-from attnscope.studies.study_folder import Parts
+from attnscope.studies.study_folder import Parts, stacks_of
 from attnscope.utils.display import head_name, layer_name, number_of, shortened
 
 if TYPE_CHECKING:
@@ -488,6 +488,10 @@ class KnockoutStudy(SetStudy[KnockoutResult]):
         heads = pairs(everything(self.model.geometry.changeable))
         return [HeadSet(head_name(*head), (head,)) for head in heads if stack_of(head[0]) in stacks]
 
+    def alike(self, cut: Cut) -> list[HeadSet]:
+        """The heads of `compared_heads` that are of a cut's own stack: a linear head has no softmax."""
+        return [heads for heads in self.compared_heads if stacks_of([heads]) == stacks_of([cut])]
+
     def measure(self, facts: dict[str, Any], parts: Parts, advance: Advance) -> KnockoutResult:
         sets, plan, knockout, passes = self.sets, self.plan, self.intervention, self.passes
         copy, texts, lengths = Cut(COPY, (), ((),) * len(self.cases)), range(len(self.cases)), passes.task.lengths
@@ -513,7 +517,7 @@ class KnockoutStudy(SetStudy[KnockoutResult]):
             own = [text for text, case in enumerate(self.cases) if case.own]
             nulls = {
                 "permuted": tuple(permuted_null(cut, queries, masses, plan.random, plan.seed, own) for cut in sets),
-                "heads": tuple(heads_null(cut, heads, queries, masses, plan.random) for cut in sets),
+                "heads": tuple(heads_null(cut, self.alike(cut), queries, masses, plan.random) for cut in sets),
             }
             # Cuts and draws that take no weight from any text are not run.
             every |= {cut.identity: cut for kind in KINDS for null in nulls[kind] for cut in null.cuts}

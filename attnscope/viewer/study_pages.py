@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from attnscope.model.selection import DECODER, LINEAR, StackLayer, is_linear, stack_of
 from attnscope.studies.attribution_records import KeyParts
 from attnscope.viewer.pack import Blobs, joined_arrays
 from attnscope.viewer.page import About, Plan, page_of
 from attnscope.viewer.page_data import Side, Wanted, rounded, said_of
 
 if TYPE_CHECKING:
-    from attnscope.model.geometry import Geometry
+    from attnscope.model.geometry import Geometry, LayerGeometry
     from attnscope.observe.observation import Observation
     from attnscope.studies.attribution_records import Component
     from attnscope.studies.knockout_records import AskedCut, Case, KnockoutResult
@@ -79,7 +80,8 @@ class CutsSide:
         """The side's words and numbers, as the page's JSON has them."""
         # The page of a text has tokens, layers and heads; of a knockout those that were cut, and no weights.
         facts, model = self.found.facts, self.found.facts["model"]
-        whole = {layer.index: layer for layer in self.geometry.layers}
+        whole: dict[int, LayerGeometry] = {layer.index: layer for layer in self.geometry.layers}
+        whole |= {StackLayer(layer.index, LINEAR): layer for layer in self.geometry.views.get(LINEAR, ())}
         count = len(self.found.cases)
         return {
             "name": model["name"],
@@ -90,8 +92,8 @@ class CutsSide:
             **_text(self.found.cases),
             "layers": [
                 {
-                    "layer": layer,
-                    "stack": facts["stack"],
+                    "layer": int(layer),
+                    "stack": stack_of(layer, DECODER),
                     "heads": whole[layer].heads,
                     "kv_heads": whole[layer].kv_heads,
                     "visible": "",
@@ -167,7 +169,7 @@ class CutsSide:
         over, at = self.found.facts["over"], self._layers.index
         return {
             "at": None if item.layer is None else at(item.layer),
-            "layer": item.layer,
+            "layer": None if item.layer is None else int(item.layer),
             "head": item.head,
             "heads": [[at(layer), head] for layer, head in item.cut.heads] if over in ("heads", "kv") else [],
             "key": item.cut.keys[0][0] if over == "keys" else None,
@@ -203,7 +205,8 @@ class WhySide(Side):
 
     def packed(self, blobs: Blobs, wanted: Wanted) -> dict[str, Any]:
         """As that of a side, with the logits: numbers are float32, parts_CQK, then logit_QK."""
-        side, at = super().packed(blobs, wanted), {key.layer: place for key, place in self.at.items()}
+        side = super().packed(blobs, wanted)
+        at = {_index(key.layer, key.stack): place for key, place in self.at.items()}
         why = [
             {
                 "at": at[parts.layer],
@@ -219,7 +222,12 @@ class WhySide(Side):
         return {**side, "why": why}
 
 
+def _index(layer: int, stack: str) -> int:
+    return StackLayer(layer, stack) if is_linear(stack) else layer
+
+
 def _said(component: Component, at: Mapping[int, int]) -> dict[str, Any]:
-    if component.layer is None or component.head is None or component.layer not in at:
+    place = None if component.layer is None else at.get(_index(component.layer, component.stack or ""))
+    if component.head is None or place is None:
         return {"name": component.name}
-    return {"name": component.name, "at": at[component.layer], "head": component.head}
+    return {"name": component.name, "at": place, "head": component.head}

@@ -24,6 +24,7 @@ from attnscope.model.selection import LINEAR, StackLayer
 from attnscope.studies.knockout import OWN, SEVERAL, KnockoutStudy, cases_of, cuts_over, heads_null, permuted_null
 from attnscope.studies.knockout_records import Masses, p_of_size, p_of_tails
 from attnscope.studies.study import HALF
+from attnscope.viewer.study_pages import CutsSide
 from helpers.families import tiny_model
 from helpers.loops import looped
 from helpers.parity_models import roused_model
@@ -733,5 +734,21 @@ def test_softmax_and_linear_heads_are_cut_in_one_pass_and_each_alone(hybrid):
         alone = attnscope.knockout(hybrid, WORDS, select=select, **plan)
         assert both.effect(item.cut) == pytest.approx(alone.effect(alone.asked[0].cut), abs=1e-5)
     assert {item.cut.heads[0][0] for item in attnscope.knockout(hybrid, WORDS, over="layers", **plan).asked} == {3}
+    said = CutsSide(both, hybrid.geometry).said
+    assert [(one["stack"], one["layer"], one["heads"]) for one in said["layers"]] == [
+        ("linear", 2, 4),
+        ("decoder", 3, 4),
+    ]
+    assert [(one["at"], one["head"]) for one in said["heads"]] == [(0, 0), (0, 1), (0, 2), (0, 3), (1, 0)]
+    assert [row["at"] for row in said["cuts"]["rows"]] == [0, 1]
     with pytest.raises(UsageError, match="linear L2 caches no keys"):
         attnscope.knockout(hybrid, WORDS, keep="top:4", select="linear.2")
+
+
+def test_a_look_is_compared_with_those_of_heads_of_its_own_stack(hybrid):
+    question = AskedText(WORDS, query="last", key="14", answer=" river")
+    select = {StackLayer(1, LINEAR): (0,), 3: (0,)}
+    study = KnockoutStudy.of(hybrid, [question], CutPlan(over="heads", random=2, select=select))
+    linear, softmax = ({heads.heads[0] for heads in study.alike(cut)} for cut in study.sets)
+    assert linear == {(StackLayer(layer, LINEAR), head) for layer in range(3) for head in range(4)}
+    assert softmax == {(3, head) for head in range(4)}
