@@ -229,7 +229,9 @@ WEIGHTS_OF = {LINEAR: "weights are signed, before gate and norm", CHANNELS: "mea
 def report_checks(seen: Observation, quiet: bool) -> int:
     """Say what linear layers show, what did not hold, and what could not be measured; the exit code that follows."""
     for (stack, rule), layers in seen.rules.items():
-        output.log(f"{stack} layers {as_ranges(layers)}: {rule}; {WEIGHTS_OF[stack]}", quiet)
+        of_channel = stack == CHANNELS and seen.view.channel is not None
+        words = f"channel {seen.view.channel}, signed, before any gate" if of_channel else WEIGHTS_OF[stack]
+        output.log(f"{stack} layers {as_ranges(layers)}: {rule}; {words}", quiet)
     output.log_lines((f"not measured: {line}" for line in seen.unmeasured), quiet)
     parity = seen.facts.get("parity", {})
     broken, unchecked = seen.failures + parity.get("failures", []), parity.get("unchecked", [])

@@ -44,7 +44,7 @@ from attnscope.model.geometry import with_tower
 from attnscope.model.libraries import ProcessWide
 from attnscope.model.loaded import LoadedModel, pads
 from attnscope.model.loading import load
-from attnscope.model.selection import LINEAR, NAMES, SEQ2SEQ, select_stacks
+from attnscope.model.selection import MIXING, NAMES, SEQ2SEQ, select_stacks
 from attnscope.observe.collect import observe
 from attnscope.observe.engine_choice import FASTER_SCORES, Choice, choose, kernel_reads
 from attnscope.observe.inputs import reading_targets
@@ -185,7 +185,8 @@ class Worker:
         asks_tokens = job.request.asks or job.request.spans or job.query_field or job.key_field
         if job.picture_field is not None and not asks_tokens:
             self.loaded = replace(self.loaded, geometry=with_tower(self.loaded.geometry, self.loaded.model.config))
-        signed = () if LINEAR not in self.loaded.geometry.views or job.request.view.weights != "softmax" else SIGNED
+        mixing = any(stack in self.loaded.geometry.views for stack in MIXING)
+        signed = SIGNED if mixing and job.request.view.weights == "softmax" else ()
         self.output = replace(job.output, targets=self.of_two, metrics=(*job.output.metrics, *signed))
         if job.output.weights:
             self.loaded.check_task("a file of lower triangles")

@@ -25,7 +25,17 @@ from attnscope.figures.drawing_process import DrawingProcess, take_process, work
 from attnscope.figures.style import Quantity, StyleFields, count, layer_name
 from attnscope.metrics.metrics import KNOWN, MASS, ends, order_of
 from attnscope.metrics.roles import NEEDED_ROWS, NONE, OTHER, ROLE_METRICS, roles_for
-from attnscope.model.selection import DIFFERENCE, GLOBAL, LINEAR, POOLING, is_bidirectional, is_linear, prefix
+from attnscope.model.selection import (
+    CHANNELS,
+    DIFFERENCE,
+    GLOBAL,
+    LINEAR,
+    POOLING,
+    is_bidirectional,
+    is_linear,
+    mixes,
+    prefix,
+)
 from attnscope.observe.request import LayerKey, PerLayer
 from attnscope.utils.display import decimals_of, head_name, model_name, printed, shortened
 from attnscope.utils.files import write_whole
@@ -224,7 +234,11 @@ def chosen_words(seen: Observation) -> str:
 FIGURES, ASKED_FOR = ("overview", "layers", "heads", "metrics"), ("mass", "top", "depth")  # of every text; where named
 DEFAULT = ("overview", "top", "heads")  # of a folder
 QUANTITIES: Mapping[str, Quantity] = {"softmax": "weight", "scores": "logit", "value": "norm"}  # by what a view reads
-OF_STACKS: Mapping[str, Quantity] = {DIFFERENCE: "difference", LINEAR: "signed"}  # whose maps are no weights
+OF_STACKS: Mapping[str, Quantity] = {  # whose maps are no weights
+    DIFFERENCE: "difference",
+    LINEAR: "signed",
+    CHANNELS: "size",
+}
 ALL_HEADS = ("overview", "layers")  # which take as long to draw as the others together
 WINDOWS = ("window", "chunk")  # what stands before the number, of layers that see a part of the text
 LONGEST_TEXT = 60  # letters at the foot of a figure
@@ -530,7 +544,7 @@ def layer_maps(seen: Observation, stack: str = "") -> list[Maps]:
             bin_rule=rule if max(kept.rows.size, kept.columns.size) > 1 else "",
             kv_heads=() if by_kv else _kv_heads(seen, key, kept.heads[key]),
             by_kv=by_kv,
-            quantity=OF_STACKS.get(key.stack) or QUANTITIES[seen.view.weights],
+            quantity=_quantity(seen, key),
             starts_Q=starts_Q,
             starts_K=starts_K,
             turns=tuple(sorted(turns)),
@@ -551,6 +565,13 @@ def layer_maps(seen: Observation, stack: str = "") -> list[Maps]:
     ]
 
 
+def _quantity(seen: Observation, key: LayerKey) -> Quantity:
+    """What a layer's map shows; of a chosen channel its own weights, signed."""
+    if key.stack == CHANNELS and seen.view.channel is not None:
+        return "signed"
+    return OF_STACKS.get(key.stack) or QUANTITIES[seen.view.weights]
+
+
 def _shown_role(role: str) -> str:
     """A role as a title has it: nothing for a head without one."""
     return "" if role in (NONE, OTHER) else role
@@ -564,7 +585,7 @@ def _role_score(columns: HeadColumns, place: int) -> float:
 
 def _kv_heads(seen: Observation, key: LayerKey, heads: Sequence[int]) -> tuple[int, ...]:
     """The kv head of each; empty where they are not known, and of linear layers, which have none."""
-    if is_linear(key.stack):
+    if mixes(key.stack):
         return ()
     return tuple(kv_head for head in heads if (kv_head := seen.kv_head(key, head)) is not None)
 

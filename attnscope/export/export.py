@@ -22,7 +22,7 @@ from attnscope.figures import Style
 from attnscope.figures.style import ROLE_COLOURS
 from attnscope.metrics.roles import ROLE_METRICS
 from attnscope.model.libraries import versions
-from attnscope.model.selection import is_linear
+from attnscope.model.selection import mixes
 from attnscope.observe.observation import Mean, token_table
 from attnscope.utils.files import jsonable, refuse_links, save_json, sha256_of
 from attnscope.utils.folders import PICTURES, TABLES, suffix_of
@@ -248,7 +248,7 @@ def picture_count(seen: Observation, how: Export) -> int:
 
 def _several(seen: Observation) -> bool:
     """Whether what is said of tokens and units is said of each stack: linear layers share those of the decoder."""
-    return any(not is_linear(stack) for stack in seen.other_stacks)
+    return any(not mixes(stack) for stack in seen.other_stacks)
 
 
 def manifest(seen: Observation, options: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:

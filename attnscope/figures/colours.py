@@ -35,6 +35,7 @@ CMAPS: dict[Quantity, str] = {
     "logit": "RdBu_r",
     "difference": "RdBu_r",
     "signed": "RdBu_r",
+    "size": "viridis",
 }
 NAMES: dict[Quantity, str] = {
     "weight": "attention weight",
@@ -43,6 +44,7 @@ NAMES: dict[Quantity, str] = {
     "logit": "logit",
     "difference": "difference of attention weights",
     "signed": "weight of a linear layer, signed",
+    "size": "mean |w| over channels",
 }
 LEVEL = ("auto", "linear")  # scales on which equal steps are equal: figures choose before they draw
 ROUND = (1, 2, 5, 10)  # tick steps that a reader counts in

@@ -20,10 +20,10 @@ from attnscope.utils.display import head_name, model_name, printed
 if TYPE_CHECKING:
     import numpy as np
 
-Quantity = Literal["weight", "logit", "norm", "share", "difference", "signed"]
-OPEN: tuple[Quantity, ...] = ("logit", "norm", "difference", "signed")  # which may lie beyond 0 to 1
+Quantity = Literal["weight", "logit", "norm", "share", "difference", "signed", "size"]
+OPEN: tuple[Quantity, ...] = ("logit", "norm", "difference", "signed", "size")  # which may lie beyond 0 to 1
 SIGNED: tuple[Quantity, ...] = ("logit", "difference", "signed")  # their scales reach equally far to both sides of 0
-OWN_SCALE: tuple[Quantity, ...] = ("logit", "signed")  # of which heads have no common measure
+OWN_SCALE: tuple[Quantity, ...] = ("logit", "signed", "size")  # of which heads have no common measure
 ImageFormat = Literal["png", "svg", "pdf"]
 Scale = Literal["auto", "linear", "sqrt", "log"]
 MOST_ANNOTATED = 12  # tokens; numbers in more cells than that are too small to read

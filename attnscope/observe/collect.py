@@ -312,7 +312,7 @@ class StackCollector:
         )
 
     def _visible(self, key: LayerKey) -> str:
-        if is_linear(self.stack):  # its geometry has the form of its rule
+        if mixes(self.stack):  # its geometry has the form of its rule
             return "full"
         layer = self.layers.get(key.layer)
         if layer is None:  # such as one that attends although its config calls it something else

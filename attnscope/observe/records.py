@@ -22,7 +22,7 @@ from attnscope.inputs.prompt import Span
 from attnscope.metrics.metrics import COLUMNS, MASS, order_of
 from attnscope.metrics.roles import NONE
 from attnscope.metrics.texts import MAP_SIDE, Cells
-from attnscope.model.selection import STACKS, StackLayer, has_decoder_heads, is_linear
+from attnscope.model.selection import STACKS, StackLayer, has_decoder_heads, is_linear, mixes
 from attnscope.observe.request import PerLayer, View, codes, kv_head_of
 from attnscope.utils.display import head_name
 
@@ -445,7 +445,7 @@ def relation_rows(
     units: how many queries and keys there are. kv_of: {layer: (heads, kv heads)}. Those under min_weight are left out,
     by their size where the view ranks by size, or weights are signed.
     """
-    place, by_size = STACKS.index(stack), view.by_size or is_linear(stack)
+    place, by_size = STACKS.index(stack), view.by_size or mixes(stack)
     for _, alike in groupby(kept.items(), lambda item: item[1].weight.shape[1:]):
         layers = list(alike)
         # Which entries are rows: padding, and what no query sees, are none.

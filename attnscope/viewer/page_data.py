@@ -27,15 +27,17 @@ from attnscope.inputs.prompt import Span, join_tokens
 from attnscope.metrics.metrics import KNOWN, ends
 from attnscope.model.geometry import KEYS_NOT_KNOWN, OF_WEIGHTS
 from attnscope.model.selection import (
+    CHANNELS,
     CROSS,
     DECODER,
     ENCODER,
-    LINEAR,
+    MIXING,
     OF_TWO_TEXTS,
     VISION,
     is_bidirectional,
     is_causal,
     is_linear,
+    mixes,
 )
 from attnscope.observe.records import HeadColumns
 from attnscope.observe.request import LayerKey, PerLayer
@@ -174,7 +176,8 @@ class Side:
 
     def _layer(self, key: LayerKey, heads: int, kv: int) -> dict[str, Any]:
         visible = self.seen.visible[key]
-        signed = {"signed": True} if is_linear(key.stack) else {}
+        of_channel = key.stack == CHANNELS and self.seen.view.channel is not None
+        signed = {"signed": True} if is_linear(key.stack) or of_channel else {}
         which = {"layer": key.layer, "stack": key.stack, "heads": heads, "kv_heads": kv or None}
         return {**which, "visible": visible, **signed}
 
@@ -434,7 +437,7 @@ class PageAxis:
 
 def stacked(seen: Observation) -> bool:
     """Whether an observation is of several stacks that a page shows."""
-    return seen.of_two_texts or CROSS in seen.stacks or not seen.other_stacks.keys().isdisjoint((VISION, LINEAR))
+    return seen.of_two_texts or CROSS in seen.stacks or not seen.other_stacks.keys().isdisjoint((VISION, *MIXING))
 
 
 def axis_of(seen: Observation) -> PageAxis:
@@ -447,7 +450,7 @@ def axis_of(seen: Observation) -> PageAxis:
         source = seen.of(ENCODER).queries
         return PageAxis(source, decoder, ("text", "target"), starts(len(source)))
     tower, count = seen.of(VISION).queries if VISION in seen.stacks else None, len(decoder)
-    places = {DECODER: (0, 0), LINEAR: (0, 0), VISION: (count, count)}
+    places = {**dict.fromkeys((DECODER, *MIXING), (0, 0)), VISION: (count, count)}
     return PageAxis(decoder, tower, ("text", "vision tower"), places)
 
 
@@ -475,7 +478,7 @@ class StackedSide(Side):
         for layer in self.at:
             (queries, keys), stack = self._axes(layer), layer.stack
             every: Sight = None, np.array(len(keys))  # of cross-attention, and of a vision tower
-            ordered = is_bidirectional(stack) or is_causal(stack) or is_linear(stack)
+            ordered = is_bidirectional(stack) or is_causal(stack) or mixes(stack)
             first_Q, end_Q = sight_of(self.stacks[stack], layer) if ordered else every
             first_T, end_T = np.zeros((2, len(self.seen.queries)), "<i4")
             first_T[queries] = keys.start + (0 if first_Q is None else first_Q)
