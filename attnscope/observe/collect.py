@@ -416,7 +416,7 @@ def stacks_of(forward: Pass) -> StackRouter:
         )
     of_views: dict[str, list[TextInputs]] = {}
     for stack in geometry.views:
-        if of_tokens and not (mixes(stack) and request.rollout is None and not request.operands):
+        if of_tokens and not mixes(stack):
             continue
         rate = geometry.rates.get(stack)
         if rate is not None:
@@ -555,7 +555,7 @@ def _observed(forward: Pass) -> list[Observation]:
         unread.append("the vision tower: it attends in windows, or its config does not say its layers")
     if LINEAR in loaded.geometry.views and LINEAR not in readings:
         layers = as_ranges([layer.index for layer in loaded.geometry.views[LINEAR]])
-        unread.append(f"linear layers {layers}: they have {NO_SOFTMAX.get(request.view.weights, NOT_FOLLOWED)}")
+        unread.append(f"linear layers {layers}: they have {NO_SOFTMAX[request.view.weights]}")
     if (of_channels := readings.get(CHANNELS)) and of_channels.passed_over:
         layers = as_ranges(sorted(of_channels.passed_over))
         unread.append(f"channels layers {layers}: their maps of this text take long; {{select=channels.*}} reads them")
@@ -567,7 +567,6 @@ def _observed(forward: Pass) -> list[Observation]:
     ]
 
 
-NOT_FOLLOWED = "no softmax, which rollout and the parts of a weight are of"
 NO_SOFTMAX = {  # what linear layers lack of what a view shows
     "scores": "no logits",
     "value": "weights before gate and norm, which leave no norm of what a key writes",
