@@ -161,6 +161,7 @@ def test_falcon_kv_heads_are_those_of_its_fused_projection(overrides, kv_heads):
     assert fused == (layer.heads + 2 * layer.kv_heads) * layer.head_dim
 
 
+@pytest.mark.e2e
 @of_all_families
 def test_kinds_in_print():
     kinds = {

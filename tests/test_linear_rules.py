@@ -6,6 +6,7 @@ A formula spells one weight of a map as a product over the tokens between key an
 import json
 import math
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import attnscope
 from attnscope.attention import questions as ask
 from attnscope.attention.channels import ChannelMap
 from attnscope.attention.linear import LinearMap
-from attnscope.errors import InputError, UsageError
+from attnscope.errors import InputError, ModelError, UsageError
 from attnscope.hooks.mixers import delta_rule
 from attnscope.model import tasks
 from attnscope.model.loading import wrap
@@ -363,6 +364,26 @@ def test_a_channel_that_no_layer_has_and_a_model_without_such_layers_are_refused
         attnscope.capture(demo, TEXT, request=Request(view=View(channel=0)))
     with pytest.raises(UsageError, match="from 0, got -1"):
         View(channel=-1)
+
+
+def test_what_needs_a_softmax_or_heads_is_refused_with_the_reason(channels):
+    for ask in (
+        partial(attnscope.capture, channels, TEXT, request=Request(rollout="tokens")),
+        partial(attnscope.capture, channels, TEXT, request=Request(view=View(weights="scores"))),
+        partial(attnscope.explain, channels, TEXT, head="0.0"),
+        partial(attnscope.why, channels, TEXT, head="0.0", key="bank"),
+        partial(attnscope.compare, channels, channels, TEXT),
+        partial(attnscope.parity, channels, TEXT),
+    ):
+        with pytest.raises(ModelError, match="no layer of mamba has one"):
+            ask()
+    with pytest.raises(ModelError, match="mamba has no heads"):
+        attnscope.knockout(channels, TEXT, key="bank")
+
+
+def test_a_number_alone_names_the_only_layers_that_there_are(channels):
+    seen = attnscope.capture(channels, TEXT, select="1")
+    assert [(head.stack, head.layer) for head in seen.kept_heads()] == [("channels", 1)]
 
 
 @pytest.mark.e2e

@@ -63,6 +63,7 @@ def explain(call: ExplainCall) -> Explained:
     how = {name: getattr(call, name) for name in ("chat", "truncate", "answer", "generate", "pair")}
     run = prepare(call.model, CaptureSpec(call.text, Request(query=str(call.query)), engine="eager", **how))
     run.loaded.check_task(*STACKS)
+    run.loaded.check_softmax("explain")
     return followed(run, call.head)
 
 

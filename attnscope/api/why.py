@@ -301,6 +301,7 @@ def why(call: WhyCall) -> Why:
     call.check()
     check_loaded(call.model)
     call.model.check_task(*STACKS)
+    call.model.check_softmax(STACKS[0])
     return taken_apart(prepare(call.model, ask_of(call.text, call), compared=False), call.head, call)
 
 

@@ -89,6 +89,7 @@ def check_parity(
     >>> check_parity(loaded, [1, 2, 3]).holds
     True
     """
+    loaded.check_softmax("parity")
     heads, ids_BT = heads_by_stack(loaded, select), _ids(prompt, loaded.device)
     if (loaded.geometry.task == SEQ2SEQ) != (source is not None):
         raise UsageError(

@@ -247,7 +247,7 @@ def picture_count(seen: Observation, how: Export) -> int:
 
 
 def _several(seen: Observation) -> bool:
-    """Whether what is said of tokens and units is said of each stack: linear layers share those of the decoder."""
+    """Whether facts of tokens and units are written for each stack: layers without a softmax share the decoder's."""
     return any(not mixes(stack) for stack in seen.other_stacks)
 
 

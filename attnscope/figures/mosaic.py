@@ -342,6 +342,7 @@ def prepare_heads(
     own_scale = style.per_head_scale or quantity in OWN_SCALE
     titles = [style.headed(title(maps, index)) for _, maps, index in jobs]
     longest = max(titles, key=len, default="")
+    # Titles are cut to the longest of all, so that every figure has the same place for its map.
     heads = []
     for (path, maps, index), name, (rest, sink_HQ), values_QK in zip(jobs, titles, split, values, strict=True):
         sink_Q = None if sink_HQ is None else sink_HQ[index]

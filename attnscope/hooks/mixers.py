@@ -420,7 +420,7 @@ class _Listener:
 
 @contextmanager
 def _outside(device: torch.device) -> Iterator[None]:
-    """What is computed here is not the model's: who stands between it and torch's functions does not see it."""
+    """While open nothing is computed for the model: listeners between it and torch's functions do not hear it."""
     with torch.no_grad(), torch._C.DisableTorchFunction(), full_precision(device):
         yield
 

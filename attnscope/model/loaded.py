@@ -24,7 +24,7 @@ from attnscope.model.families import family
 from attnscope.model.fitting import LoadedAs, has_head
 from attnscope.model.geometry import Geometry, rotary_types
 from attnscope.model.options import LoadOptions, TrustPolicy
-from attnscope.model.selection import CAUSAL_LM, ENCODER_ONLY, NAMES, SEQ2SEQ
+from attnscope.model.selection import CAUSAL_LM, ENCODER_ONLY, NAMES, SEQ2SEQ, mixes
 from attnscope.model.sources import DEMO_FOLDER
 from attnscope.model.tasks import task_of
 
@@ -213,6 +213,17 @@ class LoadedModel:
             words = self.geometry.both_ways
             other = f"looks both ways: its config says {words}" if words else f"is {NAMES[self.geometry.task]}"
             raise ModelError(f"{what} is for {meant}, and {self.name} {other}", hint)
+
+    def check_softmax(self, what: str) -> None:
+        """Raise ModelError where `what` is of a softmax, and the layers of the model mix tokens without one.
+
+        >>> attnscope.load("demo").check_softmax("a rollout")
+        """
+        if not any(self.geometry.stacks.values()) and any(map(mixes, self.geometry.views)):
+            raise ModelError(
+                f"{what} is of attention by a softmax, and no layer of {self.geometry.model_type} has one",
+                "`attnscope heads` and `draw` show the maps of its layers; or choose another model",
+            )
 
     def check_logits(self, what: str, otherwise: str = WHOLE_MODEL) -> None:
         """Raise ModelError where `what` needs logits, and the checkpoint is of a model without an LM head."""

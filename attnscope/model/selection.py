@@ -308,9 +308,13 @@ def select_stacks(
 
         >>> select_stacks("1,cross.0.3", {"decoder": {0: 4, 1: 4}, "cross": {0: 4, 1: 4}}, "decoder")
         {'decoder': {1: (0, 1, 2, 3)}, 'cross': {0: (3,)}}
+        >>> select_stacks("1", {"linear": {0: 2, 1: 2}}, "decoder")
+        {'linear': {1: (0, 1)}}
     """
     parts: dict[str, list[str]] = {}
     with_heads = [stack for stack, layers in heads.items() if layers]  # Pegasus-X's encoder shows no head
+    if len(with_heads) == 1 and with_heads[0] in MIXING:  # of a model without attention
+        plain = with_heads[0]
     for part in resolve_roles(expression, named).split(","):
         match = _STACK.match(part)
         stack = next(stack for stack in STACKS if stack.startswith(match["stack"].lower())) if match else plain
@@ -476,6 +480,7 @@ def _numbers(
                 f"{part!r} names {unit} {number}, but {where} has {len(present)} {unit}s", "-1 is the last of them"
             )
         return [present[number]]
+    # The first number that is not there is named, with what it would be.
     numbers = _digits(text, part)
     absent = next((number for number in numbers if number not in present), None)
     if absent is None:

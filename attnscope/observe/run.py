@@ -272,6 +272,8 @@ def _check(loaded: LoadedModel, ask: CaptureSpec) -> None:
     if ask.keep.view.weights == "logit":
         for check in (loaded.check_task, loaded.check_logits, loaded.check_bare):
             check("an effect on a logit")
+    if ask.keep.rollout or ask.keep.view.weights != "softmax":
+        loaded.check_softmax("a rollout" if ask.keep.rollout else "what is before a softmax, or weighs by values,")
     if ask.keep.rollout or ask.keep.operands:
         loaded.check_queries("a rollout" if ask.keep.rollout else "what keeps q and k")
     # A target is of an encoder-decoder, an answer of a decoder that can go on with the text.

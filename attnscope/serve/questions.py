@@ -129,6 +129,7 @@ class ExplainHead(Purpose):
         from attnscope.observe.run import prepare, run_lines
 
         loaded.check_task(*STACKS)
+        loaded.check_softmax("explain")
         run = prepare(loaded, ask)
         for line in (*run_lines(run), *run.chosen.notes):
             tell.say(line)
@@ -162,6 +163,7 @@ class AttributeLogit(Purpose):
         """The logit with its parts; raises as `attnscope.why`."""
         from attnscope.api.why import STACKS, WhyOptions, taken_apart
 
+        loaded.check_softmax(STACKS[0])
         run, keep = told_run(loaded, ask, tell, STACKS), ask.keep
         options = WhyOptions(
             **{field.name: getattr(self, field.name) for field in fields(self) if field.name != "head"},

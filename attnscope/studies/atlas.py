@@ -164,7 +164,7 @@ def _read(loaded: LoadedModel, ids_BT: np.ndarray, arm: Arm, advance: Callable[[
     listen(loaded.model, ids, on_call, windows=loaded.geometry.windows, **how)
     if not answers:
         raise ModelError(
-            f"no layer of {loaded.geometry.model_type} attends from the {tokens} tokens of a probe to the same",
+            f"no head of {loaded.geometry.model_type} looks from the {tokens} tokens of a probe at the same",
             "choose another model",
         )
     advance(ids_BT.size)

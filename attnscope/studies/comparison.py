@@ -385,6 +385,8 @@ class _Passes:
         if with_changes:
             pair.check_same_tokens()
         self.pair, self.maps = pair, maps
+        for side in (first, other):
+            side.loaded.check_softmax("compare")
         # What the first pass leaves stays until the second has read as far.
         loaded, tokens, source = first.loaded, len(first.prompt), len(first.source or ())
         needed = kept_bytes(loaded, tokens, source, whole=first.has_own_matrix)

@@ -273,6 +273,7 @@ class _Tape(TorchDispatchMode):
             if axis % args[0].ndim == args[0].ndim - 2:
                 query = place if name == "unbind" else args[2] % args[0].shape[axis]
                 uses = frozenset(use for use in uses if use[1] == query)
+        # What is no sum of nodes is a write of its own: of the branch that gave its parts.
         made = self._terms(name, func, args, kwargs, output, place, outputs, of)
         entries = self._entries(name, args, kwargs, output, of, nodes)
         if made is None:
@@ -305,6 +306,7 @@ class _Tape(TorchDispatchMode):
         """What an operation's output is a sum of: nodes, and tensors that have none. None where it is no sum."""
         shape = output.shape
         first = of(args[0]) if args else None
+        # A view moves numbers and changes none: each part is moved as the whole is.
         if name in VIEWS and first is not None:
             if name in SAME:
                 return [(first, None)], []
@@ -313,6 +315,7 @@ class _Tape(TorchDispatchMode):
             if place is None:
                 return [(first, lambda x: func(x, *args[1:], **kwargs))], []
             return [(first, lambda x: func(x, *args[1:], **kwargs)[place])], []
+        # Of a sum each side that carries the residual is a term, and what does not is kept as it is.
         if name in SUMS:
             factor = SUMS[name] * kwargs.get("alpha", 1)
             terms: list[tuple[Node, Change | None]] = []
@@ -336,12 +339,14 @@ class _Tape(TorchDispatchMode):
             return self._product(name, func, args, kwargs, of)
         if name == "cat":
             return self._joined(args[0], args[1] if len(args) > 1 else kwargs.get("dim", 0), of), []
+        # A choice between two is a sum of both, each with zeros where the other is chosen.
         if name == "where" and len(args) == 3:
             pairs = [(of(args[1]), True), (of(args[2]), False)]
             if all(node is not None for node, _ in pairs):
                 return [(node, partial(_chosen, args[0], side)) for node, side in pairs if node is not None], []
         if name in ("masked_fill", "masked_fill_") and first is not None and args[2] == 0:
             return [(first, lambda x: x.masked_fill(args[1], 0))], []
+        # A norm keeps the scale that it had for the whole: then it is linear in its parts.
         if name == "native_layer_norm" and first is not None and place == 0:
             weight, bias, scale, axes = args[2], args[3], outputs[2], tuple(range(-len(args[1]), 0))
 
@@ -404,6 +409,7 @@ class _Tape(TorchDispatchMode):
         if output.ndim < 3:
             return None
         axis = output.ndim - 2
+        # A stack is made of one state, or of several side by side along the axis before the width.
         if name == "unsqueeze" and args[1] % output.ndim == axis and nodes[0].blocks:
             return (nodes[0].blocks,)
         if name in ("cat", "stack"):
@@ -418,6 +424,7 @@ class _Tape(TorchDispatchMode):
                     return None
                 entries += [node.blocks] if name == "stack" else node.entries or ()
             return tuple(entries)
+        # What does not change the number of states leaves each where it is.
         known = {node.entries for node in nodes if node.entries is not None}
         if len(known) != 1:
             return None
@@ -503,6 +510,7 @@ class _Recording:
         values = [one for one in (*args, *kwargs.values()) if isinstance(one, Tensor)]
         carried = [one for one in values if (node := tape.node(one)) is not None and node.blocks]
         goes_on = self.track is not None and self.track.blocks is self.lists[module]
+        # A layer may be given its states beside the residual: the largest that carries it is meant.
         if hidden is None or (goes_on and tape.node(hidden) is None and carried):
             hidden = max(carried, key=lambda one: one.numel(), default=None)
         if hidden is None or hidden.ndim < 3:
@@ -753,6 +761,7 @@ class _Depth(_Recording):
                 ANOTHER,
             )
         self.error = max(self.error, error)
+        # Divided once by the squared norm, so that a share is one product with each part.
         direction_TSE = whole_TSE / size_TS1.clamp_min(TINY)
         share_CSQ, norm_CSQ = [], []
         blocks = sorted(parts, key=self._place)
