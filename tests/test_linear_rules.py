@@ -367,7 +367,7 @@ def test_a_channel_that_no_layer_has_and_a_model_without_such_layers_are_refused
 
 
 def test_what_needs_a_softmax_or_heads_is_refused_with_the_reason(channels):
-    for ask in (
+    for call_of in (
         partial(attnscope.capture, channels, TEXT, request=Request(rollout="tokens")),
         partial(attnscope.capture, channels, TEXT, request=Request(view=View(weights="scores"))),
         partial(attnscope.explain, channels, TEXT, head="0.0"),
@@ -376,7 +376,7 @@ def test_what_needs_a_softmax_or_heads_is_refused_with_the_reason(channels):
         partial(attnscope.parity, channels, TEXT),
     ):
         with pytest.raises(ModelError, match="no layer of mamba has one"):
-            ask()
+            call_of()
     with pytest.raises(ModelError, match="mamba has no heads"):
         attnscope.knockout(channels, TEXT, key="bank")
 
