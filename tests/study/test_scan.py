@@ -208,7 +208,7 @@ def test_another_scan_is_not_mixed_in(demo, some):
 
 
 def test_a_model_whose_layers_see_summaries_of_tokens_is_refused():
-    with pytest.raises(ModelError, match=r"no layer of deepseek_v4 attends from the \d+ tokens of a probe to the same"):
+    with pytest.raises(ModelError, match=r"no head of deepseek_v4 looks from the \d+ tokens of a probe at the same"):
         attnscope.scan(wrapped(roused_model("deepseek_v4")), sequences=2, pool=range(10, 60))
 
 
