@@ -281,8 +281,10 @@ def test_info_says_what_a_layer_computes_beside_attention(tmp_path):
 def test_info_says_of_every_layer_its_rule_or_why_there_is_none(tmp_path):
     tiny_config("nemotron_h").save_pretrained(tmp_path)
     facts = json.loads(call("info", str(tmp_path), "--format", "json").out)
-    told = [(layer["type"], layer["rule"], layer["heads"], layer["why"]) for layer in facts["layers_without_attention"]]
-    assert told == [
+    rules = [
+        (layer["type"], layer["rule"], layer["heads"], layer["why"]) for layer in facts["layers_without_attention"]
+    ]
+    assert rules == [
         ("ssm", "Mamba-2", 4, None),
         ("moe", None, None, "mixes no tokens"),
         ("mlp", None, None, "mixes no tokens"),

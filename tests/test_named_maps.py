@@ -243,9 +243,9 @@ def test_what_a_linear_head_gives_named_keys_is_a_share_of_its_row(linear, signe
             expected = float((size[:, [2, 4]].sum(-1) / size.sum(-1)).mean())
             assert head.score["mass"] == pytest.approx(expected, rel=1e-4)
     assert np.isfinite([head.uniform for head in seen.heads]).all()
-    [_, told] = [seen.of(stack).columns for stack in ("decoder", "linear")]
-    assert np.isnan(told.scores["entropy"].value).all()
-    assert told.near_uniform.tolist() == [None] * 12
+    [_, linear] = [seen.of(stack).columns for stack in ("decoder", "linear")]
+    assert np.isnan(linear.scores["entropy"].value).all()
+    assert linear.near_uniform.tolist() == [None] * 12
 
 
 def test_pictures_of_linear_layers_are_centred_on_0_and_keep_signs_where_they_are_binned(linear, signed, tmp_path):

@@ -30,7 +30,7 @@ from attnscope.errors import InputError
 ROWS = 32  # queries whose weights on one another are made at once
 NUMBERS = 1 << 23  # that are held at once
 WORK = 2e10  # products of one layer's maps: some ten seconds of a core
-QUICK = 4e8  # those that nobody has to ask for: a fifth of a second
+QUICK = 4e8  # the most of a layer that is read without a selection: a fifth of a second
 
 
 @dataclass(frozen=True)

@@ -268,8 +268,12 @@ def mixing(model: nn.Module, on_call: OnCall, report: CaptureReport, engine: Eng
             _listeners[thread].remove(listener)
             if not _listeners[thread]:
                 del _listeners[thread]
+            # The last puts back the names that are still ours.
+            for (home, name), (own, ours) in _wrapped.items() if not _listeners else ():
+                if getattr(home, name) is ours:
+                    setattr(home, name, own)
             if not _listeners:
-                _restore()
+                _wrapped.clear()
 
 
 _lock = threading.Lock()
@@ -291,13 +295,6 @@ def _install(home: Any, name: str) -> None:
 
     _wrapped[home, name] = own, heard
     setattr(home, name, heard)
-
-
-def _restore() -> None:
-    for (home, name), (own, ours) in _wrapped.items():
-        if getattr(home, name) is ours:
-            setattr(home, name, own)
-    _wrapped.clear()
 
 
 class _Listener:

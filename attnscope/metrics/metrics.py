@@ -355,6 +355,10 @@ def _gate(P: AttentionOperator, gate: str) -> Tensor:
     return gate_BTH.float().transpose(1, 2)
 
 
+GATES = (
+    "attnscope; the gates of Yang et al. 2024 (Gated DeltaNet), arXiv 2412.06464, and Dao & Gu 2024 (Mamba-2), "
+    "arXiv 2405.21060"
+)
 # Of linear layers, whose weights are signed and whose rows have no fixed sum: measured where a model has some.
 SIGNED = by_id(
     Metric(
@@ -387,8 +391,7 @@ SIGNED = by_id(
         formula="-1 / (mean of ln d_i), d_i the share of the state that token i leaves",
         unit="tokens",
         range="from 0",
-        source="attnscope; the gates of Yang et al. 2024 (Gated DeltaNet), arXiv 2412.06464, and Dao & Gu 2024 "
-        "(Mamba-2), arXiv 2405.21060",
+        source=GATES,
         reading="after so many tokens decay alone leaves 1/e of the state; null where nothing decays",
         rows="all",
         stacks=(LINEAR,),
@@ -402,8 +405,7 @@ SIGNED = by_id(
         formula="mean of b_i, the share of its value that token i writes into the state; of Mamba-2 its step",
         unit="share of a value",
         range="from 0",
-        source="attnscope; the gates of Yang et al. 2024 (Gated DeltaNet), arXiv 2412.06464, and Dao & Gu 2024 "
-        "(Mamba-2), arXiv 2405.21060",
+        source=GATES,
         reading="near 0: the head's state keeps what it has, and few tokens change it",
         rows="all",
         stacks=(LINEAR,),

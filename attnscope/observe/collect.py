@@ -204,7 +204,7 @@ class StackCollector:
         self._kept: dict[str, dict[LayerKey, Any]] = {name: {} for name in self.collectors}
         self._batcher, self._pending = LayerBatcher(self.collectors), PendingTransfers()
         self.kv_of: dict[LayerKey, tuple[int, int]] = {}
-        self.passed_over: list[int] = []  # layers whose maps take long, and that nobody named
+        self.passed_over: list[int] = []  # layers whose maps take long, without a selection of them
 
     @property
     def must_read(self) -> bool:

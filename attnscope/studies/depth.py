@@ -248,8 +248,7 @@ class _Tape(TorchDispatchMode):
             (before, lambda x: torch.as_strided_scatter(x.contiguous(), x.new_zeros(at[0]), *at)),
             (part, lambda x: torch.as_strided_scatter(x.new_zeros(shape), x, *at)),
         )
-        blocks = tuple(dict.fromkeys((*before.blocks, *part.blocks)))
-        self.put(Node(whole, terms, (), before.carries or part.carries, blocks, before.origins | part.origins))
+        self.put(summed(whole, terms, ()))
 
     def _made(
         self,
@@ -276,14 +275,7 @@ class _Tape(TorchDispatchMode):
         # What is no sum of nodes is a write of its own: of the branch that gave its parts.
         made = self._terms(name, func, args, kwargs, output, place, outputs, of)
         entries = self._entries(name, args, kwargs, output, of, nodes)
-        if made is None:
-            node = self.leaf(output, nodes)
-        else:
-            terms, rest = made
-            carries = any(term.carries for term, _ in terms)
-            blocks = tuple(dict.fromkeys(block for term, _ in terms for block in term.blocks))
-            origins = frozenset() if carries else frozenset().union(*(term.origins for term, _ in terms))
-            node = Node(output, tuple(terms), tuple(rest), carries, blocks, origins)
+        node = self.leaf(output, nodes) if made is None else summed(output, *made)
         return replace(node, entries=entries, uses=uses)
 
     def leaf(self, value: Tensor, nodes: Sequence[Node]) -> Node:
@@ -430,6 +422,15 @@ class _Tape(TorchDispatchMode):
             return None
         [same] = known
         return same if output.shape[-2] == len(same) and output.ndim == nodes[0].value.ndim else None
+
+
+def summed(value: Tensor, terms: Iterable[tuple[Node, Change | None]], rest: Iterable[Tensor]) -> Node:
+    """A tensor that is a sum of nodes, each changed, and of tensors that have none."""
+    terms = tuple(terms)
+    carries = any(term.carries for term, _ in terms)
+    blocks = tuple(dict.fromkeys(block for term, _ in terms for block in term.blocks))
+    origins: frozenset[Source] = frozenset() if carries else frozenset().union(*(term.origins for term, _ in terms))
+    return Node(value, terms, tuple(rest), carries, blocks, origins)
 
 
 def block_of(origins: Iterable[Source]) -> Block | None:

@@ -22,7 +22,7 @@ from helpers.why_families import wrapped
 
 RIVER = "the bank of the river, the bank of the"
 COLUMNS = ["stack", "layer", "use", "position", "token", "stream", "block", "weight", "share", "norm"]
-REFUSED = {  # and what is said
+REFUSED = {  # type: part of the message
     "blt": "reads bytes and patches",
     "cpmant": "is not made of what left the layer before",  # its encoder keeps only a part of the tokens
     "xlnet": "is not made of what enters it",  # tokens first, and two streams
