@@ -65,16 +65,17 @@ def listen(
     ids_BT: (texts, tokens) integer ids; texts of different length are padded on the right, without a mask. engine: who
     computes the layers' attention, under the implementation that it asks for, put back after the pass; without one the
     model runs as it is. expected_layers: layers that must call, with their stack where they have several; ModelError
-    names those that did not. windows: of layers whose family builds its mask out of sight. patches: of each
-    window of a picture, in the order in which a vision tower reads them: its calls are handed on as one per layer.
-    logits_at: positions to make logits of, from the end where negative; the whole model runs then, and makes no
-    others where its family can leave them out. gradients: keep what a backward pass needs. calls_alone: the output is
-    not needed; the pass ends with the last call, once a whole pass of the model has shown which that is. computed: keep
-    of a call outside the interface logits, values and outputs too, which takes one matrix more. mixers: hand on the
-    calls of linear layers too, of stack `linear`; the pass then runs to its end. change: called
-    with every call that is handed on, its q, k and v and which keys its queries see in `call.spec`, its output in
-    `call.output_BQHV`; the model gets what it returns instead of that output, None for the output itself. inputs:
-    further arguments of the model's forward: of an encoder-decoder, whose encoder reads the ids, `decoder_input_ids`.
+    names those that did not; with () a pass without calls is not run once more, with the weights asked for. windows:
+    of layers whose family builds its mask out of sight. patches: of each window of a picture, in the order in which a
+    vision tower reads them: its calls are handed on as one per layer. logits_at: positions to make logits of, from the
+    end where negative; the whole model runs then, and makes no others where its family can leave them out. gradients:
+    keep what a backward pass needs. calls_alone: the output is not needed; the pass ends with the last call, once a
+    whole pass of the model has shown which that is. computed: keep of a call outside the interface logits, values and
+    outputs too, which takes one matrix more. mixers: hand on the calls of linear layers too, of stack `linear`; the
+    pass then runs to its end. change: called with every call that is handed on, its q, k and v and which keys its
+    queries see in `call.spec`, its output in `call.output_BQHV`; the model gets what it returns instead of that
+    output, None for the output itself. inputs: further arguments of the model's forward: of an encoder-decoder, whose
+    encoder reads the ids, `decoder_input_ids`.
     Returns the report, with the backbone's output; no logits are computed unless asked for.
     Raises UsageError for a model in training mode (its weights would be after dropout), and for positions that are not
     there; ForwardError where the model's own code fails. Other errors, of `on_call` and the engine, are raised as they
@@ -113,7 +114,8 @@ def listen(
                 report.output, report.logits = forward.with_logits(bare, ids_BT, logits_at, {**inputs, **more})
 
         run()
-        if not report.calls and "output_attentions" not in inputs:  # a family may return weights to who asks for them
+        # A family may return weights to who asks for them.
+        if not report.calls and expected_layers != () and "output_attentions" not in inputs:
             with suppress(AttributeError, TypeError, ValueError):  # or fail in its own code for want of any
                 run(output_attentions=True)
     report.attention = attention

@@ -36,7 +36,7 @@ from torch.utils.hooks import RemovableHandle
 from attnscope.errors import ModelError
 from attnscope.hooks.engines import UNCHECKED
 from attnscope.hooks.families import ModuleStacks
-from attnscope.hooks.forward import bare_model, config_of, operation
+from attnscope.hooks.forward import backbone, bare_model, config_of, operation
 from attnscope.hooks.listen import listen
 from attnscope.hooks.report import tolerance
 from attnscope.model.selection import is_cross
@@ -461,6 +461,8 @@ def _placed(x: Tensor, axis: int, before: int, whole: int) -> Tensor:
 class _Recording:
     """A pass, its blocks and its branches; what follows differs between the trial and the text."""
 
+    expected: tuple[int, ...] | None = None  # layers that attend; with none of them the pass is not run once more
+
     def __init__(self, model: nn.Module, branches: Iterable[nn.Module]) -> None:
         self.model, self.branches = model, set(branches)
         self.lists, self.tape = lists_of(model), _Tape(model)
@@ -477,7 +479,7 @@ class _Recording:
             around.enter_context(hooked(self.hooks()))
             around.enter_context(_Mixing(self))
             around.enter_context(self.tape)
-            listen(self.model, reads, self.on_call, engine=UNCHECKED, **inputs)
+            listen(self.model, reads, self.on_call, engine=UNCHECKED, expected_layers=self.expected, **inputs)
 
     def hooks(self) -> Iterator[RemovableHandle]:
         """On blocks, branches and norms."""
@@ -636,10 +638,16 @@ class _Trial(_Recording):
         self.found = [module for block in self.lists for module in self._branches(block)]
 
     def hooks(self) -> Iterator[RemovableHandle]:
+        yield backbone(self.model).register_forward_pre_hook(self._begin)
         yield from super().hooks()
         for block in self.lists:
             for module in block.modules():
                 yield module.register_forward_hook(self._ended)
+
+    def _begin(self, module: nn.Module, args: Any) -> None:
+        """A model in which nothing attends is run once more, with its weights asked for."""
+        self.track = self.within = None
+        self.tape.nodes.clear()
 
     def _ended(self, module: nn.Module, args: Any, output: Any) -> None:
         if self.within is None:
@@ -662,6 +670,8 @@ class _Trial(_Recording):
 
 class _Depth(_Recording):
     """The pass over the text."""
+
+    expected = ()  # which modules attend is known
 
     def __init__(self, model: nn.Module, trial: _Trial, tokens: Mapping[str, Sequence[int]] | None) -> None:
         super().__init__(model, trial.found)

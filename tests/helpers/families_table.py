@@ -22,7 +22,7 @@ from helpers.stack_families import NOT_OF_TEXT, UNREAD
 from helpers.stack_families import TYPES as STACK_TYPES
 from helpers.stack_families import Measured as Stacked
 from helpers.stack_families import measure as measure_stacks
-from helpers.study_families import STUDIES, Studied, study
+from helpers.study_families import STUDIED, STUDIES, Studied, study
 
 SAID = re.compile(  # in every reason
     r"^(what a key writes to the logits is not known: )?(layer \d+: )?|^this model family |^an? [a-z ]+ is (?=for a )"
@@ -133,7 +133,7 @@ def measured_row(name: str, result: Measured) -> Row:
 
 
 def studies(of_type: Callable[[str], Studied] = study) -> list[Row]:
-    return [study_row(name, of_type(name)) for name in TYPES]
+    return [study_row(name, of_type(name)) for name in STUDIED]
 
 
 def study_row(name: str, result: Studied) -> Row:

@@ -13,10 +13,12 @@ from attnscope.model.loaded import LoadedModel
 from attnscope.observe.logit_path import norms_after_attention, path_to_logits
 from attnscope.observe.request import Request, View
 from attnscope.studies.atlas import Plan, plan
-from helpers.parity_models import DECODERS, ids_for, roused_model
+from helpers.families import WITHOUT_ATTENTION
+from helpers.parity_models import DECODERS, TYPES, ids_for, roused_model
 from helpers.why_families import last_of, wrapped
 
 STUDIES = ("direct", "relations --weights logit", "copying", "--weights value")
+STUDIED = sorted((*TYPES, *WITHOUT_ATTENTION))
 FEW = 8  # tokens
 
 
@@ -43,6 +45,9 @@ def study(model_type: str) -> Studied:
     if model_type in DECODERS:
         several = "reads several rows of ids for one text"
         return Studied("", dict.fromkeys(STUDIES, several), several, several)
+    if model_type in WITHOUT_ATTENTION:
+        without = "no softmax attention"
+        return Studied("", dict.fromkeys(STUDIES, without), without, depth_error(model_type))
     loaded, ids = wrapped(roused_model(model_type)), ids_for(model_type)[0].tolist()[:FEW]
     way, norms = path_to_logits(loaded, ids), norms_after_attention(loaded, ids)
     gated = not isinstance(way, str) and not way.out.keys() <= output_projections(loaded, ids).keys()

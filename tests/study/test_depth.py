@@ -13,7 +13,7 @@ from attnscope.errors import ModelError
 from attnscope.studies import depth as rules
 from attnscope.studies.attribution_records import Block, DepthParts, DepthPoint
 from helpers.command_line import call
-from helpers.families import few
+from helpers.families import WITHOUT_ATTENTION, few
 from helpers.folders import with_tokenizer
 from helpers.parity_models import TYPES, ids_for, rouse, roused_model
 from helpers.stack_families import ids as stack_ids
@@ -23,12 +23,12 @@ from helpers.why_families import wrapped
 RIVER = "the bank of the river, the bank of the"
 COLUMNS = ["stack", "layer", "use", "position", "token", "stream", "block", "weight", "share", "norm"]
 REFUSED = {  # type: part of the message
+    "reformer": "cannot be read",
     "blt": "reads bytes and patches",
-    "cpmant": "is not made of what left the layer before",  # its encoder keeps only a part of the tokens
     "xlnet": "is not made of what enters it",  # tokens first, and two streams
 }
 READ_OTHERWISE = ("musicgen", "musicgen_melody")  # rows of ids for one text
-ALSO = ("gemma3n_text", "deepseek_v4", "falcon_h1", "qwen4_exp_text", "zamba2", "nemotron_h", "opt", "xlm")
+ALSO = ("cpmant", "gemma3n_text", "deepseek_v4", "falcon_h1", "mamba2", "qwen4_exp_text")
 
 
 def depths(model: Any, ids: Any, **how: Any) -> DepthParts:
@@ -101,7 +101,7 @@ def test_shares_are_those_that_loops_make_of_what_modules_gave(family, attention
     )
 
 
-@pytest.mark.parametrize("family", few(sorted({*TYPES} - {*REFUSED} - {*READ_OTHERWISE}), also=ALSO[:4]))
+@pytest.mark.parametrize("family", few(sorted({*TYPES, *WITHOUT_ATTENTION} - {*REFUSED, *READ_OTHERWISE}), also=ALSO))
 def test_parts_sum_to_each_residual(family):
     parts = depths(roused_model(family), ids_for(family)[:1])
     assert parts.error <= (rules.MIXED if parts.measure == "weight" else rules.ALLOWED)
@@ -111,7 +111,24 @@ def test_parts_sum_to_each_residual(family):
     assert parts.measure == "weight" or len(written - {"embedding"}) == len(parts.points) - 1  # every layer writes
 
 
-@pytest.mark.parametrize("family", few(REFUSED, also=["cpmant"]))
+def test_a_model_without_attention_reads_the_text_once_and_its_mixers_are_its_blocks():
+    model, ids = roused_model("mamba2"), ids_for("mamba2")[:1]
+    read: list[torch.Tensor] = []
+    handle = model.backbone.layers[0].mixer.register_forward_hook(lambda module, args, output: read.append(args[0]))
+    kept = outputs(model, ids, [f"backbone.layers.{layer}.mixer" for layer in range(4)] + ["backbone.norm_f"])
+    read.clear()
+    parts = depths(model, ids)
+    handle.remove()
+    assert [hidden.shape[1] for hidden in read].count(ids.shape[1]) == 1  # others are of a few tokens
+    final = kept["backbone.norm_f in"]
+    expected = {f"L{layer} mixer": by_hand(kept[f"backbone.layers.{layer}.mixer"], final) for layer in range(4)}
+    written = numbers(parts.points[-1])
+    assert list(written) == ["embedding", *expected]
+    assert written.pop("embedding") == pytest.approx(1 - sum(expected.values()), abs=1e-6)
+    assert written == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("family", few(REFUSED, also=["xlnet"]))
 def test_a_residual_that_cannot_be_followed_is_refused_with_the_reason(family):
     with pytest.raises(ModelError, match=REFUSED[family]):
         depths(roused_model(family), ids_for(family)[:1])
@@ -293,9 +310,9 @@ def test_the_call_and_the_command_have_the_same_numbers(demo):
 
 
 def test_what_is_refused_is_said_in_a_line(tmp_path: Path):
-    folder = with_tokenizer(roused_model("cpmant"), tmp_path / "cpmant")
+    folder = with_tokenizer(roused_model("xlnet"), tmp_path / "xlnet")
     (tmp_path / "ids.json").write_text("[5, 6, 7, 8]")
     refused = call("depth", "--ids", str(tmp_path / "ids.json"), "-m", str(folder))
     assert refused.code == 3
-    assert "what enters layer 4 is not made of what left the layer before" in refused.err
+    assert "what leaves the last layer is not made of what enters it" in refused.err
     assert call("depth", RIVER, "--query", "elephant").code == 4
