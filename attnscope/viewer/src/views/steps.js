@@ -19,8 +19,7 @@
  */
 import { latest, make, spoken } from "../canvas.js";
 import { said } from "../data.js";
-import { length, opened, stepsOf } from "./arithmetic.js";
-import { foremost, number, numbers, strip, total } from "./numbers.js";
+import { foremost, length, number, numbers, opened, stepsOf, strip, total } from "./arithmetic.js";
 import { named, short } from "./labels.js";
 
 const FIRST = 4; // numbers shown of a vector
