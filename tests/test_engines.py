@@ -466,8 +466,8 @@ def test_the_probe_holds_a_part_of_the_rows_where_memory_is_short(monkeypatch) -
     asked = Entropy(), TopK(3), Received(torch.full((1, 60), 1 / 60))
     whole, parts, kernels = [], [], []
     listen(model, ids_BT, lambda call: whole.append(call.P.together(asked)), engine=PROBE)
-    monkeypatch.setattr("attnscope.attention.probe.SURELY_HELD", 4 * 4 * 60 * 25)  # 25 rows of 60
-    monkeypatch.setattr("attnscope.attention.probe.free_memory", lambda device: 0)
+    monkeypatch.setattr("attnscope.attention.operator.SURELY_HELD", 4 * 4 * 60 * 25)  # 25 rows of 60
+    monkeypatch.setattr("attnscope.attention.operator.free_memory", lambda device: 0)
 
     def on_call(call: AttentionCall) -> None:
         own = call.P.kernel

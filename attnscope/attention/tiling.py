@@ -21,8 +21,7 @@ import torch
 from torch import Tensor
 
 from attnscope.attention import questions as ask
-from attnscope.attention.operator import AttentionOperator, DenseAttention
-from attnscope.attention.probe import ProbedAttention
+from attnscope.attention.operator import AttentionOperator, DenseAttention, ProbedAttention
 from attnscope.attention.questions import Question
 from attnscope.attention.rows import read_blocks
 from attnscope.attention.spec import AttentionSpec, Visibility

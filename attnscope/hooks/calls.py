@@ -14,8 +14,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from attnscope.attention.operator import AttentionOperator
-from attnscope.attention.probe import ProbedAttention
+from attnscope.attention.operator import AttentionOperator, ProbedAttention
 from attnscope.attention.rows import Block
 from attnscope.attention.spec import KEPT_BYTES, AttentionSpec, Visibility
 from attnscope.hooks.report import CallCheck

@@ -26,8 +26,7 @@ from attnscope.attention import kernels_cpu, kernels_cuda
 from attnscope.attention import tiling as small
 from attnscope.attention.kernels_cpu import CompiledAttention
 from attnscope.attention.kernels_cuda import TritonAttention
-from attnscope.attention.operator import AttentionOperator, DenseAttention
-from attnscope.attention.probe import ProbedAttention
+from attnscope.attention.operator import AttentionOperator, DenseAttention, ProbedAttention
 from attnscope.attention.rows import Block
 from attnscope.attention.spec import AttentionSpec
 from attnscope.attention.tiling import TILE_BYTES, SmallAttention, TiledAttention
@@ -156,7 +155,7 @@ class Engine:
     name: what `--engine` and manifests say. operator: answers the questions where the model shows no matrix. bytes:
     about the most memory that one layer's attention adds to the model. implementation: transformers' attention
     that the model runs under, None for the one that it has. probes: whether the answers are read out of the model's
-    own function, see `attention/probe.py`. output: who gives the layers' outputs: the model's own attention, or
+    own function, see `attention/operator.py`. output: who gives the layers' outputs: the model's own attention, or
     attnscope, by an operator that is a TiledAttention; some rows are then compared with the model's own. checked:
     whether the calls of the model's own attention are checked. change(call, output_BQHV): returns what the model gets
     instead of a layer's output, for heads that are switched off, patched or steered; the call shows the attention as it
