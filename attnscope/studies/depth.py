@@ -2,11 +2,10 @@
 
     depth_of(loaded, ids_1T, {}, tokens=None).points[-1].numbers_CSQ
 
-The residual is a sum of what blocks wrote: the embedding, each attention, each MLP. A pass over the text records every
-operation between blocks, by which a sum can be taken apart: additions, copies, products with a factor, norms with the
-scale that they had. What a branch computes is not recorded: its output is what the block wrote. A branch is the largest
-module whose output holds nothing of the residual, as a pass over a few tokens shows. So a norm behind a branch, or a
-multiplier, is a part of what the block wrote, and streams of hyper-connections stay apart.
+The residual is a sum of what blocks wrote: the embedding, each attention, each MLP. `residual_tape.py` follows it
+between branches. A branch is the largest module whose output holds nothing of the residual, as a pass over a few tokens
+shows. So a norm behind a branch, or a multiplier, is a part of what the block wrote, and streams of hyper-connections
+stay apart.
 
 Some models mix the states of earlier blocks by a softmax instead: one map per use, tokens x blocks. It is heard where
 PyTorch's attention runs outside of branches, over a stack of such states.
@@ -17,26 +16,23 @@ Shapes: T token, E model width, S stream, C block, Q token that is kept (or thei
 from __future__ import annotations
 
 import inspect
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
-from functools import partial
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from itertools import chain
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.hooks import RemovableHandle
 
 from attnscope.errors import ModelError
 from attnscope.hooks.engines import UNCHECKED
 from attnscope.hooks.families import ModuleStacks
-from attnscope.hooks.forward import backbone, bare_model, config_of, operation
+from attnscope.hooks.forward import backbone, bare_model, config_of
 from attnscope.hooks.listen import listen
 from attnscope.hooks.report import tolerance
 from attnscope.model.selection import is_cross
@@ -52,6 +48,7 @@ from attnscope.studies.residual_places import (
     is_norm,
     with_hidden,
 )
+from attnscope.studies.residual_tape import Node, Source, Tape, block_of, expanded
 
 if TYPE_CHECKING:
     from attnscope.hooks.calls import AttentionCall
@@ -64,35 +61,6 @@ MLP, ALONE = "mlp", 1e-2  # how far the last token may be from itself without th
 LAST = 10**9  # behind all runs of branches
 SIDES = ("query", "key", "value")
 ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
-Change = Callable[[Tensor], Tensor]
-
-
-class Source(NamedTuple):
-    """A run of a branch; at: which of the pass. size: of its weights."""
-
-    at: int
-    block: Block
-    size: int
-
-
-@dataclass(eq=False)
-class Node:
-    """A tensor between branches, and what it is a sum of.
-
-    terms: other nodes, each with what was made of it on the way, None for nothing. rest: what else was added. carries:
-    whether the residual is in it. blocks: who wrote it. origins: the branches that it comes from. entries: of a stack
-    of states, the blocks of each along its last axis but one. uses: the mixtures of blocks that it is, with the number
-    of the query.
-    """
-
-    value: Tensor
-    terms: tuple[tuple[Node, Change | None], ...] = ()
-    rest: tuple[Tensor, ...] = ()
-    carries: bool = False
-    blocks: tuple[Block, ...] = ()
-    origins: frozenset[Source] = frozenset()
-    entries: tuple[tuple[Block, ...], ...] | None = None
-    uses: frozenset[tuple[int, int]] = frozenset()
 
 
 @dataclass
@@ -159,305 +127,6 @@ def is_leaf(module: nn.Module) -> bool:
     )
 
 
-VIEWS = frozenset(
-    """
-    alias clone contiguous detach detach_ expand lift_fresh permute select slice squeeze t transpose unsqueeze view
-    _unsafe_view reshape _to_copy sum mean neg unbind split split_with_sizes index index_select constant_pad_nd roll
-    flip repeat unflatten dropout unfold
-    """.split()  # noqa: SIM905
-)
-SHAPES = frozenset(("view", "_unsafe_view", "reshape"))
-SAME = frozenset(("alias", "clone", "contiguous", "detach", "detach_", "lift_fresh", "_to_copy", "dropout"))
-SUMS = {"add": 1, "add_": 1, "sub": -1, "sub_": -1}
-PRODUCTS = frozenset(("mul", "mul_", "div", "div_", "bmm", "mm", "matmul"))
-
-
-class _Tape(TorchDispatchMode):
-    """Records what is done between branches. branches: what is not recorded."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.nodes: dict[int, Node] = {}
-        self.closed = 0  # how many branches run, one in the other
-        self.written: dict[Block, Tensor] = {}  # by earlier blocks
-        self.weights = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
-
-    @contextmanager
-    def off(self) -> Iterator[None]:
-        """While open, nothing is recorded."""
-        self.closed += 1
-        try:
-            yield
-        finally:
-            self.closed -= 1
-
-    def node(self, value: Any) -> Node | None:
-        """Of a tensor, where it has one."""
-        node = self.nodes.get(id(value))
-        return node if node is not None and node.value is value else None
-
-    def put(self, node: Node) -> Node:
-        self.nodes[id(node.value)] = node
-        return node
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if self.closed or not self.nodes:
-            return operation(func, args, kwargs)
-        values = [one for arg in args for one in (arg if isinstance(arg, list | tuple) else (arg,))]
-        nodes = [node for one in values if isinstance(one, Tensor) and (node := self.node(one)) is not None]
-        if not nodes:
-            return operation(func, args, kwargs)
-        if torch.is_inference_mode_enabled() or any(node.value.is_inference() for node in nodes):
-            with self:  # there operations arrive that are made of others
-                result = func.decompose(*args, **kwargs)
-            if result is not NotImplemented:
-                return result
-        name = func._schema.name.partition("::")[2]
-        in_place = name.endswith("_") and not name.startswith("_")
-        own = {id(one): self._kept(one) for one in (args[0], args[0]._base) if one is not None} if in_place else {}
-        nodes = [own.get(id(node.value)) or node for node in nodes]
-        result = operation(func, args, kwargs)
-        outputs = list(result) if isinstance(result, list | tuple) else [result]
-        for place, output in enumerate(outputs):
-            if isinstance(output, Tensor) and output.is_floating_point():
-                at = place if isinstance(result, list | tuple) else None
-                node = self._made(name, func, args, kwargs, output, at, outputs, own, nodes)
-                if node is not None:
-                    self.put(node)
-                    if in_place and output._base is not None:
-                        self._change_part(node, output._base, own.get(id(output._base)))
-        return result
-
-    def _kept(self, value: Tensor) -> Node | None:
-        """What a tensor is before it changes in place: from here on that is another one."""
-        for block, part in self.written.items():
-            if part.untyped_storage().data_ptr() == value.untyped_storage().data_ptr():
-                self.written[block] = part.clone()
-        node = self.node(value)
-        return node if node is None or node.carries else replace(node, value=value.clone())
-
-    def _change_part(self, part: Node, whole: Tensor, before: Node | None) -> None:
-        """A part of a tensor changed in place: the whole is what it was elsewhere, and there what the part is now."""
-        self.nodes.pop(id(whole), None)
-        if before is None or not whole.is_contiguous():
-            return
-        view, shape = part.value, whole.shape
-        at = view.size(), view.stride(), view.storage_offset() - whole.storage_offset()
-        terms: tuple[tuple[Node, Change | None], ...] = (
-            (before, lambda x: torch.as_strided_scatter(x.contiguous(), x.new_zeros(at[0]), *at)),
-            (part, lambda x: torch.as_strided_scatter(x.new_zeros(shape), x, *at)),
-        )
-        self.put(summed(whole, terms, ()))
-
-    def _made(
-        self,
-        name: str,
-        func: Any,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        output: Tensor,
-        place: int | None,
-        outputs: Sequence[Any],
-        own: Mapping[int, Node | None],
-        nodes: Sequence[Node],
-    ) -> Node | None:
-        def of(value: Any) -> Node | None:
-            return own.get(id(value)) or self.node(value)
-
-        uses: frozenset[tuple[int, int]] = frozenset().union(*(node.uses for node in nodes))
-        if name in ("unbind", "select") and len(nodes) == 1 and len({number for number, _ in uses}) == 1:
-            # One query of a mixture.
-            axis = args[1] if len(args) > 1 else 0
-            if axis % args[0].ndim == args[0].ndim - 2:
-                query = place if name == "unbind" else args[2] % args[0].shape[axis]
-                uses = frozenset(use for use in uses if use[1] == query)
-        # What is no sum of nodes is a write of its own: of the branch that gave its parts.
-        made = self._terms(name, func, args, kwargs, output, place, outputs, of)
-        entries = self._entries(name, args, kwargs, output, of, nodes)
-        node = self.leaf(output, nodes) if made is None else summed(output, *made)
-        return replace(node, entries=entries, uses=uses)
-
-    def leaf(self, value: Tensor, nodes: Sequence[Node]) -> Node:
-        """A tensor that is no sum: of the branch that gave it last."""
-        origins: frozenset[Source] = frozenset().union(*(node.origins for node in nodes if not node.carries))
-        block = block_of(origins)
-        return Node(value, blocks=() if block is None else (block,), origins=origins)
-
-    def _terms(
-        self,
-        name: str,
-        func: Any,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        output: Tensor,
-        place: int | None,
-        outputs: Sequence[Any],
-        of: Callable[[Any], Node | None],
-    ) -> tuple[list[tuple[Node, Change | None]], list[Tensor]] | None:
-        """What an operation's output is a sum of: nodes, and tensors that have none. None where it is no sum."""
-        shape = output.shape
-        first = of(args[0]) if args else None
-        # A view moves numbers and changes none: each part is moved as the whole is.
-        if name in VIEWS and first is not None:
-            if name in SAME:
-                return [(first, None)], []
-            if name in SHAPES:
-                return [(first, lambda x: x.reshape(shape))], []
-            if place is None:
-                return [(first, lambda x: func(x, *args[1:], **kwargs))], []
-            return [(first, lambda x: func(x, *args[1:], **kwargs)[place])], []
-        # Of a sum each side that carries the residual is a term, and what does not is kept as it is.
-        if name in SUMS:
-            factor = SUMS[name] * kwargs.get("alpha", 1)
-            terms: list[tuple[Node, Change | None]] = []
-            rest: list[Tensor] = []
-            for value, times in ((args[0], 1), (args[1], factor)):
-                node = of(value)
-                if node is None:
-                    constant = value if isinstance(value, Tensor) else torch.tensor(value, device=output.device)
-                    rest.append(times * constant.expand(shape))
-                elif times == 1 and value.shape == shape:
-                    terms.append((node, None))
-                else:
-                    terms.append((node, partial(_spread, times=times, shape=shape)))
-            return terms, rest
-        if name == "copy_":
-            source = of(args[1])
-            if source is None:
-                return [], [args[1].expand(shape)]
-            return [(source, partial(_spread, times=1, shape=shape))], []
-        if name in PRODUCTS:
-            return self._product(name, func, args, kwargs, of)
-        if name == "cat":
-            return self._joined(args[0], args[1] if len(args) > 1 else kwargs.get("dim", 0), of), []
-        # A choice between two is a sum of both, each with zeros where the other is chosen.
-        if name == "where" and len(args) == 3:
-            pairs = [(of(args[1]), True), (of(args[2]), False)]
-            if all(node is not None for node, _ in pairs):
-                return [(node, partial(_chosen, args[0], side)) for node, side in pairs if node is not None], []
-        if name in ("masked_fill", "masked_fill_") and first is not None and args[2] == 0:
-            return [(first, lambda x: x.masked_fill(args[1], 0))], []
-        # A norm keeps the scale that it had for the whole: then it is linear in its parts.
-        if name == "native_layer_norm" and first is not None and place == 0:
-            weight, bias, scale, axes = args[2], args[3], outputs[2], tuple(range(-len(args[1]), 0))
-
-            def normed(x: Tensor) -> Tensor:
-                centred = (x - x.mean(axes, keepdim=True)) * scale
-                return centred if weight is None else centred * weight
-
-            return [(first, normed)], [] if bias is None else [bias.expand(shape)]
-        if name == "_fused_rms_norm" and first is not None and place == 0:
-            weight, scale = args[2], outputs[1]
-            return [(first, lambda x: x * scale if weight is None else x * scale * weight)], []
-        return None
-
-    def _product(
-        self, name: str, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], of: Callable[[Any], Node | None]
-    ) -> tuple[list[tuple[Node, Change | None]], list[Tensor]] | None:
-        """A product is one in front of the factor that carries the residual; the other is held as it was."""
-        left, right = of(args[0]), of(args[1])
-        if left is not None and right is not None:
-            if left.carries == right.carries:
-                return None
-            left, right = (left, None) if left.carries else (None, right)
-        if name.startswith("div") and left is None:
-            return None
-        side = 0 if left is not None else 1
-        node, factor = (left or right), args[1 - side]
-        assert node is not None
-        if name in ("bmm", "mm", "matmul") and factor.untyped_storage().data_ptr() in self.weights:
-            return None  # a layer of its own
-        factor = node_value if (node_value := getattr(of(factor), "value", None)) is not None else factor
-        call = getattr(torch, name.rstrip("_"))
-        if name.startswith("div") and kwargs.get("rounding_mode"):
-            return None
-        if side == 0:
-            return [(node, lambda x: call(x, _as(factor, x)))], []
-        return [(node, lambda x: call(_as(factor, x), x))], []
-
-    def _joined(
-        self, values: Sequence[Tensor], axis: int, of: Callable[[Any], Node | None]
-    ) -> list[tuple[Node, Change | None]]:
-        sizes = [value.shape[axis] for value in values if value.ndim > 1 or value.numel()]
-        values = [value for value in values if value.ndim > 1 or value.numel()]
-        terms: list[tuple[Node, Change | None]] = []
-        for place, value in enumerate(values):
-            node = of(value)
-            if node is not None:
-                terms.append((node, partial(_placed, axis=axis, before=sum(sizes[:place]), whole=sum(sizes))))
-        return terms
-
-    def _entries(
-        self,
-        name: str,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        output: Tensor,
-        of: Callable[[Any], Node | None],
-        nodes: Sequence[Node],
-    ) -> tuple[tuple[Block, ...], ...] | None:
-        """The blocks of each state of a stack, where it is one."""
-        if output.ndim < 3:
-            return None
-        axis = output.ndim - 2
-        # A stack is made of one state, or of several side by side along the axis before the width.
-        if name == "unsqueeze" and args[1] % output.ndim == axis and nodes[0].blocks:
-            return (nodes[0].blocks,)
-        if name in ("cat", "stack"):
-            if (args[1] if len(args) > 1 else kwargs.get("dim", 0)) % output.ndim != axis:
-                return None
-            entries: list[tuple[Block, ...]] = []
-            for value in args[0]:
-                node = of(value)
-                if name == "cat" and not value.numel():
-                    continue
-                if node is None or (name == "cat" and node.entries is None):
-                    return None
-                entries += [node.blocks] if name == "stack" else node.entries or ()
-            return tuple(entries)
-        # What does not change the number of states leaves each where it is.
-        known = {node.entries for node in nodes if node.entries is not None}
-        if len(known) != 1:
-            return None
-        [same] = known
-        return same if output.shape[-2] == len(same) and output.ndim == nodes[0].value.ndim else None
-
-
-def summed(value: Tensor, terms: Iterable[tuple[Node, Change | None]], rest: Iterable[Tensor]) -> Node:
-    """A tensor that is a sum of nodes, each changed, and of tensors that have none."""
-    terms = tuple(terms)
-    carries = any(term.carries for term, _ in terms)
-    blocks = tuple(dict.fromkeys(block for term, _ in terms for block in term.blocks))
-    origins: frozenset[Source] = frozenset() if carries else frozenset().union(*(term.origins for term, _ in terms))
-    return Node(value, terms, tuple(rest), carries, blocks, origins)
-
-
-def block_of(origins: Iterable[Source]) -> Block | None:
-    """Who wrote what several branches gave, one after the other: the attention, else the largest."""
-    attending = [source for source in origins if "attention" in source.block.kind]
-    largest = max(attending or origins, key=lambda source: (source.size, source.at), default=None)
-    return None if largest is None else largest.block
-
-
-def _spread(x: Tensor, times: float, shape: torch.Size) -> Tensor:
-    return (times * x).expand(shape)
-
-
-def _as(factor: Any, x: Tensor) -> Any:
-    return factor.to(x) if isinstance(factor, Tensor) else factor
-
-
-def _chosen(where: Tensor, side: bool, x: Tensor) -> Tensor:
-    return torch.where(where if side else ~where, x, torch.zeros((), dtype=x.dtype, device=x.device))
-
-
-def _placed(x: Tensor, axis: int, before: int, whole: int) -> Tensor:
-    shape = list(x.shape)
-    shape[axis] = whole
-    return x.new_zeros(shape).narrow_copy(axis, 0, whole).slice_scatter(x, axis, before, before + x.shape[axis])
-
-
 class _Recording:
     """A pass, its blocks and its branches; what follows differs between the trial and the text."""
 
@@ -465,7 +134,7 @@ class _Recording:
 
     def __init__(self, model: nn.Module, branches: Iterable[nn.Module]) -> None:
         self.model, self.branches = model, set(branches)
-        self.lists, self.tape = lists_of(model), _Tape(model)
+        self.lists, self.tape = lists_of(model), Tape(model)
         self.stacks = ModuleStacks(bare_model(model), config_of(model))
         self.track: _Track | None = None
         self.within: nn.Module | None = None  # the block that runs
@@ -582,33 +251,7 @@ class _Recording:
         """What each block wrote of a tensor."""
         assert self.track is not None
         rest = Block("rest", max(0, self.track.runs - 1))  # of the block that ran last
-        # What is used twice is made once; all else is let go, since it is as much as all that was written.
-        uses, waiting = Counter[Node](), [node]
-        while waiting:
-            for term, _ in waiting.pop().terms:
-                uses[term] += 1
-                waiting += [term] * (uses[term] == 1)
-        known: dict[Node, dict[Block, Tensor]] = {self.root: self.track.written}
-        return _expanded(node, known, {one for one, count in uses.items() if count > 1}, rest)
-
-
-def _expanded(
-    node: Node, known: dict[Node, dict[Block, Tensor]], shared: Set[Node], rest: Block
-) -> dict[Block, Tensor]:
-    if node in known:
-        return known[node]
-    if not node.carries and len(node.blocks) <= 1:
-        return {node.blocks[0] if node.blocks else rest: node.value.float()}
-    parts: dict[Block, Tensor] = {}
-    for term, change in node.terms:
-        for block, part in _expanded(term, known, shared, rest).items():
-            made = part if change is None else change(part)
-            parts[block] = parts[block] + made if block in parts else made.float()
-    for part in node.rest:
-        parts[rest] = parts[rest] + part if rest in parts else part.float()
-    if node in shared:
-        known[node] = parts
-    return parts
+        return expanded(node, {self.root: self.track.written}, rest)
 
 
 def path_in(block: nn.Module, module: nn.Module) -> str:

@@ -11,6 +11,7 @@ import torch
 import attnscope
 from attnscope.errors import ModelError
 from attnscope.studies import depth as rules
+from attnscope.studies import residual_tape
 from attnscope.studies.attribution_records import Block, DepthParts, DepthPoint
 from helpers.command_line import call
 from helpers.families import WITHOUT_ATTENTION, few
@@ -135,7 +136,7 @@ def test_a_residual_that_cannot_be_followed_is_refused_with_the_reason(family):
 
 
 def test_an_addition_that_is_read_wrongly_is_seen_in_the_sum(monkeypatch):
-    monkeypatch.setitem(rules.SUMS, "add", -1)
+    monkeypatch.setitem(residual_tape.SUMS, "add", -1)
     with pytest.raises(ModelError, match="differs from the residual of layer 1"):
         depths(roused_model("llama"), ids_for("llama")[:1])
 
