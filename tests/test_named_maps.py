@@ -293,7 +293,7 @@ def test_a_line_says_what_linear_layers_show_and_what_they_lack(linear, tmp_path
     assert "not measured: linear layers 0-2: they have no logits" in logits.err
     assert {row["stack"] for row in logits.rows} == {"decoder"}
     refused = call("heads", TEXT, "-m", folder, "--select", "1")
-    assert (refused.code, "write linear.1 for its map" in refused.err) == (2, True)
+    assert (refused.code, "its map is linear.1" in refused.err) == (2, True)
     refused = call("explain", TEXT, "-m", folder, "--head", "linear.1.2")
     assert (refused.code, "`attnscope draw TEXT --select linear.1.2` draws its map" in refused.err) == (2, True)
 

@@ -87,6 +87,40 @@ def test_what_cannot_be_meant(expression: str, layers: dict, message: str) -> No
         select(expression, layers)
 
 
+@pytest.mark.parametrize(
+    ("expression", "message"),
+    [
+        ("linear.3.2", "'linear.3.2' names layer 3, but this model has linear layers 0, 4; counting starts at 0"),
+        ("linear.9", "'linear.9' names layer 9, but this model has linear layers 0, 4; counting starts at 0"),
+        ("linear.L-3", "'linear.L-3' names layer -3, but this model has 2 linear layers; -1 is the last of them"),
+        ("linear.0.9", "'linear.0.9' names head 9, but layer 0 has heads 0 to 3; counting starts at 0"),
+        ("channels.0", "'channels.0' names layer 0, but this model has one channels layer, 2; counting starts at 0"),
+        ("channels.2.5", "'channels.2.5' names head 5, but layer 2 has one head, 0; choose a channel with {channel=5}"),
+        (
+            "0",
+            "'0' names layer 0, which has no attention over the text; layers with attention: 3, 5; its map is linear.0",
+        ),
+        (
+            "2.5",
+            "'2.5' names layer 2, which has no attention over the text; "
+            "layers with attention: 3, 5; its map is channels.2",
+        ),
+        ("9", "'9' names layer 9, but this model has layers with attention 3, 5; counting starts at 0"),
+    ],
+)
+def test_a_refusal_names_the_layers_of_the_stack_that_was_named(expression: str, message: str) -> None:
+    heads = {"decoder": {3: 4, 5: 4}, "linear": {0: 4, 4: 4}, "channels": {2: 1}}
+    with pytest.raises(UsageError) as refused:
+        select_stacks(expression, heads, "decoder")
+    assert f"{refused.value.message}; {refused.value.hint}" == message
+
+
+def test_where_channels_are_all_that_a_model_shows_a_head_that_is_not_there_is_one_of_them() -> None:
+    with pytest.raises(UsageError, match="head 5, but layer 0 has one head, 0") as refused:
+        select_stacks("0.5", {"decoder": {}, "channels": {0: 1}}, "decoder")
+    assert refused.value.hint == "choose a channel with {channel=5}"
+
+
 @pytest.mark.parametrize("none", [3, (2, 1), [[2, 1]]])
 def test_heads_that_are_no_text_are_refused(none: Any) -> None:
     with pytest.raises(UsageError, match="expected heads as a text, got"):

@@ -12,6 +12,7 @@ import operator
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain, groupby, pairwise
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from attnscope.errors import InputError, UsageError, brief
@@ -203,6 +204,7 @@ _STACK = re.compile(rf"^(?P<stack>{_STACKS})(?:[. ]+(?P<rest>.*))?$", re.IGNOREC
 GRAMMAR = (
     "a layer `27`, a head `27.3` or `L27H3`, ranges `0-3.*`, `last` or `L-1`, `*.0`, `@role`, `cross.3.2`, by commas"
 )
+COUNTING = "counting starts at 0"
 MODEL = "this model"
 HeadIndex = tuple[int, int]  # layer, head
 HeadsByLayer = Mapping[int, Sequence[int]]
@@ -224,14 +226,16 @@ def select(
     heads_by_layer: Mapping[int, int],
     named: HeadsByRole | None = None,
     of: str = MODEL,
-    linear: Iterable[int] = (),
+    stack: str = "",
+    mixing: Mapping[int, str] = MappingProxyType({}),
 ) -> dict[int, tuple[int, ...]]:
     """The heads that an expression names, by layer.
 
     heads_by_layer: {layer index: number of heads} of the layers with attention. named: see `resolve_roles`. of: what
-    has these heads; other than a model, it may lack layers that have attention. linear: the layers with a map of the
-    stack `linear`. Returns {layer: heads}, both sorted. Raises UsageError for a part that cannot be read, or that names
-    a layer or head that is not there, and what `resolve_roles` raises.
+    has these heads; other than a model, it may lack layers that have attention. stack: what they are called where they
+    are not the plain ones. mixing: the layers with a map of another stack, and which. Returns {layer: heads}, both
+    sorted. Raises UsageError for a part that cannot be read, or that names a layer or head that is not there, and what
+    `resolve_roles` raises.
 
         >>> select("last.0-1,L0H3", {0: 4, 1: 4})
         {0: (3,), 1: (0, 1)}
@@ -245,14 +249,15 @@ def select(
         if not match:
             raise UsageError(f"cannot read the selection {part!r}", _meant(part) or f"write {GRAMMAR}")
         every_layer = match["layers"] == "*"
-        for layer in _numbers(match["layers"], layers, "layer", part, of, linear):
+        part = f"{stack}.{part}" if stack else part
+        for layer in _numbers(match["layers"], layers, "layer", part, of, stack, mixing):
             heads = range(heads_by_layer[layer])
             if every_layer and match["heads"] and match["heads"][0].isdigit():  # layers may differ in width
                 heads_here = [h for h in _digits(match["heads"], part) if h in heads]
                 if not heads_here and all(_digits(match["heads"], part)[0] >= n for n in heads_by_layer.values()):
-                    _numbers(match["heads"], heads, "head", part, f"layer {layer}")
+                    _numbers(match["heads"], heads, "head", part, f"layer {layer}", stack)
             else:
-                heads_here = _numbers(match["heads"] or "*", heads, "head", part, f"layer {layer}")
+                heads_here = _numbers(match["heads"] or "*", heads, "head", part, f"layer {layer}", stack)
             chosen.setdefault(layer, set()).update(heads_here)
     return {layer: tuple(sorted(chosen[layer])) for layer in sorted(chosen) if chosen[layer]}
 
@@ -324,8 +329,10 @@ def select_stacks(
                 f"write {GRAMMAR}",
             )
         parts.setdefault(stack, []).append(part if match is None else match["rest"] or "*")
+    mixing = {layer: other for other in MIXING for layer in heads.get(other, ())}
+    called = {stack: "" if stack == plain and stack not in MIXING else stack for stack in heads}
     return {
-        stack: select(",".join(parts[stack]), heads[stack], of=of, linear=heads.get(LINEAR, ()))
+        stack: select(",".join(parts[stack]), heads[stack], of=of, stack=called[stack], mixing=mixing)
         for stack in heads
         if stack in parts
     }
@@ -466,18 +473,26 @@ def _digits(text: str, part: str) -> list[int]:
 
 
 def _numbers(
-    text: str, present: Sequence[int], unit: str, part: str, where: str, linear: Iterable[int] = ()
+    text: str,
+    present: Sequence[int],
+    unit: str,
+    part: str,
+    where: str,
+    stack: str = "",
+    mixing: Mapping[int, str] = MappingProxyType({}),
 ) -> list[int]:
     """The layers or heads that a count means. unit: "layer" or "head"; where: what has those that are present."""
     if text == "*":
         return list(present)
     if text.lower() == "last":
         return [present[-1]]
+    kind = f"{stack} {unit}" if stack and unit == "layer" else unit
     if text.startswith("-"):
         number = int(text)
         if not 1 <= -number <= len(present):
             raise UsageError(
-                f"{part!r} names {unit} {number}, but {where} has {len(present)} {unit}s", "-1 is the last of them"
+                f"{part!r} names {unit} {number}, but {where} has {len(present)} {kind}{'s' * (len(present) != 1)}",
+                "-1 is the last of them",
             )
         return [present[number]]
     # The first number that is not there is named, with what it would be.
@@ -485,17 +500,14 @@ def _numbers(
     absent = next((number for number in numbers if number not in present), None)
     if absent is None:
         return numbers
-    if absent in linear:
-        raise UsageError(
-            f"{part!r} names layer {absent}, a linear layer without a softmax", f"write {LINEAR}.{absent} for its map"
-        )
     # A model's layer before its last one that attends is there, but has no attention.
-    if where == MODEL and absent < present[-1]:
+    if not stack and (absent in mixing or (where == MODEL and absent < present[-1])):
+        its_map = f"; its map is {mixing[absent]}.{absent}" if absent in mixing else ""
         raise UsageError(
             f"{part!r} names layer {absent}, which has no attention over the text",
-            f"layers with attention: {number_list(present)}",
+            f"layers with attention: {number_list(present)}{its_map}",
         )
-    gaps = " with attention" * (where == MODEL and list(present) != list(range(present[-1] + 1)))
-    raise UsageError(
-        f"{part!r} names {unit} {absent}, but {where} has {unit}s{gaps} {number_list(present)}", "counting starts at 0"
-    )
+    gaps = " with attention" * (where == MODEL and not stack and list(present) != list(range(present[-1] + 1)))
+    has = f"{kind}s{gaps} {number_list(present)}" if len(present) > 1 else f"one {kind}{gaps}, {present[0]}"
+    advice = f"choose a channel with {{channel={absent}}}" if (stack, unit) == (CHANNELS, "head") else COUNTING
+    raise UsageError(f"{part!r} names {unit} {absent}, but {where} has {has}", advice)
