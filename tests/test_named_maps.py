@@ -1,6 +1,7 @@
 """Layers that attend more than once, or to more than tokens: each map has a name, and each key says what it is."""
 
 import json
+from functools import partial
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 import attnscope
+from attnscope.errors import UsageError
 from attnscope.export.drawing import drawings
 from attnscope.export.export import manifest
 from attnscope.figures.colours import find_limits, make_norm
@@ -276,6 +278,24 @@ def test_pictures_of_linear_layers_are_centred_on_0_and_keep_signs_where_they_ar
     assert norm(0.0) == pytest.approx(0.5)
 
 
+@pytest.mark.parametrize(
+    ("family", "stack", "weights", "lacking"),
+    [
+        ("qwen3_next", "linear", "scores", "no logits"),
+        ("jamba", "channels", "value", "weights before gate and norm, which leave no norm of what a key writes"),
+    ],
+)
+def test_heads_without_what_is_shown_are_named_and_alone_they_are_refused(demo, family, stack, weights, lacking):
+    model = loaded_as(demo, family)
+    ask = partial(attnscope.capture, model, TEXT, request=Request(view=View(weights=weights), relations=True))
+    [unread] = ask().unmeasured
+    assert unread.startswith(f"{stack} layers 0")
+    assert unread.endswith(f": they have {lacking}")
+    with pytest.raises(UsageError) as refused:
+        ask(select=f"{stack}.0")
+    assert str(refused.value) == f"{stack} layers have {lacking}; choose heads of attention"
+
+
 def test_a_line_says_what_linear_layers_show_and_what_they_lack(linear, tmp_path):
     folder = str(saved(tmp_path / "model", "qwen3_next", vocab_size=2000))
     line = "linear layers 0-2: gated delta rule; weights are signed, before gate and norm"
@@ -292,6 +312,11 @@ def test_a_line_says_what_linear_layers_show_and_what_they_lack(linear, tmp_path
     logits = call("relations", TEXT, "-m", folder, "--weights", "scores")
     assert "not measured: linear layers 0-2: they have no logits" in logits.err
     assert {row["stack"] for row in logits.rows} == {"decoder"}
+    of_attention = call("relations", TEXT, "-m", folder, "--weights", "scores", "--select", "3")
+    assert "not measured" not in of_attention.err
+    rolled = call("rollout", TEXT, "-m", folder)
+    assert "layers 0-2 have no attention: the rollout passes over them" in rolled.err
+    assert "gated delta rule" not in rolled.err
     refused = call("heads", TEXT, "-m", folder, "--select", "1")
     assert (refused.code, "its map is linear.1" in refused.err) == (2, True)
     refused = call("explain", TEXT, "-m", folder, "--head", "linear.1.2")

@@ -14,6 +14,7 @@ from attnscope.cli.option_groups import FIRST, command_line, of_run, option_grou
 from attnscope.cli.options import Queries, Relations, Selected, TextRun
 from attnscope.cli.output import Results, Top, writing_to
 from attnscope.cli.relations import relations_sheet
+from attnscope.model.selection import as_ranges
 from attnscope.utils.folders import PICTURES, TABLES
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def report_rollout(seen: Observation, quiet: bool) -> int:
     if rolled.group == "bins" and rolled.longest > 1:
         output.log(f"a row is a run of {rolled.longest} tokens; --group tokens keeps them apart", quiet)
     if passed_over := seen.facts["rollout"]["passed_over"]:
-        output.log(f"layers {passed_over} do not attend to tokens: the rollout passes them unchanged", quiet)
+        output.log(f"layers {as_ranges(passed_over)} have no attention: the rollout passes over them", quiet)
     if rolled.row_sum_error <= SUM_TOLERANCE:
         return 0
     output.log(f"check failed: rollout rows sum to 1 only within {rolled.row_sum_error:.2g}", quiet=False)

@@ -42,7 +42,7 @@ from attnscope.model.selection import (
     ENCODER,
     ENCODER_ONLY,
     GLOBAL,
-    LINEAR,
+    MIXING,
     OF_TWO_TEXTS,
     OVER_PATCHES,
     POOLING,
@@ -414,16 +414,18 @@ def stacks_of(forward: Pass) -> StackRouter:
         raise UsageError(
             f"{geometry.model_type} has no layers whose channels have maps of their own", "leave out {channel}"
         )
+    lacking = {stack: _lacking(stack, request.view.weights, of_tokens) for stack in geometry.views}
+    chosen = list(request.stacks or ())
+    if chosen and all(lacking.get(stack) for stack in chosen):
+        raise UsageError(f"{chosen[0]} layers have {lacking[chosen[0]]}", "choose heads of attention")
     of_views: dict[str, list[TextInputs]] = {}
     for stack in geometry.views:
-        if of_tokens and not mixes(stack):
+        if lacking[stack] or (mixes(stack) and request.rolls_out_alone):
             continue
-        rate = geometry.rates.get(stack)
-        if rate is not None:
+        of_views[stack] = list(asked)
+        if (rate := geometry.rates.get(stack)) is not None:
             summarised = [with_summaries(text.prompt, rate, overlap=stack == CSA) for text in asked]
             of_views[stack] = [text._replace(keys=keys) for text, keys in zip(asked, summarised, strict=True)]
-        elif request.view.weights == "softmax":  # a difference has no logits and no values
-            of_views[stack] = list(asked)
     views = {stack: collector(stack, texts) for stack, texts in of_views.items() if texts}
     readings = {stack: collector(stack, texts) for stack, texts in of_stacks.items() if texts} | views
     stacks = geometry.stack, *views
@@ -434,6 +436,15 @@ def stacks_of(forward: Pass) -> StackRouter:
     if geometry.over_patches and not of_tokens:
         return OverPatches(readings, stacks, collector, asked[0].prompt, geometry.rates[POOLING])
     return StackRouter(readings, stacks)
+
+
+def _lacking(stack: str, weights: str, of_tokens: bool) -> str:
+    """What layers with maps of their own have instead of what is shown, in words; "" where they have that."""
+    if mixes(stack):
+        return NO_SOFTMAX.get(weights, "")
+    if of_tokens:
+        return "no answer to what is asked of tokens"
+    return "no logits and no values of their own" if stack == DIFFERENCE and weights != "softmax" else ""
 
 
 def observe(
@@ -553,9 +564,9 @@ def _observed(forward: Pass) -> list[Observation]:
     ]
     if prompts[0].medium.tower and VISION not in others and not request.asks:
         unread.append("the vision tower: it attends in windows, or its config does not say its layers")
-    if LINEAR in loaded.geometry.views and LINEAR not in readings:
-        layers = as_ranges([layer.index for layer in loaded.geometry.views[LINEAR]])
-        unread.append(f"linear layers {layers}: they have {NO_SOFTMAX[request.view.weights]}")
+    for stack in MIXING if request.stacks is None else [stack for stack in MIXING if stack in request.stacks]:
+        if (left := loaded.geometry.views.get(stack)) and (lacking := NO_SOFTMAX.get(request.view.weights)):
+            unread.append(f"{stack} layers {as_ranges([layer.index for layer in left])}: they have {lacking}")
     if (of_channels := readings.get(CHANNELS)) and of_channels.passed_over:
         layers = as_ranges(sorted(of_channels.passed_over))
         unread.append(f"channels layers {layers}: their maps of this text take long; {{select=channels.*}} reads them")
@@ -567,7 +578,7 @@ def _observed(forward: Pass) -> list[Observation]:
     ]
 
 
-NO_SOFTMAX = {  # what linear layers lack of what a view shows
+NO_SOFTMAX = {  # what layers without a softmax have of what a view shows
     "scores": "no logits",
     "value": "weights before gate and norm, which leave no norm of what a key writes",
     "logit": "weights before gate and norm, which leave no effect on a logit",

@@ -361,6 +361,12 @@ class Request:
         """Whether the question is of the text's own tokens or units, which the tower of a decoder has none of."""
         return any((self.query, self.key, self.group, self.rollout))
 
+    @property
+    def rolls_out_alone(self) -> bool:
+        """Whether all that is asked for is a rollout, which layers without a softmax have no part in."""
+        others = self.metrics, self.maps, self.relations, self.weights, self.operands, self.per_token, self.spans
+        return self.rollout is not None and not any(others)
+
     def chosen(self, prompt: Prompt, source: Prompt | None = None) -> TokenSelection:
         """The tokens of a text that are asked about. Raises UsageError or InputError for what means none.
 
