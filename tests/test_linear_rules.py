@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -20,12 +21,14 @@ from attnscope.attention import questions as ask
 from attnscope.attention.channels import ChannelMap
 from attnscope.attention.linear import LinearMap
 from attnscope.errors import InputError, ModelError, UsageError
+from attnscope.export.drawing import depths_of, drawings
 from attnscope.hooks.mixers import delta_rule
 from attnscope.model import tasks
 from attnscope.model.loading import wrap
 from attnscope.model.selection import as_ranges
 from attnscope.observe.request import Request, View
 from attnscope.reference import naive
+from attnscope.viewer.page import about
 from helpers.command_line import call
 from helpers.families import config_class_of, of_all_families
 from helpers.families_table import mixing_row, read, without_figures
@@ -384,6 +387,21 @@ def test_what_needs_a_softmax_or_heads_is_refused_with_the_reason(channels):
 def test_a_number_alone_names_the_only_layers_that_there_are(channels):
     seen = attnscope.capture(channels, TEXT, select="1")
     assert [(head.stack, head.layer) for head in seen.kept_heads()] == [("channels", 1)]
+
+
+def test_heads_without_focus_are_ranked_by_the_first_metric_that_they_have(channels):
+    seen = attnscope.capture(channels, TEXT, request=Request(maps="all"))
+    scores = seen.columns.scores
+    assert np.isnan(scores["focus"].value).all()
+    assert seen.ranked_by == "previous_token"
+    shown = seen.kept_heads(seen.ranked_by)
+    assert [head.layer for head in shown] == np.argsort(-scores["previous_token"].value).tolist()
+    assert "metric=previous_token" in about(seen, {}).open.split("&")
+    # By a metric that no head has, titles are without a number.
+    for sort, number in (("focus", False), (seen.ranked_by, True)):
+        drawing = drawings(seen, sort=sort, top=None)[""]
+        assert all((", " in title) is number for title in drawing.sheet.titles)
+        assert [depth.name for depth in depths_of(seen, (), sort)[0]] == ["previous token"] * number
 
 
 @pytest.mark.e2e

@@ -327,8 +327,9 @@ def test_a_run_writes_down_what_was_meant(tmp_path: Path) -> None:
         "query": "last",
         "key": "Mary",
         "define": ["who=John"],
-        "sort": "mass",
+        "sort": None,
     }
+    assert manifest["export"]["sort"] == "mass"
     assert manifest["chosen"] == {
         "query": {"expression": "last", "positions": [23], "notes": []},
         "key": {"expression": "Mary", "positions": MARY, "notes": []},

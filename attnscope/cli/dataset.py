@@ -18,6 +18,7 @@ from attnscope.cli.output import Results, Top, write_file
 from attnscope.cli.study_tables import open_line
 from attnscope.errors import UsageError
 from attnscope.metrics.metrics import KEPT_FIRST
+from attnscope.observe.records import first_ranked
 from attnscope.utils import display as cells
 from attnscope.utils.display import Column, Row, Sheet, fitting
 from attnscope.utils.signals import unwinding
@@ -97,7 +98,7 @@ class Chosen:
     @property
     def sort(self) -> str:
         """The metric that ranks the heads."""
-        return self.asked.sort or self.heads.ranked_by
+        return self.asked.sort or first_ranked(self.heads.scores, self.places) or "layer"
 
     @property
     def question(self) -> str:

@@ -103,27 +103,28 @@ def draw(
     if pictures.out is None and not showing.show:
         raise UsageError("nowhere to draw", "name a folder with --out DIR, or draw in the terminal with --show")
     entries.check(scale=drawing.scale)
-    ranking.check(asked, entries)
+    ranking.check(asked, entries, question)
     over = over_picture(asked, entries, question, drawing)
     # A file is one picture; a folder has by default all kinds that the text can show.
-    order, kinds = ranking.order(question), drawing.kinds(question)
+    kinds = drawing.kinds(question)
     if pictures.file is not None:
         kinds = kinds_of_file(kinds, entries.select, pictures.file)
     kinds = kinds or (*FIGURES[:-1], *["picture"] * over)
 
     from attnscope.observe.request import MapFields, Request
 
-    groups = (asked, entries, question, ranking.as_given(question), pictures, drawing)
+    groups = (asked, entries, question, ranking, pictures, drawing)
     drawn = pictures.out is not None
-    options = of_run("draw", *groups) | {"sort": ranking.by(question)}
+    options = of_run("draw", *groups)
     style, to = drawing.figure_style(command_line("draw", *groups)), stream(only=not drawn)
     # Metrics cost time, and are measured for the pictures that show them or roles, or order heads by them.
     measured = not drawn or bool({"overview", "heads", "metrics", "top", DEPTH} & set(kinds))
     maps: MapFields = {"maps": "all"} if drawn else showing.maps(lambda: style, to)
     maps = {**drawing.maps(), **maps}
-    metrics = entries.ids(order) if measured else ()
+    metrics = entries.ids(ranking.sort) if measured else ()
     keep = Request(view=entries.view(), metrics=metrics, per_token=over, **question.asks(), **maps)
     seen = observe_text(asked, entries, pictures, options, keep)
+    order = ranking.order(seen)
     if drawn:
         names = [head.name for head in seen.kept_heads()] if entries.select else []
         written = export_text(
@@ -143,8 +144,8 @@ def draw(
         named = entries.select is not None or pictures.file is not None or "heads" not in kinds
         output.log("heads are drawn one by one with --select", pictures.quiet or named)
     if showing.show:
-        by = "focus" if "focus" in seen.columns.scores else None
-        draw_in_terminal(seen, seen.kept_heads() if entries.select else seen.kept_heads(by)[:FEW], style, to)
+        shown = seen.kept_heads(None if entries.select else seen.ranked_by)[:FEW]
+        draw_in_terminal(seen, seen.kept_heads() if entries.select else shown, style, to)
     return report_checks(seen, pictures.quiet)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -76,11 +75,11 @@ class MeasuredEntries(Entries):
         """The metrics of the figure of that name: those that were named, behind the one that --sort names; or none."""
         return self.over_layers(sort) if sort else self.named
 
-    def ids(self, sort: str) -> tuple[str, ...]:
+    def ids(self, sort: str | None) -> tuple[str, ...]:
         """The metrics that are measured where heads are sorted so. Raises UsageError for a name that is none."""
         from attnscope.metrics.metrics import with_asked
 
-        return with_asked(self.metrics, sort)
+        return with_asked(self.metrics, sort or "layer")
 
 
 @option_group
@@ -90,8 +89,8 @@ class Ranking(Top):
     panel = "What to ask"
     sort: Annotated[
         str | None,
-        "Metric to rank by, or layer; -METRIC: smallest first (default: focus, with --key mass). List: "
-        "`attnscope metrics`.",
+        "Metric to rank by, or layer; -METRIC: smallest first (default: focus, or the first that the heads have; with "
+        "--key mass). `attnscope metrics` lists them.",
         "METRIC",
         Option(autocompletion=metric_names),
         FIRST,
@@ -104,32 +103,25 @@ class Ranking(Top):
         "heads.csv has all.",
     ] = None
 
-    def check(self, asked: TextRun, entries: MeasuredEntries) -> None:
-        """Raise UsageError for a metric of an answer where there is none; a run that is repeated may have one."""
-        from attnscope.metrics.metrics import LOOKBACKS, order_of
+    def check(self, asked: TextRun, entries: MeasuredEntries, question: Question) -> None:
+        """Raise UsageError for a metric of keys or of an answer where there is none.
 
+        A run that is repeated may have an answer.
+        """
+        from attnscope.metrics.metrics import LOOKBACKS, MASS, order_of
+
+        metric = order_of(self.sort)[0] if self.sort else ""
+        if metric == MASS.id and question.key is None:
+            raise UsageError("--sort mass needs keys", "name them with --key")
         if asked.answered or (asked.from_ is not None and not asked.has_text):
             return
-        if self.sort and order_of(self.sort)[0] in LOOKBACKS:
+        if metric in LOOKBACKS:
             raise UsageError(f"--sort {self.sort} needs an answer", ANSWER)
         entries.check_answered(ANSWER)
 
-    def by(self, question: Question) -> str:
-        """The metric as it was given, or what it is where none was. Raises UsageError for one that is not measured."""
-        from attnscope.metrics.metrics import MASS, order_of
-
-        sort = self.sort or ("focus" if question.key is None else MASS.id)
-        if order_of(sort)[0] == MASS.id and question.key is None:
-            raise UsageError("--sort mass needs keys", "name them with --key")
-        return sort
-
-    def as_given(self, question: Question) -> Ranking:
-        """As a picture names it: the default order is in a manifest, and never in a picture."""
-        return replace(self, sort=None) if self.by(question) == Ranking().by(question) else self
-
-    def order(self, question: Question) -> str:
-        """The metric, with a minus where the smallest come first."""
-        sort = self.by(question)
+    def order(self, seen: Observation) -> str:
+        """The metric, by default one that the heads have; with a minus where the smallest come first."""
+        sort = self.sort or seen.ranked_by or "layer"
         return f"-{sort.removeprefix('-')}" if self.ascending else sort
 
 
@@ -187,9 +179,8 @@ def heads(
     """
     # What can be refused without a model is refused before one is loaded.
     entries.check(relations.group, drawing.scale)
-    ranking.check(asked, entries)
-    order, kinds = ranking.order(question), drawing.kinds(question)
-    measured = entries.ids(order)
+    ranking.check(asked, entries, question)
+    measured, kinds = entries.ids(ranking.sort), drawing.kinds(question)
     if kinds and not printing.draws:
         raise UsageError("--figures are files", "name a folder with --out DIR")
     if printing.file is not None and printing.draws:
@@ -199,8 +190,8 @@ def heads(
 
     from attnscope.observe.request import Request
 
-    groups = (asked, entries, question, ranking.as_given(question), printing, relations, drawing)
-    options = of_run("heads", *groups) | {"sort": ranking.by(question)}
+    groups = (asked, entries, question, ranking, printing, relations, drawing)
+    options = of_run("heads", *groups)
     style = partial(drawing.figure_style, command_line("heads", *groups))
     # Kept is what will be printed or drawn, and no more: relations and maps are the most of a pass's memory.
     maps: MapFields = {"maps": "all"} if printing.draws else showing.maps(style, stream(only=False))
@@ -216,6 +207,7 @@ def heads(
         **maps,
     )
     seen = observe_text(asked, entries, printing, options, keep)
+    order = ranking.order(seen)
     shown = seen.kept_heads(order)[: ranking.shown]
     # Files first: a reader of stdout may leave early.
     drew: list[str] = []

@@ -34,7 +34,7 @@ from attnscope.errors import InputError, MemoryLimitError, UsageError
 from attnscope.figures import Depth
 from attnscope.metrics.metrics import KNOWN, LENGTHS, LOOKBACKS, MASS, SIGNED
 from attnscope.model.selection import DECODER, STACKS
-from attnscope.observe.records import Score, ranked
+from attnscope.observe.records import Score, first_ranked, ranked
 from attnscope.studies.statistics import Means, means
 from attnscope.utils.files import open_native
 from attnscope.utils.memory import free_memory, human_bytes
@@ -65,8 +65,9 @@ class CorpusHeads:
 
     @property
     def ranked_by(self) -> str:
-        """What heads are sorted by, by default: mass where keys were named, else focus."""
-        return MASS.id if MASS.id in self.scores else "focus"
+        """What heads are sorted by, by default: mass where keys were named, else focus, or the first metric that they
+        have."""
+        return first_ranked(self.scores, np.arange(len(self.key))) or "layer"
 
     @property
     def plain(self) -> str:

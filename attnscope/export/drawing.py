@@ -463,7 +463,8 @@ def head_sheet(seen: Observation, maps: Sequence[Maps], sort: str | None, top: i
     decimals = decimals_of(max(scores, default=1.0))
     for head, role in zip(heads, roles, strict=True):
         title = f"{stack}{head.name} {role}".rstrip()
-        score = f", {KNOWN[name].short} {printed(head.score[name], decimals)}" if name in head.score else ""
+        scored = math.isfinite(head.score.get(name, math.nan))
+        score = f", {KNOWN[name].short} {printed(head.score[name], decimals)}" if scored else ""
         titles.append(title + score)
     return replace(
         chosen[0][0],

@@ -24,7 +24,15 @@ from attnscope.inputs.tokens import TokenSelection
 from attnscope.metrics.metrics import MASS
 from attnscope.metrics.roles import NEEDED_ROWS, NONE, SINK_MASS
 from attnscope.model.selection import CROSS, DECODER, ENCODER, STACKS, is_bidirectional, mixes
-from attnscope.observe.records import Head, HeadColumns, Relation, RelationRows, relation_rows, with_others
+from attnscope.observe.records import (
+    Head,
+    HeadColumns,
+    Relation,
+    RelationRows,
+    first_ranked,
+    relation_rows,
+    with_others,
+)
 from attnscope.observe.request import ENTRIES, LayerKey, ModelLayers, PerLayer, codes, kv_head_of
 from attnscope.utils.display import shortened
 
@@ -231,8 +239,9 @@ class Observation:
 
     @property
     def ranked_by(self) -> str | None:
-        """What heads are sorted by, by default: mass where keys were chosen, else focus; None without either."""
-        return next((name for name in (MASS.id, "focus") if name in self.columns.scores), None)
+        """What heads are sorted by, by default: mass where keys were chosen, else focus, or the first metric that they
+        have; None where nothing was measured."""
+        return first_ranked(self.every.scores, np.flatnonzero(self.every.kept))
 
     def table(self, sort: str | None = None, top: int | None = None) -> pa.Table:
         """The kept heads: which, roles, top key, then a column per metric; in the order of `kept_heads`.

@@ -19,7 +19,7 @@ import numpy as np
 
 from attnscope.errors import UsageError
 from attnscope.inputs.prompt import Span
-from attnscope.metrics.metrics import COLUMNS, MASS, order_of
+from attnscope.metrics.metrics import COLUMNS, KEPT_FIRST, MASS, order_of
 from attnscope.metrics.roles import NONE
 from attnscope.metrics.texts import MAP_SIDE, Cells
 from attnscope.model.selection import STACKS, StackLayer, has_decoder_heads, is_linear, mixes
@@ -319,6 +319,15 @@ def ranked(
     else:
         raise UsageError(f"this {of} did not measure {name}", f"it has {', '.join(scores)}")
     return kept[np.lexsort((np.nan_to_num(score) * (1 if ascending else -1), np.isnan(score)))]
+
+
+def first_ranked(scores: Mapping[str, Score], places: np.ndarray) -> str | None:
+    """What heads of some places are sorted by where no order is named: the first metric that one of them has a value of.
+
+    `mass` comes first, then metrics as tables list them. None where nothing was measured.
+    """
+    order = [name for name in dict.fromkeys((MASS.id, *KEPT_FIRST, *scores)) if name in scores]
+    return next((name for name in order if np.isfinite(scores[name].value[places]).any()), next(iter(order), None))
 
 
 def with_others(listed: pa.Table, others: Sequence[tuple[str, int, str]], sort: str | None) -> pa.Table:

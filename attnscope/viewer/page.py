@@ -26,7 +26,9 @@ import numpy as np
 from attnscope._version import __version__
 from attnscope.errors import brief, in_a_line
 from attnscope.inputs.spans import WORDS, Align, alignment, units
+from attnscope.metrics.metrics import MASS
 from attnscope.model.selection import HeadsByLayer, is_cross, is_vision, pairs
+from attnscope.observe.records import first_ranked
 from attnscope.utils.display import shortened
 from attnscope.utils.files import write_whole
 from attnscope.viewer.pack import Bits, Blobs
@@ -40,6 +42,7 @@ BASE64 = 4 / 3
 ALL_KEYS = 1 << 31  # of a query: no limit
 RELATION_BYTES = 6  # a key and its weight
 MOST_ROWS, LEAST_ROWS = 500, 16  # of a binned map
+DEFAULT_METRIC = "focus"  # what a page shows where its link names none, of viewer/src/store.js
 DEFLATED = 1 / 3  # of their bytes, what whole maps may come to: where they could fit, they are packed and seen
 STEP_TOKENS = 256  # a page of a longer text holds no steps
 STEPS, RELATIONS, MAPS = 0.25, 0.4, 0.5  # shares of the page; only short texts have steps
@@ -211,6 +214,11 @@ def about(
         of_pictures = _on_pictures(seen, query[1][-1]) if view == "picture" and query else None
         at, head = of_pictures or _sharpest(seen)
     state: dict[str, Any] = {"view": first or view, "at": at, "head": head}
+    # A page shows focus by itself: where no head has it, its link names the first metric that one has.
+    scores = {name: score for name, score in seen.columns.scores.items() if name != MASS.id}
+    metric = first_ranked(scores, np.flatnonzero(seen.columns.kept))
+    if metric not in (None, DEFAULT_METRIC):
+        state["metric"] = metric
     if query:
         state["query"] = query[1][-1]
     elif any(map(is_vision, stacks := {place.stack for place in seen.kv_of})) and len(stacks) > 1:
@@ -223,12 +231,12 @@ def about(
 
 
 def _sharpest(seen: Observation) -> tuple[int, int]:
-    """The head with the largest focus, where that was measured: of cross-attention, else not of a vision tower."""
+    """The first head in the order of tables: of cross-attention, else not of a vision tower."""
     columns = seen.columns
-    focus = columns.scores["focus"].value if "focus" in columns.scores else np.zeros(len(columns.layer))
-    choices = [is_cross(stack) for stack in columns.stack], [not is_vision(stack) for stack in columns.stack]
-    of_stack = next((choice for choice in choices if any(choice)), True)
-    best = int(np.argmax(np.where(of_stack, np.nan_to_num(focus), -1.0)))
+    order = columns.order(first_ranked(columns.scores, np.flatnonzero(columns.kept)))
+    stacks = columns.stack[order]
+    choices = [is_cross(stack) for stack in stacks], [not is_vision(stack) for stack in stacks]
+    best = int(order[next((choice.index(True) for choice in choices if any(choice)), 0)])
     keys = list(seen.kv_of)
     return keys.index((int(columns.layer[best]), columns.stack[best])), int(columns.head[best])  # type: ignore[arg-type]
 
