@@ -8,6 +8,7 @@ import math
 import re
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,10 +23,12 @@ from attnscope.attention.channels import ChannelMap
 from attnscope.attention.linear import LinearMap
 from attnscope.errors import InputError, ModelError, UsageError
 from attnscope.export.drawing import depths_of, drawings
+from attnscope.hooks import mixers
 from attnscope.hooks.mixers import delta_rule
+from attnscope.metrics.metrics import Texts, measure
 from attnscope.model import tasks
 from attnscope.model.loading import wrap
-from attnscope.model.selection import as_ranges
+from attnscope.model.selection import LINEAR, as_ranges
 from attnscope.observe.request import Request, View
 from attnscope.reference import naive
 from attnscope.viewer.page import about
@@ -144,6 +147,32 @@ def test_the_map_of_a_rule_is_its_formula_weight_by_weight(name):
     torch.testing.assert_close(output, torch.einsum(mixed, map_BHQK, values))
     with pytest.raises(AssertionError):  # a map that is late by one token is another
         torch.testing.assert_close(map_BHQK.roll(1, 2), expected, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", ["delta", "kimi", "ssd", "lightning"])
+@pytest.mark.parametrize("log_decay", [-1e-9, -1e-6, -200.0])
+def test_a_decay_too_near_1_or_0_for_float32_has_its_length(name, log_decay):
+    """float32 has no number between 1 - 6e-8 and 1, and none below 1e-45: a length from decays would be null or 0."""
+    q, k, v, one = (torch.ones(1, 9, 1, width) for width in (D, D, V, 1))
+    g = torch.full((1, 9, 1), log_decay)
+    g[:, 4] = 2 * log_decay
+    if name == "ssd":
+        arguments = {"hidden_states": v, "dt": g, "A": one.flatten()[:1], "B": k, "C": q, "chunk_size": 4}
+        arguments |= {"dt_limit": (-math.inf, math.inf)}
+        rule = mixers.mamba2_scan(modelling("mamba2").mamba2_chunk_scan, arguments)
+    elif name == "lightning":
+        module = SimpleNamespace(act_fn=lambda part: part, slope_rate=torch.tensor([[[-10 * log_decay / 9]]]))
+        rule = mixers.lightning(module, torch.ones(1, 9, 3 * D), None)
+    else:
+        g, own = (
+            (g, modelling("qwen3_next").torch_chunk_gated_delta_rule)
+            if name == "delta"
+            else (g[..., None].expand(-1, -1, -1, D), modelling("kimi_linear").chunk_kimi_delta_attention)
+        )
+        rule = delta_rule(own, {"query": q, "key": k, "value": v, "g": g, "beta": one[..., 0]})
+    texts = Texts(torch.arange(9)[None], torch.tensor([9]), stack=LINEAR)
+    length = float(measure(LinearMap(rule), texts, ["decay_length"])["decay_length"])
+    assert length == pytest.approx(-9 / (10 * log_decay), rel=1e-6)
 
 
 def test_a_bias_of_a_convolution_is_in_no_map():

@@ -171,7 +171,7 @@ def decaying_rule(tokens: int, texts: int = 1, heads: int = 2) -> LinearRule:
         return torch.stack(outputs, 1), state
 
     by_token = dict(zip("qkdb", (q, k, d, b), strict=True))
-    return LinearRule("decay", by_token, apply, torch.zeros(texts, tokens, heads, 4), 3, decay_BTH=d, write_BTH=b)
+    return LinearRule("decay", by_token, apply, torch.zeros(texts, tokens, heads, 4), 3, d.log(), b)
 
 
 def test_metrics_of_signed_weights_equal_python_loops() -> None:
@@ -211,10 +211,10 @@ def test_metrics_of_signed_weights_equal_python_loops() -> None:
 def test_a_head_that_never_decays_has_no_length_and_one_without_gates_no_gate() -> None:
     rule = decaying_rule(6)
     texts = replace(texts_of([1] * 6), stack=LINEAR)
-    still = replace(rule, decay_BTH=torch.ones(1, 6, 2), write_BTH=None)
+    still = replace(rule, log_decay_BTH=torch.zeros(1, 6, 2), write_BTH=None)
     assert measure(LinearMap(still), texts, list(SIGNED))["decay_length"].isnan().all()
     assert measure(LinearMap(still), texts, list(SIGNED))["write_gate"].isnan().all()
-    assert measure(LinearMap(replace(rule, decay_BTH=None)), texts, ["decay_length"])["decay_length"].isnan().all()
+    assert measure(LinearMap(replace(rule, log_decay_BTH=None)), texts, ["decay_length"])["decay_length"].isnan().all()
 
 
 def test_the_gates_of_a_shorter_text_do_not_hear_its_padding() -> None:
@@ -222,9 +222,8 @@ def test_the_gates_of_a_shorter_text_do_not_hear_its_padding() -> None:
     ids = torch.arange(9).repeat(2, 1)
     both = measure(LinearMap(rule), Texts(ids, torch.tensor([9, 5]), stack=LINEAR), ["decay_length", "write_gate"])
     short = {name: value[1:, :5] for name, value in rule.tokens.items()}
-    alone = replace(
-        rule, tokens=short, values_BTHV=rule.values_BTHV[1:, :5], decay_BTH=short["d"], write_BTH=short["b"]
-    )
+    values, logs = rule.values_BTHV[1:, :5], short["d"].log()
+    alone = replace(rule, tokens=short, values_BTHV=values, log_decay_BTH=logs, write_BTH=short["b"])
     texts = Texts(ids[1:, :5], torch.tensor([5]), stack=LINEAR)
     for name, value in measure(LinearMap(alone), texts, list(both)).items():
         torch.testing.assert_close(both[name][1], value[0], rtol=1e-6, atol=1e-6)

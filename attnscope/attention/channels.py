@@ -167,8 +167,7 @@ class Recurrence(ChannelRule):
         own = (read * write).sum(-1) + skip
         # What is read of the state before a token fades by that token's decay first.
         tokens = {"read": read * log.float().exp(), "write": write, "log_decay": log, "own": own}
-        decay_BT1 = log.float().exp().mean(-1)
-        return LinearRule(self.name, tokens, read_before, self.values_BTC[..., one, None], log.shape[-1], decay_BT1)
+        return LinearRule(self.name, tokens, read_before, self.values_BTC[..., one, None], log.shape[-1])
 
 
 class _Blocks(NamedTuple):
@@ -237,8 +236,7 @@ class FadingMean(ChannelRule):
         tokens["own"] = (own_BT - largest_BT).exp()[..., None]
         sums_BT11, _ = read_before(tokens, torch.ones_like(tokens["read"]), None)
         tokens["own"], tokens["read"] = tokens["own"] / sums_BT11[..., 0], tokens["read"] / sums_BT11
-        decay_BT1 = (-rate).exp().float().expand(*key_BT.shape, 1)
-        return LinearRule(self.name, tokens, read_before, self.values_BTC[..., one, None], 1, decay_BT1)
+        return LinearRule(self.name, tokens, read_before, self.values_BTC[..., one, None], 1)
 
 
 @dataclass(frozen=True)

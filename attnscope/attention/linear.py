@@ -53,11 +53,11 @@ class LinearRule:
 
     name: of the rule, `gated delta rule`. tokens: what the rule is given for each token but the values, (B, T, ...).
     apply: tokens, values (B, T, H, V) and the state (B, H, D, V) before the first token, None for zeros, to the output
-    (B, T, H, V) and the state after the last token. values_BTHV: the layer's own. state: D. decay_BTH: how much of the
-    state each token leaves, from 0 to 1, before what it erases by its key; a mean where it differs by channel; None
-    where the layer has none. write_BTH: how much of its value each token writes, None for all. chunk: how many tokens
-    `apply` takes at once, so that fewer cost as much. strength: the name in `tokens` of what makes a token write and
-    erase nothing where it is 0; empty where a value of 0 does both.
+    (B, T, H, V) and the state after the last token. values_BTHV: the layer's own. state: D. log_decay_BTH: the
+    logarithm of the share of the state that each token leaves, before what it erases by its key; of the mean share
+    where it differs by channel; None where the layer has none. write_BTH: how much of its value each token writes, None
+    for all. chunk: how many tokens `apply` takes at once, so that fewer cost as much. strength: the name in `tokens` of
+    what makes a token write and erase nothing where it is 0; empty where a value of 0 does both.
     """
 
     name: str
@@ -65,7 +65,7 @@ class LinearRule:
     apply: Apply
     values_BTHV: Tensor
     state: int
-    decay_BTH: Tensor | None = None
+    log_decay_BTH: Tensor | None = None
     write_BTH: Tensor | None = None
     chunk: int = 64
     strength: str = ""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -51,14 +52,16 @@ def delta_rule(own: Own, arguments: Arguments) -> LinearRule:
     def apply(tokens: Mapping[str, Tensor], values_BTHV: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
         return own(**tokens, value=values_BTHV.float(), initial_state=state, output_final_state=True, **fixed)
 
-    decay = tokens["g"].exp()
+    log_decay = tokens["g"].double()
+    if log_decay.ndim == 4:
+        log_decay = log_decay.logsumexp(-1) - math.log(log_decay.shape[-1])
     return LinearRule(
-        "gated delta rule" if decay.ndim == 3 else "Kimi delta attention",
+        "gated delta rule" if tokens["g"].ndim == 3 else "Kimi delta attention",
         tokens,
         apply,
         arguments["value"],
         arguments["key"].shape[-1],
-        decay_BTH=decay if decay.ndim == 3 else decay.mean(-1),
+        log_decay_BTH=log_decay,
         write_BTH=tokens["beta"],
         strength="beta",
     )
@@ -90,7 +93,7 @@ def mamba2_scan(own: Own, arguments: Arguments) -> LinearRule:
         apply,
         arguments["hidden_states"],
         arguments["B"].shape[-1],
-        decay_BTH=(fixed["A"].float() * step).exp(),
+        log_decay_BTH=fixed["A"].float() * step,
         write_BTH=step,
     )
 
@@ -128,9 +131,7 @@ def lightning(module: nn.Module, projected_BTM: Tensor, mask_BT: Tensor | None) 
     q_BTHD, k_BTHD, values_BTHV = parts_BTM.unflatten(-1, (len(slope_H), -1)).float().chunk(3, -1)
     log_BTH = -slope_H.expand(q_BTHD.shape[:3])
     tokens = {"query": q_BTHD, "key": k_BTHD, "log_decay": log_BTH}
-    return LinearRule(
-        "lightning attention", tokens, decayed_attention, values_BTHV, k_BTHD.shape[-1], decay_BTH=log_BTH.exp()
-    )
+    return LinearRule("lightning attention", tokens, decayed_attention, values_BTHV, k_BTHD.shape[-1], log_BTH)
 
 
 def mlstm(own: Own, arguments: Arguments) -> LinearRule:
@@ -158,7 +159,7 @@ def mlstm(own: Own, arguments: Arguments) -> LinearRule:
         decayed_attention,
         values_BTHV,
         k_BTHD.shape[-1],
-        decay_BTH=forget_BHT.exp().float().transpose(1, 2),
+        log_decay_BTH=forget_BHT.transpose(1, 2),
         write_BTH=input_BHT.exp().float().transpose(1, 2),
     )
 

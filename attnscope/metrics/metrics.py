@@ -338,15 +338,15 @@ def _signed(P: AttentionOperator, value: Tensor) -> Tensor:
     return value if hasattr(P, "rule") else value * math.nan
 
 
-def _decay_length(P: AttentionOperator, _: Tensor, decay_BHQ: Tensor, counts_BHQ: Tensor) -> Tensor:
+def _decay_length(P: AttentionOperator, _: Tensor, log_BHQ: Tensor, counts_BHQ: Tensor) -> Tensor:
     """The same number in every row: that of the decays of all rows that count."""
-    logs_BHQ = decay_BHQ.double().log().where(counts_BHQ, 0.0)
+    logs_BHQ = log_BHQ.double().where(counts_BHQ, 0.0)
     mean_BH1 = logs_BHQ.sum(-1, keepdim=True) / counts_BHQ.sum(-1, keepdim=True)
-    return (-1 / mean_BH1.where(mean_BH1 < 0, math.nan)).expand_as(decay_BHQ)
+    return (-1 / mean_BH1.where(mean_BH1 < 0, math.nan)).expand_as(log_BHQ)
 
 
 def _gate(P: AttentionOperator, gate: str) -> Tensor:
-    """A gate of a linear layer, (B, H, Q) `decay` or `write`; NaN without it."""
+    """A gate of a linear layer, (B, H, Q) `log_decay` or `write`; NaN without it."""
     import torch
 
     gate_BTH = getattr(getattr(P, "rule", None), f"{gate}_BTH", None)
@@ -397,7 +397,7 @@ SIGNED = by_id(
         stacks=(LINEAR,),
         asks=lambda texts: (ask.RowSum(),),
         value=_decay_length,
-        extras=lambda P, texts: (_gate(P, "decay"), counted_rows(P, texts, "all")),
+        extras=lambda P, texts: (_gate(P, "log_decay"), counted_rows(P, texts, "all")),
     ),
     Metric(
         id="write_gate",
