@@ -323,6 +323,16 @@ def test_a_line_says_what_linear_layers_show_and_what_they_lack(linear, tmp_path
     assert (refused.code, "`attnscope draw TEXT --select linear.1.2` draws its map" in refused.err) == (2, True)
 
 
+def test_several_texts_read_side_by_side_have_the_linear_layers_of_each_alone(linear):
+    texts = [TEXT, "Mary saw John", "river"]
+    for text, seen in zip(texts, attnscope.capture(linear, texts), strict=True):
+        alone = attnscope.capture(linear, text)
+        for layer, own in alone.of("linear").weights.items():
+            torch.testing.assert_close(seen.of("linear").weights[layer], own, rtol=1e-4, atol=1e-7)
+        for head, other in zip(seen.heads, alone.heads, strict=True):
+            assert dict(head.score) == pytest.approx(dict(other.score), rel=1e-4, abs=1e-6, nan_ok=True)
+
+
 def test_a_corpus_has_the_metrics_of_linear_heads_as_each_text_alone(linear, tmp_path):
     """Texts of other lengths are read side by side."""
     texts = [TEXT, "Mary saw John", "the bank is on the bank of the river"]

@@ -339,10 +339,10 @@ def _signed(P: AttentionOperator, value: Tensor) -> Tensor:
 
 
 def _decay_length(P: AttentionOperator, _: Tensor, log_BHQ: Tensor, counts_BHQ: Tensor) -> Tensor:
-    """The same number in every row: that of the decays of all rows that count."""
+    """One number for all rows, (B, H, 1): that of the decays of all rows that count."""
     logs_BHQ = log_BHQ.double().where(counts_BHQ, 0.0)
     mean_BH1 = logs_BHQ.sum(-1, keepdim=True) / counts_BHQ.sum(-1, keepdim=True)
-    return (-1 / mean_BH1.where(mean_BH1 < 0, math.nan)).expand_as(log_BHQ)
+    return -1 / mean_BH1.where(mean_BH1 < 0, math.nan)
 
 
 def _gate(P: AttentionOperator, gate: str) -> Tensor:
