@@ -414,10 +414,12 @@ def stacks_of(forward: Pass) -> StackRouter:
         raise UsageError(
             f"{geometry.model_type} has no layers whose channels have maps of their own", "leave out {channel}"
         )
+    # A run that could show nothing of the heads named is refused; otherwise what lacks an answer is left out.
     lacking = {stack: _lacking(stack, request.view.weights, of_tokens) for stack in geometry.views}
     chosen = list(request.stacks or ())
     if chosen and all(lacking.get(stack) for stack in chosen):
         raise UsageError(f"{chosen[0]} layers have {lacking[chosen[0]]}", "choose heads of attention")
+    # Keys of a view with a rate are summaries, made of the text's own tokens.
     of_views: dict[str, list[TextInputs]] = {}
     for stack in geometry.views:
         if lacking[stack] or (mixes(stack) and request.rolls_out_alone):
