@@ -367,12 +367,13 @@ def differences(call: AttentionCall) -> AttentionCall | None:
 EARLIER = "its blocks attend to what earlier blocks were given, so that its residual is no plain sum"
 
 
-def streams(residual: Tensor, written_BTE: Tensor) -> int:
+def streams(residual: int, written: int) -> int:
     """How many streams a residual is: of hyper-connections several of the width that a block's modules write.
 
-    written_BTE: what one of those modules gave. Zhu et al. 2024, Hyper-Connections, arXiv:2409.19606.
+    residual, written: how many numbers it has, and what one of those modules gave for the same tokens. Zhu et al. 2024,
+    Hyper-Connections, arXiv:2409.19606.
     """
-    return residual.numel() // written_BTE.numel() if written_BTE.numel() else 1
+    return max(1, residual // written) if written else 1
 
 
 def in_streams(count: int) -> str:

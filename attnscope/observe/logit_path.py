@@ -169,7 +169,7 @@ def _path(loaded: LoadedModel, ids: Sequence[int], unembed: nn.Module) -> LogitP
     # The residual is one vector per token, and a block is given that of the block before it alone.
     written = next((passed.gave[module] for module in passed.heads if module in passed.gave), None)
     residuals = [passed.given[block] for block in blocks if block in passed.given]
-    if written is not None and residuals and (count := streams(residuals[0], written)) > 1:
+    if written is not None and residuals and (count := streams(residuals[0].numel(), written.numel())) > 1:
         raise _NotPlainError(in_streams(count))
     if any(has_earlier(passed.extras.get(block, ()), residuals) for block in blocks):
         raise _NotPlainError(EARLIER)

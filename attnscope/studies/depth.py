@@ -34,6 +34,7 @@ from attnscope.hooks.engines import UNCHECKED
 from attnscope.hooks.families import ModuleStacks
 from attnscope.hooks.forward import backbone, bare_model, config_of
 from attnscope.hooks.listen import listen
+from attnscope.hooks.projections import streams
 from attnscope.hooks.report import tolerance
 from attnscope.model.selection import is_cross
 from attnscope.studies.attribution_records import FINAL, LAYER, SHARE, WEIGHT, Block, DepthParts, DepthPoint
@@ -273,12 +274,20 @@ class _Trial(_Recording):
         self.carrying: set[nn.Module] = set()
         self.ran: set[nn.Module] = set()
         self.attending: dict[nn.Module, str] = {}
+        self.sizes: dict[nn.Module, int] = {}  # of what modules gave
+        self.residuals: dict[nn.Module, int] = {}  # of what a block of each list was given
+        self.streams: dict[nn.Module, int] = {}  # of each list
         self.classes: set[type] = set()
 
     def run(self, reads: Tensor, inputs: Mapping[str, Any]) -> None:
         """Find them."""
         self.read(reads, inputs)
-        self.found = [module for block in self.lists for module in self._branches(block)]
+        self.found = list[nn.Module]()
+        for block, blocks in self.lists.items():
+            for module in self._branches(block):
+                self.found.append(module)
+                if any(part in self.attending for part in module.modules()):
+                    self.streams[blocks] = streams(self.residuals.get(blocks, 0), self.sizes.get(module, 0))
 
     def hooks(self) -> Iterator[RemovableHandle]:
         yield backbone(self.model).register_forward_pre_hook(self._begin)
@@ -295,9 +304,14 @@ class _Trial(_Recording):
     def _ended(self, module: nn.Module, args: Any, output: Any) -> None:
         if self.within is None:
             return
+        gave = tensors_of(output)
         self.ran.add(module)
-        if any(node.carries for one in tensors_of(output) if (node := self.tape.node(one)) is not None):
+        self.sizes[module] = gave[0].numel() if gave else 0
+        if any(node.carries for one in gave if (node := self.tape.node(one)) is not None):
             self.carrying.add(module)
+
+    def entered(self, track: _Track, node: Node) -> None:
+        self.residuals[track.blocks] = node.value.numel()
 
     def on_call(self, call: AttentionCall) -> None:
         self.attending[call.module] = "cross attention" if is_cross(call.stack) else "attention"
@@ -323,6 +337,7 @@ class _Depth(_Recording):
         self.error = self.mixed_error = 0.0
         self.mixtures: list[_Mixture] = []
         self.kinds, self.alone = self._named(trial), dict[type, bool]()
+        self.streams = trial.streams
 
     def _named(self, trial: _Trial) -> dict[nn.Module, str]:
         """What branches are called that attend, or are a part of what attends."""
@@ -403,9 +418,10 @@ class _Depth(_Recording):
         self, track: _Track, parts: Mapping[Block, Tensor], residual: Tensor, layer: int | None, use: str
     ) -> None:
         """How much of a residual each block wrote. Raises ModelError where their parts do not sum to it."""
-        whole_TSE = by_token(residual).float()
+        count = self.streams.get(track.blocks, 1)
+        whole_TSE = by_token(residual, count).float()
         size_TS1 = whole_TSE.square().sum(-1, keepdim=True)
-        missed_TSE = sum((by_token(part).to(whole_TSE) for part in parts.values()), -whole_TSE)
+        missed_TSE = sum((by_token(part, count).to(whole_TSE) for part in parts.values()), -whole_TSE)
         error = float(missed_TSE.norm() / whole_TSE.norm().clamp_min(TINY))
         allowed = ALLOWED if residual.dtype == torch.float32 else tolerance(residual.dtype)[1]
         where = "the final residual" if layer is None else f"the residual of layer {layer}"
@@ -420,7 +436,7 @@ class _Depth(_Recording):
         share_CSQ, norm_CSQ = [], []
         blocks = sorted(parts, key=self._place)
         for block in blocks:
-            part_TSE = by_token(parts[block]).to(whole_TSE)
+            part_TSE = by_token(parts[block], count).to(whole_TSE)
             share_CSQ.append(self._kept(torch.einsum("tse,tse->ts", part_TSE, direction_TSE), track))
             norm_CSQ.append(self._kept(part_TSE.norm(dim=-1), track))
         names = tuple(block.name for block in blocks)
@@ -509,14 +525,18 @@ class _Mixing(TorchFunctionMode):
         return result
 
 
-def by_token(x: Tensor) -> Tensor:
+def by_token(x: Tensor, streams: int = 1) -> Tensor:
     """(T, S, E) of one text's residual, of one vector per token or of several streams in any order of axes.
+
+    streams: that lie one after the other in one vector.
 
     >>> by_token(torch.zeros(1, 5, 8)).shape, by_token(torch.zeros(4, 1, 5, 8)).shape
     (torch.Size([5, 1, 8]), torch.Size([5, 4, 8]))
+    >>> by_token(torch.zeros(1, 5, 8), streams=2).shape
+    torch.Size([5, 2, 4])
     """
-    if x.ndim == 3:
-        return x.reshape(-1, 1, x.shape[-1])  # texts first or tokens first, of one text
+    if x.ndim == 3:  # texts first or tokens first, of one text
+        return x.reshape(-1, streams, x.shape[-1] // streams)
     return x[0] if x.shape[0] == 1 else x[:, 0].transpose(0, 1)
 
 

@@ -141,13 +141,26 @@ def test_an_addition_that_is_read_wrongly_is_seen_in_the_sum(monkeypatch):
         depths(roused_model("llama"), ids_for("llama")[:1])
 
 
-@pytest.mark.parametrize("family", ["deepseek_v4", "gemma3n_text"])  # gemma3n adds to some of its streams in place
+# Gemma 3n adds to some of its streams in place; Qwen4's lie one after the other in one vector.
+@pytest.mark.parametrize("family", ["deepseek_v4", "gemma3n_text", "qwen4_exp_text"])
 def test_streams_of_a_residual_are_kept_apart(family):
     parts = depths(roused_model(family), ids_for(family)[:1])
     streams = parts.points[1].number_CSQ
     assert streams.shape == (3, 4, 1)
     assert streams.sum(0) == pytest.approx(1.0, abs=1e-5)
     assert abs(streams[:, 0] - streams[:, 1]).max() > 1e-3  # they are not one
+
+
+def test_streams_one_after_the_other_in_a_vector_are_of_the_width_that_attention_writes():
+    model, ids = roused_model("qwen4_exp_text"), ids_for("qwen4_exp_text")[:1]
+    kept = outputs(model, ids, ["model.layers.0"])
+    width = model.config.hidden_size
+    shares = depths(model, ids).points[1].number_CSQ[0, :, 0]
+    expected = [
+        by_hand(kept["model.layers.0 in"][:, first : first + width], kept["model.layers.0"][:, first : first + width])
+        for first in range(0, 4 * width, width)
+    ]
+    assert shares == pytest.approx(expected, abs=1e-6)
 
 
 @pytest.mark.parametrize(
