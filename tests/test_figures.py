@@ -631,7 +631,7 @@ def test_bad_choices_are_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="logarithms"):
         save_head_maps([(tmp_path / "a.png", replace(bank_maps(), quantity="logit"), 0)], Style(scale="log"))
     with pytest.raises(
-        ValueError, match="weight or logit or norm or share or difference or signed or size, got 'scores'"
+        ValueError, match="weight or logit or norm or share or difference or signed or channel or size, got 'scores'"
     ):
         replace(bank_maps(), quantity="scores")
     with pytest.raises(ValueError, match="one quantity"):

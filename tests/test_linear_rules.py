@@ -377,7 +377,10 @@ def test_a_model_without_a_softmax_is_read_by_its_rules(demo):
 
 def test_layers_of_channels_show_the_mean_of_sizes_or_one_channel_signed(channels):
     mean = attnscope.capture(channels, TEXT, request=Request(weights=True))
-    one = attnscope.capture(channels, TEXT, request=Request(weights=True, view=View(channel=3)))
+    one = attnscope.capture(channels, TEXT, request=Request(weights=True, view=View(channel=3), maps="all"))
+    [drawn] = drawings(one).values()
+    assert {maps.quantity for maps in drawn.maps} == {"channel"}
+    assert drawn.about.line.endswith(", channel 3")
     assert {row["stack"] for row in mean.table().to_pylist() if row["head"] is not None} == {"channels"}
     assert (mean.weights[0] >= 0).all()
     assert (one.weights[0] < 0).any()

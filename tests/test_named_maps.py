@@ -1,18 +1,21 @@
 """Layers that attend more than once, or to more than tokens: each map has a name, and each key says what it is."""
 
+import io
 import json
+import re
 from functools import partial
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
+from rich.console import Console
 
 import attnscope
 from attnscope.errors import UsageError
-from attnscope.export.drawing import drawings
+from attnscope.export.drawing import drawings, terminal_maps
 from attnscope.export.export import manifest
-from attnscope.figures.colours import find_limits, make_norm
+from attnscope.figures.colours import cell_number, find_limits, make_norm
 from attnscope.figures.fonts import Fonts
 from attnscope.figures.writer import drawing
 from attnscope.hooks.projections import strength
@@ -276,6 +279,31 @@ def test_pictures_of_linear_layers_are_centred_on_0_and_keep_signs_where_they_ar
         norm = make_norm(find_limits([drawn["linear"].maps[0].values_HQK], style, "signed"), style)
     assert norm.vmin == -norm.vmax < 0
     assert norm(0.0) == pytest.approx(0.5)
+
+
+def test_a_terminal_has_a_legend_for_each_kind_of_map_and_equal_steps_for_signs(linear):
+    seen = attnscope.capture(linear, TEXT, select="3.0,linear.0.1", request=Request(maps="kept"))
+    console = Console(file=io.StringIO(), width=200, color_system=None)
+    for maps in terminal_maps(seen, ["L3H0", "linear L0H1"], attnscope.Style(scale="log"), 40):
+        console.print(maps)
+    printed = console.file.getvalue()
+    assert re.findall(r"(?:linear )?L\dH\d", printed) == ["L3H0", "linear L0H1"]
+    assert printed.count("weight, log scale") == printed.count("weight of a linear layer, signed") == 1
+    steps = [float(step) for step in re.findall(r"to (-?[\d.e-]+)", printed.split("linear L0H1")[1])]
+    assert steps[:2] == [-step for step in steps[3:1:-1]]
+    assert steps[4] == pytest.approx(steps[3] * 5 / 3, rel=0.1)
+    both = attnscope.capture(linear, TEXT, select="linear.0.0-1", request=Request(maps="kept"))
+    [maps] = terminal_maps(both, ["linear L0H0", "linear L0H1"], attnscope.Style(), 40)
+    console.print(maps)
+    own = "· -1 ▒ 0 to █ +1 times the largest size of each head  weight of a linear layer, signed"
+    assert own in console.file.getvalue()
+
+
+def test_numbers_of_a_map_whose_weights_are_small_show_a_digit_of_them():
+    with drawing(Fonts()):
+        written = [cell_number(value, attnscope.Style(), largest=0.07) for value in (-0.07, 0.002, -3e-4, 1e-5)]
+        assert written == ["−0.07", "2e−3", "−3e−4", "0.00"]
+        assert cell_number(0.002, attnscope.Style(), largest=0.5) == "0.00"
 
 
 @pytest.mark.parametrize(

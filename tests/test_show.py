@@ -287,7 +287,7 @@ def test_on_a_terminal_maps_stand_below_the_table():
 def test_roles_stand_in_titles(demo):
     seen = observe(demo, [from_text(demo.tokenizer, LONG)], Request(maps="kept", map_side=40))[0]
     console = Console(file=io.StringIO(), width=100, color_system=None)
-    console.print(terminal_maps(seen, ["L2H1", "L0H4"], Style(), 40))
+    console.print(*terminal_maps(seen, ["L2H1", "L0H4"], Style(), 40))
     found = re.findall(r"(L\dH\d) \(kv \d\)  ([\w-]+) (\d.\d\d)", console.file.getvalue())
     assert [name for name, *_ in found] == ["L2H1", "L0H4"]
     for name, role, score in found:

@@ -261,7 +261,8 @@ def draw_in_terminal(seen: Observation, heads: Sequence[Head], style: Style, to:
     """Draw heads on a stream, as large as it has room for."""
     from attnscope.export.drawing import terminal_maps
 
-    output.show(terminal_maps(seen, [head.name for head in heads], style, _side(style, to)), to)
+    for maps in terminal_maps(seen, [head.name for head in heads], style, _side(style, to)):
+        output.show(maps, to)
 
 
 def stream(only: bool) -> TextIO:

@@ -437,7 +437,9 @@ def about(seen: Observation) -> About:
     quoted = " ← ".join(shortened(" ".join(text.split()), room) for text in texts)
     of_text = seen.keys if seen.stack == POOLING else seen.queries
     counted = f"{len(of_text)} {'patches' if seen.stack == GLOBAL else 'tokens'}"
-    line = ", ".join(filter(None, (shortened(model_name(model), LONGEST_NAME), f"“{quoted}”" * bool(quoted), counted)))
+    channel = "" if seen.view.channel is None or seen.stack != CHANNELS else f"channel {seen.view.channel}"
+    named = shortened(model_name(model), LONGEST_NAME), f"“{quoted}”" * bool(quoted), counted, channel
+    line = ", ".join(filter(None, named))
     return About(line, model, seen.queries.sha256)
 
 
@@ -569,7 +571,7 @@ def layer_maps(seen: Observation, stack: str = "") -> list[Maps]:
 def _quantity(seen: Observation, key: LayerKey) -> Quantity:
     """What a layer's map shows; of a chosen channel its own weights, signed."""
     if key.stack == CHANNELS and seen.view.channel is not None:
-        return "signed"
+        return "channel"
     return OF_STACKS.get(key.stack) or QUANTITIES[seen.view.weights]
 
 
@@ -613,8 +615,11 @@ def head_jobs(folder: Path, layers: Sequence[Maps], names: Sequence[str], style:
     ]
 
 
-def terminal_maps(seen: Observation, names: Sequence[str], style: Style, side: int) -> HeadMaps:
-    """The named heads, in that order, as a terminal draws them: at most so many rows of cells each."""
+def terminal_maps(seen: Observation, names: Sequence[str], style: Style, side: int) -> list[HeadMaps]:
+    """The named heads, in that order, as a terminal draws them: at most so many rows of cells each.
+
+    Heads whose maps show something else have a legend of their own, and come after the others.
+    """
     from attnscope.figures.mosaic import prepare_heads
     from attnscope.figures.terminal import HeadMaps
 
@@ -626,8 +631,11 @@ def terminal_maps(seen: Observation, names: Sequence[str], style: Style, side: i
             jobs |= {name: (Path(), of, index) for of in maps for index, name in enumerate(_names(of))}
 
     there = [jobs[name] for name in names if name in jobs]
-    of_one = [job for job in there if job[1].quantity == there[0][1].quantity]
-    return HeadMaps(prepare_heads(of_one, style), style)
+    by_quantity: dict[Quantity, list[tuple[Path, Maps, int]]] = {}
+    for job in there:
+        by_quantity.setdefault(job[1].quantity, []).append(job)
+    styles = {quantity: style.of_quantity(quantity) for quantity in by_quantity}
+    return [HeadMaps(prepare_heads(jobs, styles[of]), styles[of]) for of, jobs in by_quantity.items()]
 
 
 def coarser(maps: LayerMaps, side: int, key0_apart: bool) -> LayerMaps:

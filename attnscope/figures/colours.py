@@ -35,6 +35,7 @@ CMAPS: dict[Quantity, str] = {
     "logit": "RdBu_r",
     "difference": "RdBu_r",
     "signed": "RdBu_r",
+    "channel": "RdBu_r",
     "size": "viridis",
 }
 NAMES: dict[Quantity, str] = {
@@ -44,9 +45,11 @@ NAMES: dict[Quantity, str] = {
     "logit": "logit",
     "difference": "difference of attention weights",
     "signed": "weight of a linear layer, signed",
+    "channel": "weight of one channel, signed",
     "size": "mean |w| over channels",
 }
 LEVEL = ("auto", "linear")  # scales on which equal steps are equal: figures choose before they draw
+SMALL = 0.1  # of the largest value: two decimals show no more than one digit of it
 ROUND = (1, 2, 5, 10)  # tick steps that a reader counts in
 
 
@@ -184,10 +187,15 @@ def ink_on(rgba: np.ndarray) -> np.ndarray:
     return np.where(luminance(rgba) > LIGHT_CELL, DARK_INK, LIGHT_INK)
 
 
-def cell_number(value: float, style: Style, decimals: int = 2) -> str:
-    """What is printed in a cell: so many decimals, small weights on a log scale as 3e-4."""
+def cell_number(value: float, style: Style, decimals: int = 2, largest: float = 1.0) -> str:
+    """What is printed in a cell: so many decimals, small weights on a log scale as 3e-4.
+
+    Where the largest is small too they are so on any scale, down to a thousandth of it.
+    """
     if style.scale == "log" and value < 0.01:
         return cells.power(value)
+    if largest < SMALL and largest / 1000 <= abs(value) < 0.01:
+        return cells.typeset(cells.power(value))
     return cells.printed(value, decimals)
 
 

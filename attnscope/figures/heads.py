@@ -93,7 +93,7 @@ class Cells:
         inks = ink_on(np.asarray(self.cmap(self.mesh.norm(shown[self.seen]))))
         nothing = f"{0:.{decimals}f}" if limits.low >= 0 else None  # of weights: left out, so that the others stand out
         for text, value, ink in zip(self.numbers, values_QK[self.seen], inks, strict=True):
-            shown_number = cell_number(float(value), self.style, decimals)
+            shown_number = cell_number(float(value), self.style, decimals, limits.high)
             text.set_text("" if shown_number == nothing or not np.isfinite(value) else shown_number)
             text.set_color(ink)
 

@@ -20,10 +20,10 @@ from attnscope.utils.display import head_name, model_name, printed
 if TYPE_CHECKING:
     import numpy as np
 
-Quantity = Literal["weight", "logit", "norm", "share", "difference", "signed", "size"]
-OPEN: tuple[Quantity, ...] = ("logit", "norm", "difference", "signed", "size")  # which may lie beyond 0 to 1
-SIGNED: tuple[Quantity, ...] = ("logit", "difference", "signed")  # their scales reach equally far to both sides of 0
-OWN_SCALE: tuple[Quantity, ...] = ("logit", "signed", "size")  # of which heads have no common measure
+Quantity = Literal["weight", "logit", "norm", "share", "difference", "signed", "channel", "size"]
+OPEN: tuple[Quantity, ...] = ("logit", "norm", "difference", "signed", "channel", "size")  # which may lie beyond 0 to 1
+SIGNED: tuple[Quantity, ...] = ("logit", "difference", "signed", "channel")  # scales reach equally far from 0
+OWN_SCALE: tuple[Quantity, ...] = ("logit", "signed", "channel", "size")  # of which heads have no common measure
 ImageFormat = Literal["png", "svg", "pdf"]
 Scale = Literal["auto", "linear", "sqrt", "log"]
 MOST_ANNOTATED = 12  # tokens; numbers in more cells than that are too small to read
@@ -205,13 +205,15 @@ class Style:
         """Whether the lines below title and panels are drawn."""
         return self.caption if self.caption is not None else not self.in_print
 
-    def for_maps(self, maps: Maps, *, overview: bool = False) -> Style:
-        """The same with the scale that `auto` means for maps: most cells of many tokens are dark on a linear one.
+    def of_quantity(self, quantity: Quantity) -> Style:
+        """The same with a linear scale for what has a sign; logits keep it, as another scale of them is refused."""
+        level = quantity in SIGNED and quantity != "logit"
+        return replace(self, scale="linear", floor=None) if level else self
 
-        A scale of weights is linear for maps with a sign.
-        """
-        if maps.quantity in SIGNED and maps.quantity != "logit":
-            return replace(self, scale="linear", floor=None)
+    def for_maps(self, maps: Maps, *, overview: bool = False) -> Style:
+        """The same with the scale that `auto` means for maps: most cells of many tokens are dark on a linear one."""
+        if (style := self.of_quantity(maps.quantity)) is not self:
+            return style
         many = maps.tokens >= LONG if overview else max(maps.bin_size, maps.bin_queries) > 1
         lifted = many and maps.quantity not in SIGNED and not self.per_head_scale
         return replace(self, scale="sqrt") if lifted and self.scale == "auto" else self

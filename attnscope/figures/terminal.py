@@ -28,7 +28,7 @@ from rich.text import Text
 from attnscope.errors import visible
 from attnscope.figures.colours import Limits, cmap_of, drawable, make_norm, quantity_name, sink_limits
 from attnscope.figures.mosaic import HeadMap
-from attnscope.figures.style import TAKEN, Axis, Quantity, Style
+from attnscope.figures.style import SIGNED, TAKEN, Axis, Quantity, Style
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions
@@ -220,19 +220,21 @@ def glyphs(text: str) -> list[str]:
 def legend(heads: Sequence[HeadMap], style: Style, coloured: bool) -> Text:
     """The scale, what it is of, and what the other signs mean."""
     quantity, limits, scale = heads[0].quantity, heads[0].limits, Text()
-    shared = all(head.limits == limits for head in heads)
+    shared, signed = all(head.limits == limits for head in heads), quantity in SIGNED
+    low, high = ("-1", "+1 times the largest size") if signed else ("least", "largest")
     if coloured:
         # The colours from the least to the largest value.
-        scale.append(f"{limits.low:.2g} " if shared else "least ")
+        scale.append(f"{limits.low:.2g} " if shared else f"{low} ")
         for red, green, blue, _ in cmap_of(style, quantity)(np.linspace(0, 1, 16), bytes=True).tolist():
             scale.append("█", Ink(color=Color.from_rgb(red, green, blue)))
-        scale.append(f" {limits.high:.2g}" if shared else " largest of each head")
+        scale.append(f" {limits.high:.2g}" if shared else f" {high} of each head")
     elif shared:
         # The shades, each with the value at which the next begins.
         steps = [make_norm(limits, style).inverse(step / len(SHADES)) for step in range(1, len(SHADES))]
         scale.append("  ".join(f"{sign} to {end:.2g}" for sign, end in zip(SHADES, [*steps, limits.high], strict=True)))
     else:
-        scale.append(f"{SHADES[0]} least to {SHADES[-1]} largest of each head")
+        middle = f"{SHADES[len(SHADES) // 2]} 0 " if signed else ""
+        scale.append(f"{SHADES[0]} {low} {middle}to {SHADES[-1]} {high} of each head")
     signs = [quantity_name(quantity, style)]
     signs += ["blank: not visible to the query"] if any(np.isnan(head.values_QK).any() for head in heads) else []
     if any((head.values_QK == TAKEN).any() for head in heads):
