@@ -188,8 +188,8 @@ def test_a_sink_elsewhere_is_taken_out_where_it_stands():
 
 def test_logits_have_the_colours_of_figures_and_no_common_scale():
     screen = shown("--select", "1.4,3.0", "--weights", "scores", **COLOUR)
-    assert "least" in screen
-    assert "largest of each head" in screen
+    assert "-1 " in screen
+    assert "+1 times the largest size of each head" in screen
     assert "logit" in screen
 
 
