@@ -208,7 +208,7 @@ class Dataset(Drawing, MeasuredEntries, Relations, Spreadsheet, Printing):
     figures: Annotated[str | None, "Figures, by commas: overview, layers, heads, metrics.", "KINDS", FIRST, HELD] = None
     format: Annotated[Literal["parquet", "csv", "jsonl"], "Format of the tables.", HELD] = "parquet"
     to_stdout: Annotated[Literal["jsonl"] | None, "Print one JSON object per text, and write no folder.", FIRST] = None
-    matrices: Annotated[bool, "Write whole matrices too, as float16 safetensors.", HELD] = False
+    matrices: Annotated[bool, "Write whole matrices too, as safetensors: float16, signed ones float32.", HELD] = False
     keep_text: Annotated[bool, "Keep the text itself in the table of texts.", HELD, SETTING] = True
     summary: Annotated[bool, "Write a table of means over the texts too, with intervals."] = False
     shard_size: Annotated[

@@ -31,7 +31,7 @@ from attnscope.corpus.tables import TableFile, schema_of, version_of
 from attnscope.errors import AttnscopeError
 from attnscope.hooks.generation import DEFAULT, POSITIONS
 from attnscope.hooks.report import joined_ways
-from attnscope.model.selection import STACKS, as_ranges, is_cross
+from attnscope.model.selection import DECODER, SOFTMAX, STACKS, as_ranges, is_cross
 from attnscope.observe.records import HeadColumns, RelationRows
 from attnscope.observe.request import ENTRIES, codes
 from attnscope.utils.files import json_line
@@ -383,27 +383,34 @@ class ShardWriter:
                 self._waiting.popleft().result()
 
     def _keep_weights(self, item: Item, obs: Observation) -> None:
-        if not self.output.weights or obs.keys is not obs.queries:  # a triangle has no room for summaries
+        """Keep the lower triangles of a text's layers until they are saved; as they are where no row bounds them."""
+        if not self.output.weights:
             return
         import torch
 
         count = len(obs.prompt)
-        lower, columns = torch.tril_indices(count, count), obs.columns
-        numbers = np.where(columns.head < 0, columns.kv_head, columns.head)
-        for (layer, _), weights_HQK in obs.weights.items():
-            name = f"{item.number}.{layer}"
-            self._weights[name] = weights_HQK[:, lower[0], lower[1]].half().contiguous()
-            self._weights_index.append(
-                {
-                    "item": item.number,
-                    "id": item.id,
-                    "layer": layer,
-                    "heads": numbers[columns.kept & (columns.layer == layer)].tolist(),
-                    "tokens": count,
-                    "file": f"{self.part}.safetensors",
-                    "tensor": name,
-                }
-            )
+        lower = torch.tril_indices(count, count)
+        for stack, of_stack in obs.stacks.items():
+            if of_stack.keys is not of_stack.queries:  # a triangle has no room for summaries
+                continue
+            columns = of_stack.columns
+            numbers = np.where(columns.head < 0, columns.kv_head, columns.head)
+            for (layer, _), weights_HQK in of_stack.weights.items():
+                name = f"{item.number}.{layer}" if stack == DECODER else f"{item.number}.{stack}.{layer}"
+                triangle_HE = weights_HQK[:, lower[0], lower[1]]
+                self._weights[name] = (triangle_HE.half() if stack in SOFTMAX else triangle_HE).contiguous()
+                self._weights_index.append(
+                    {
+                        "item": item.number,
+                        "id": item.id,
+                        "stack": stack,
+                        "layer": layer,
+                        "heads": numbers[columns.kept & (columns.layer == layer)].tolist(),
+                        "tokens": count,
+                        "file": f"{self.part}.safetensors",
+                        "tensor": name,
+                    }
+                )
 
     def _save_weights(self) -> dict[str, Path]:
         from safetensors import SafetensorError

@@ -35,7 +35,7 @@ from attnscope.utils.folders import locked
 from attnscope.utils.parquet import open_parquet
 from attnscope.utils.tables import FORMATS, Pieces, escape_formulas, numbers, texts_at
 
-SCHEMA_VERSIONS = {"texts": 3, "heads": 6, "relations": 3, "spans": 3, "summary": 2, "weights": 2}
+SCHEMA_VERSIONS = {"texts": 3, "heads": 6, "relations": 3, "spans": 3, "summary": 2, "weights": 3}
 BEFORE = SCHEMA_VERSIONS | {"texts": 2, "heads": 5, "relations": 2, "spans": 2, "weights": 1}  # of layout 6
 TOKEN = pa.dictionary(pa.int32(), pa.string())
 TYPES = {  # by the words of the table below, `int!` where each row has one; a token is a text that many rows have

@@ -322,7 +322,7 @@ def ranked(
 
 
 def first_ranked(scores: Mapping[str, Score], places: np.ndarray) -> str | None:
-    """What sorts the heads of some places without a named order: the first metric of which one of them has a value.
+    """What heads of some places are sorted by where no order is named: the first metric that one of them has.
 
     `mass` comes first, then metrics as tables list them. None where nothing was measured.
     """

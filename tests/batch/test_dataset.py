@@ -28,6 +28,7 @@ from attnscope.corpus.run import run_folder
 from attnscope.corpus.tables import SCHEMA_VERSIONS, SCHEMAS, schema_of
 from attnscope.corpus.worker import Worker
 from attnscope.inputs.prompt import from_text
+from attnscope.model.loading import load
 from attnscope.model.options import LoadOptions
 from attnscope.model.selection import STACKS
 from attnscope.observe.collect import observe
@@ -35,6 +36,7 @@ from attnscope.observe.request import Request
 from attnscope.utils.tables import FORMATS, as_text, escape_formulas, json_rows
 from helpers.command_line import call
 from helpers.corpora import batch, differs, jsonl, rows, some_texts, written
+from helpers.folders import saved
 from helpers.pictures import without_command
 from helpers.rows import csv_rows, json_lines
 
@@ -212,6 +214,26 @@ def test_weights_are_the_lower_triangles(tmp_path: Path, tiny_folder: Path, tiny
                     assert abs(float(packed[place, at]) - float(full[query, key])) < 1e-3
                     at += 1
             assert at == packed.shape[1]
+
+
+def test_layers_without_a_softmax_have_triangles_with_their_signs(tmp_path: Path) -> None:
+    """Of a layer with attention and Mamba-2 in parallel both, each under its own name."""
+    folder, text = saved(tmp_path / "hybrid", "falcon_h1", vocab_size=2048), "the bank of the river"
+    out = written_by_batch(tmp_path, folder, [text], "--matrices", "--select", "1.2,linear.1.2-3", "--tables", "heads")
+    index = json_lines((out / "weights" / "part-000000000.index.jsonl").read_bytes())
+    stored = load_file(out / "weights" / "part-000000000.safetensors")
+    assert [(row["tensor"], row["stack"], row["layer"], row["heads"]) for row in index] == [
+        ("0.1", "decoder", 1, [2]),
+        ("0.linear.1", "linear", 1, [2, 3]),
+    ]
+    loaded = load(LoadOptions(model=str(folder), device="cpu"))
+    [seen] = observe(loaded, [from_text(loaded.tokenizer, text)], Request(weights=True))
+    for row, dtype in zip(index, (torch.float16, torch.float32), strict=True):
+        packed, whole = stored[row["tensor"]], seen.of(row["stack"]).weights[1][row["heads"]]
+        assert packed.dtype == dtype
+        query, key = np.tril_indices(row["tokens"])
+        assert_close(packed, whole[:, query, key].to(dtype))
+    assert (stored["0.linear.1"] < 0).any()
 
 
 @pytest.mark.usefixtures("drawn_here")
