@@ -381,6 +381,9 @@ def test_layers_of_channels_show_the_mean_of_sizes_or_one_channel_signed(channel
     [drawn] = drawings(one).values()
     assert {maps.quantity for maps in drawn.maps} == {"channel"}
     assert drawn.about.line.endswith(", channel 3")
+    # How much is negative is known of a channel, and not of a mean of sizes.
+    assert not any(math.isfinite(head.score.get("negative_share", math.nan)) for head in mean.heads)
+    assert all(0 < head.score["negative_share"] < 1 for head in one.heads)
     assert {row["stack"] for row in mean.table().to_pylist() if row["head"] is not None} == {"channels"}
     assert (mean.weights[0] >= 0).all()
     assert (one.weights[0] < 0).any()

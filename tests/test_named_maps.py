@@ -337,6 +337,9 @@ def test_a_line_says_what_linear_layers_show_and_what_they_lack(linear, tmp_path
     assert [(row["stack"], row["layer"], row["head"]) for row in rows] == [("linear", "1", "2")]
     assert rows[0]["entropy"] == ""
     assert float(rows[0]["decay_length"]) > 0
+    rows = call("keys", TEXT, "-m", folder, "--select", "linear.1.2").rows
+    assert {row["stack"] for row in rows} == {"linear"}
+    assert sum(float(row["received"]) for row in rows) == pytest.approx(1, abs=1e-5)
     logits = call("relations", TEXT, "-m", folder, "--weights", "scores")
     assert "not measured: linear layers 0-2: they have no logits" in logits.err
     assert {row["stack"] for row in logits.rows} == {"decoder"}

@@ -338,6 +338,12 @@ def _signed(P: AttentionOperator, value: Tensor) -> Tensor:
     return value if hasattr(P, "rule") else value * math.nan
 
 
+def _negative_share(P: AttentionOperator, size: Tensor, signed: Tensor) -> Tensor:
+    """NaN too of a mean over channels, which is of sizes."""
+    share = ((size - signed) / (2 * size).clamp_min(1e-30)).clamp_min(0)
+    return share if P.signed else share * math.nan
+
+
 def _decay_length(P: AttentionOperator, _: Tensor, log_BHQ: Tensor, counts_BHQ: Tensor) -> Tensor:
     """One number for all rows, (B, H, 1): that of the decays of all rows that count."""
     logs_BHQ = log_BHQ.double().where(counts_BHQ, 0.0)
@@ -379,11 +385,11 @@ SIGNED = by_id(
         short="neg",
         formula="mean of the sum of |w[i,j]| over w[i,j] < 0, divided by that over all j",
         source="attnscope",
-        reading="above 0: values of some tokens are subtracted, which a softmax cannot do",
+        reading="above 0: values of some tokens are subtracted, which a softmax cannot do; null of a mean of sizes",
         rows="all",
-        stacks=(LINEAR,),
+        stacks=MIXING,
         asks=lambda texts: (ask.SizeSum(), ask.RowSum()),
-        value=lambda P, size, signed: _signed(P, ((size - signed) / (2 * size).clamp_min(1e-30)).clamp_min(0)),
+        value=_negative_share,
     ),
     Metric(
         id="decay_length",
@@ -394,7 +400,7 @@ SIGNED = by_id(
         source=GATES,
         reading="after so many tokens decay alone leaves 1/e of the state; null where nothing decays",
         rows="all",
-        stacks=(LINEAR,),
+        stacks=MIXING,
         asks=lambda texts: (ask.RowSum(),),
         value=_decay_length,
         extras=lambda P, texts: (_gate(P, "log_decay"), counted_rows(P, texts, "all")),

@@ -289,7 +289,7 @@ class Observation:
 
     def key_table(self) -> pa.Table:
         """A row per token: the mean mass it receives from the kept heads, and which of them look at it most; those that
-        receive most first.
+        receive most first. Tokens of a stack without a kept head have none.
 
         Columns position, token, received, heads (how many have it as their top key with a mass above SINK_MASS),
         `resting` (`L1H1 0.86, L2H0 0.41`, the largest mass first), stack: the stack whose keys these are.
@@ -300,7 +300,8 @@ class Observation:
         for head in sorted(self.kept_heads(), key=lambda head: -head.top_key_mass):
             if head.top_key_mass > SINK_MASS:
                 resting.setdefault((head.stack, head.top_key), []).append(head)
-        stacks = self.stacks.items()
+        kept = {head.stack for head in self.kept_heads()}
+        stacks = [(stack, of) for stack, of in self.stacks.items() if stack in kept or not kept]
         places = [(stack, position, token) for stack, of in stacks for position, token in enumerate(of.keys.tokens)]
         received = np.concatenate([of.received for _, of in stacks])
         order = np.argsort(-received, kind="stable").tolist()
