@@ -217,6 +217,19 @@ def test_a_head_that_never_decays_has_no_length_and_one_without_gates_no_gate() 
     assert measure(LinearMap(replace(rule, log_decay_BTH=None)), texts, ["decay_length"])["decay_length"].isnan().all()
 
 
+def test_a_row_of_zeros_has_no_key_that_counts_and_a_row_of_nan_no_number() -> None:
+    rule = decaying_rule(6)
+    texts = replace(texts_of([1] * 6), stack=LINEAR)
+    names = metrics_for([*METRICS, "absolute_mass", "negative_share"], LINEAR)
+    for fill, expected in ((0.0, 0.0), (math.nan, math.nan)):
+        query = rule.tokens["q"].clone()
+        query[:, :, 1] = fill
+        scores = measure(LinearMap(replace(rule, tokens={**rule.tokens, "q": query})), texts, names)
+        for name, value in scores.items():
+            assert float(value[0, 1]) == pytest.approx(expected, nan_ok=True), name
+            assert math.isfinite(float(value[0, 0])), name
+
+
 def test_the_gates_of_a_shorter_text_do_not_hear_its_padding() -> None:
     rule = decaying_rule(9, texts=2)
     ids = torch.arange(9).repeat(2, 1)

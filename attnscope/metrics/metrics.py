@@ -199,7 +199,7 @@ METRICS = by_id(
         reading="how many keys really count",
         stacks=(*SOFTMAX, *MIXING),
         asks=lambda texts: (ask.SumOfSquares(),),
-        value=lambda P, sum_of_squares: 1 / sum_of_squares,
+        value=lambda P, squares: (1 / squares).masked_fill(squares == 0, 0.0),  # a linear layer's row may be all 0
     ),
     Metric(
         id="confidence",
