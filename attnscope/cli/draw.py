@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -228,8 +229,7 @@ def _run(
     from attnscope.export.drawing import drawings
     from attnscope.export.manifest import NAME
     from attnscope.export.redraw import AGAIN, Redrawn, load_run
-    from attnscope.model.selection import pairs
-    from attnscope.model.selection import select as selected
+    from attnscope.model.selection import select_stacks
 
     if not (folder / NAME).exists():
         raise UsageError(
@@ -240,17 +240,22 @@ def _run(
     seen = load_run(folder, sink_apart=style.sink == "mask")
     chosen: list[str] = []
     if select is not None:
-        heads_by_layer = {key.layer: heads for key, (heads, _) in seen.kv_of.items()}
-        wanted = set(pairs(selected(select, heads_by_layer, of="this run")))
-        chosen = [head.name for head in seen.kept_heads() if (head.layer, head.head) in wanted]
-    [drawing] = drawings(seen, chosen, depth=over, metrics=over).values()
+        heads = {
+            stack: {key.layer: count for key, (count, _) in obs.kv_of.items()} for stack, obs in seen.stacks.items()
+        }
+        wanted = select_stacks(select, heads, seen.stack, of="this run")
+        kept = seen.kept_heads()
+        chosen = [head.name for head in kept if head.head in wanted.get(head.stack, {}).get(head.layer, ())]
+    drawn = drawings(seen, chosen, depth=over, metrics=over)
+    panels = any(drawing.panels for drawing in drawn.values())
     # Tables hold less than a run did: what they lack is named, with how to draw it all the same.
     lacking = [kind for kind in MAPS if kind in kinds and seen.maps is None and (kind != "heads" or chosen)]
-    lacking += ["metrics"] if "metrics" in kinds and not drawing.panels else []
-    lacking += [DEPTH] if DEPTH in kinds and not drawing.depth[0] else []
+    lacking += ["metrics"] if "metrics" in kinds and not panels else []
+    lacking += [DEPTH] if DEPTH in kinds and not any(drawing.depth[0] for drawing in drawn.values()) else []
     notes = [f"{', '.join(lacking)}: not in the tables; {AGAIN.format(folder)}"] * bool(lacking)
-    if "metrics" in kinds and drawing.panels:
+    if "metrics" in kinds and panels:
         notes.append(f"metrics.{style.image} does not mark what the text is too short to show: no table says it")
-    if not drawing.pictures(kinds):
+    if not any(drawing.pictures(kinds) for drawing in drawn.values()):
         raise UsageError(f"the tables of {folder} hold no picture that was asked for", AGAIN.format(folder))
-    return Redrawn(drawing.draw(into, kinds, style), tuple(notes))
+    paths = chain.from_iterable(drawing.draw(into / stack, kinds, style) for stack, drawing in drawn.items())
+    return Redrawn(list(paths), tuple(notes))

@@ -37,7 +37,7 @@ from attnscope.hooks.report import CaptureReport
 from attnscope.metrics.metrics import KNOWN
 from attnscope.metrics.roles import NONE
 from attnscope.metrics.texts import MAP_SIDE, Cells
-from attnscope.model.selection import CROSS, DECODER, ENCODER, OF_TWO_TEXTS, STACKS, is_causal, is_cross, sides
+from attnscope.model.selection import DECODER, MIXING, OF_TWO_TEXTS, STACKS, is_cross, looks_back, mixes, sides
 from attnscope.observe.atlas import columns_of
 from attnscope.observe.observation import Observation
 from attnscope.observe.records import HeadColumns, KeptKeys, LayerMaps, Matrices, Score
@@ -60,25 +60,23 @@ AGAIN = "read the text again: attnscope draw --from {}"
 
 
 def run_of_folder(folder: Path, otherwise: str = "leave out {from_tables}") -> Observation:
-    """What the tables of a run hold; of an encoder-decoder the decoder's, with `other_stacks`.
+    """What the tables of a run hold, the decoder's or the only stack's; the others are its `other_stacks`.
 
     Kept are the keys that relations.csv lists, and whole weights where it lists all of them. otherwise: the hint of
     refusals. Raises UsageError for a folder that is damaged, and for one of means over kv heads; MemoryLimitError where
     there is no room for what is listed.
     """
     tables = RunTables(folder, otherwise)
-    if tables.target is None:
-        return _observation(tables, tables.places, tables.source, tables.source)
-    texts = {
-        ENCODER: (tables.source, tables.source),
-        DECODER: (tables.target, tables.target),
-        CROSS: (tables.target, tables.source),
-    }
+    stacks = list(dict.fromkeys(key.stack for key, _ in tables.places)) if tables.target is None else OF_TWO_TEXTS
     of_stack = {
-        stack: _observation(tables, [place for place in tables.places if place[0].stack == stack], *both)
-        for stack, both in texts.items()
+        stack: _observation(
+            tables,
+            [place for place in tables.places if place[0].stack == stack],
+            *sides(stack, tables.source, tables.target or tables.source),
+        )
+        for stack in stacks
     }
-    return replace(of_stack.pop(DECODER), other_stacks=of_stack)
+    return replace(of_stack.pop(DECODER if DECODER in of_stack else stacks[0]), other_stacks=of_stack)
 
 
 def load_run(folder: Path, *, sink_apart: bool = False) -> Observation:
@@ -87,18 +85,24 @@ def load_run(folder: Path, *, sink_apart: bool = False) -> Observation:
     sink_apart: whether key 0 of a long text keeps a column of its own. Raises UsageError as `run_of_folder`, and for a
     run of several stacks.
     """
-    from attnscope.export.drawing import coarser
-
     again = AGAIN.format(folder)
     seen = run_of_folder(folder, again)
-    if seen.other_stacks or len({key.stack for key in seen.kv_of}) > 1:
+    if any(not mixes(stack) for stack in seen.other_stacks):
         raise UsageError(f"{folder} is a run of several stacks", again)
+    others = {stack: _with_maps(obs, sink_apart) for stack, obs in seen.other_stacks.items()}
+    return replace(_with_maps(seen, sink_apart), other_stacks=others)
+
+
+def _with_maps(seen: Observation, sink_apart: bool) -> Observation:
+    """One stack with the maps that its weights are, and nothing else that was kept."""
+    from attnscope.export.drawing import coarser
+
     kept = seen.kept.get("weights")
     if not kept:
         return replace(seen, kept={})
     # a query sees no key after it where the stack is causal: those cells are empty in the picture, and not 0
     count = len(seen.queries)
-    hidden_TT = np.triu(np.ones((count, count), bool), 1) & is_causal(seen.stack)
+    hidden_TT = np.triu(np.ones((count, count), bool), 1) & looks_back(seen.stack)
     values = {
         key: np.where(hidden_TT, np.float32(np.nan), np.asarray(matrices.weights)) for key, matrices in kept.items()
     }
@@ -138,6 +142,14 @@ class RunTables:
     def lengths(self, stack: str) -> tuple[int, int]:
         """How many queries and keys a stack has."""
         return sides(stack, len(self.source), len(self.target or self.source))
+
+    @property
+    def channel(self) -> int | None:
+        """The channel whose maps the run shows, of layers whose channels have maps of their own."""
+        asked: Any = self.of_run("ask")
+        for name in ("keep", "view", "channel"):
+            asked = asked.get(name) if isinstance(asked, Mapping) else None
+        return asked if type(asked) is int and asked >= 0 else None
 
     @cached_property
     def places(self) -> list[Place]:
@@ -189,7 +201,9 @@ class RunTables:
                 "name fewer heads with {select} where the run is exported",
             )
         weights, listed = (np.full((len(number) * queries, most), none) for none in (np.float32(np.nan), np.int64(0)))
-        weights[row, nth], listed[row, nth] = np.where(np.isfinite(weight) & (weight >= 0), weight, np.nan), key
+        signed = np.array([mixes(key.stack) for key, _ in places])[order]
+        weights[row, nth] = np.where(np.isfinite(weight) & (signed | (weight >= 0)), weight, np.nan)
+        listed[row, nth] = key
         arrays: list[Any] = [part.reshape(len(number), queries, -1) for part in (weights, listed)]
         # heads of a table alone, which list no key, have rows too: a page counts them
         kept = {}
@@ -206,7 +220,7 @@ class RunTables:
         listed, visible = sum(np.count_nonzero(~np.isnan(keys.weight)) for keys in self.listed.values()), 0
         for layer, _ in self.places:
             queries, keys = self.lengths(layer.stack)
-            visible += queries * (queries + 1) // 2 if is_causal(layer.stack) else queries * keys
+            visible += queries * (queries + 1) // 2 if looks_back(layer.stack) else queries * keys
         return bool(self.listed) and listed == visible
 
     def roles(self, place: Place) -> tuple[str, str, str | None]:
@@ -250,7 +264,7 @@ class RunTables:
                 raise self.damaged(name)
             # a layer without attention has a type, and no head
             types = table["type"].to_pylist() if "type" in columns else [None] * len(table)
-            kept = [stack in OF_TWO_TEXTS and not what for stack, what in zip(stacks, types, strict=True)]
+            kept = [stack in (*OF_TWO_TEXTS, *MIXING) and not what for stack, what in zip(stacks, types, strict=True)]
             table = table.filter(pa.array(kept, pa.bool_()))
             kv_heads = table["kv_head"]
             if kv_heads.null_count == len(table):  # of weights alone, which do not tell
@@ -281,7 +295,7 @@ def _observation(tables: RunTables, places: Sequence[Place], queries: Prompt, ke
         queries=queries,
         keys=keys,
         text_columns=_columns(tables, counts, len(keys)),
-        view=View(),
+        view=View(channel=tables.channel),
         group=None,
         support=PerLayer({key: defaultdict(lambda: ENOUGH) for key in counts}),
         visible=PerLayer(dict.fromkeys(counts, "-")),

@@ -116,6 +116,11 @@ def is_causal(stack: str) -> bool:
     return stack in CAUSAL
 
 
+def looks_back(stack: str) -> bool:
+    """Whether a token has no weight for any after it, by a mask or because a state is written token by token."""
+    return is_causal(stack) or mixes(stack)
+
+
 def metrics_stack(stack: str, ahead: float) -> str:
     """The stack whose metrics a layer has: an encoder's where all its queries see the next key, a decoder's where none.
 

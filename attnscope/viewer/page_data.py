@@ -35,9 +35,8 @@ from attnscope.model.selection import (
     OF_TWO_TEXTS,
     VISION,
     is_bidirectional,
-    is_causal,
     is_linear,
-    mixes,
+    looks_back,
 )
 from attnscope.observe.records import HeadColumns
 from attnscope.observe.request import LayerKey, PerLayer
@@ -478,7 +477,7 @@ class StackedSide(Side):
         for layer in self.at:
             (queries, keys), stack = self._axes(layer), layer.stack
             every: Sight = None, np.array(len(keys))  # of cross-attention, and of a vision tower
-            ordered = is_bidirectional(stack) or is_causal(stack) or mixes(stack)
+            ordered = is_bidirectional(stack) or looks_back(stack)
             first_Q, end_Q = sight_of(self.stacks[stack], layer) if ordered else every
             first_T, end_T = np.zeros((2, len(self.seen.queries)), "<i4")
             first_T[queries] = keys.start + (0 if first_Q is None else first_Q)

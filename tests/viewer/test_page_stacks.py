@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import attnscope
+from attnscope.export.redraw import load_run
 from attnscope.model.loading import wrap
 from attnscope.model.selection import CROSS, DECODER, ENCODER
 from helpers.browsing import DESKTOP, PHONE, Sight, visiting
@@ -219,6 +220,46 @@ def test_tables_of_an_encoder_show_both_sides(tmp_path: Path) -> None:
     [end] = ends(found, "end")
     assert (end == len(end)).all()
     assert all(map_QK.sum(1) == pytest.approx(1, abs=1e-3) for map_QK in found.maps().values())
+
+
+@pytest.mark.parametrize(
+    ("model_type", "channel", "signed"),
+    [
+        ("falcon_h1", None, [("decoder", False), ("linear", True)]),
+        ("mamba2", None, [("linear", True)]),
+        ("mamba", 3, [("channels", True)]),
+        ("mamba", None, [("channels", False)]),
+    ],
+)
+def test_tables_of_layers_without_a_softmax_make_the_page_that_the_model_makes(
+    demo: Any, tmp_path: Path, model_type: str, channel: int | None, signed: list[tuple[str, bool]]
+) -> None:
+    loaded = wrap(roused_model(model_type, vocab_size=2000), demo.tokenizer, model_type)
+    view = attnscope.View(channel=channel)
+    request = attnscope.Request(weights=True, relations=True, top_k=None, view=view)
+    seen = attnscope.capture(loaded, SOURCE, request=request, select="1" + ",linear.1" * (len(signed) > 1))
+    seen.export(tmp_path / "run", figures=())
+    found = of_tables(tmp_path / "run", tmp_path)
+    layers, maps = found.said["sides"][0]["layers"], found.maps()
+    assert [(one["stack"], one.get("signed", False)) for one in layers] == signed
+    assert sum(layer["heads"] for layer in layers) == len(maps)
+    for (at, head), values in maps.items():
+        weights = np.asarray(seen.of(layers[at]["stack"]).weights[1][head])
+        np.testing.assert_allclose(values, weights, atol=float(np.abs(weights).max()) / 60_000)
+        assert (values.min() < 0) == signed[at][1]
+    # The pictures of the folder have the same signs, a stack in a folder of its own where there are several.
+    kinds = ("--figures", "overview,heads", "--select", "1.0" + ",linear.1.2" * (len(signed) > 1))
+    call("draw", str(tmp_path / "run"), "--out", str(tmp_path / "again"), *kinds).ok()
+    several = [f"{stack}/" for stack, _ in signed] if len(signed) > 1 else [""]
+    heads = ["L01H00.png", "L01H02.png"][: len(signed)]
+    drawn = sorted(path.relative_to(tmp_path / "again").as_posix() for path in (tmp_path / "again").rglob("*.png"))
+    places = zip(several, heads, strict=True)
+    assert drawn == [f"{stack}{name}" for stack, head in places for name in (f"heads/{head}", "overview.png")]
+    again = load_run(tmp_path / "run")
+    for stack, of_stack in again.stacks.items():
+        [drawn_HQK] = of_stack.maps.values.values()
+        expected = np.asarray(seen.of(stack).weights[1])
+        np.testing.assert_allclose(np.tril(drawn_HQK), expected, rtol=1e-6, atol=1e-12)
 
 
 @pytest.mark.parametrize(
