@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from attnscope.model.loaded import LoadedModel
     from attnscope.observe.request import Text, TextInputs
     from attnscope.observe.run import Run
+    from attnscope.viewer.page import Page
+    from attnscope.viewer.study_pages import Again
 
 STACKS = ("depth", *TEXT_TASKS)  # what needs which models
 SCHEMA, NAME, TABLE, PICTURE = "depth/1", "depth.json", "depth.parquet", "depth"
@@ -156,6 +159,17 @@ class Depth(DrawnRecord):
         return as_table(columns)
 
     @property
+    def notes(self) -> list[str]:
+        """What a reader of the numbers has to know."""
+        if self.parts.measure != SHARE:
+            return ["weight: of the model's softmax over earlier blocks; the weights sum to 1"]
+        share = "the projection of a block's output on the residual, over its squared norm; the shares sum to 1"
+        lines = [f"share: {share}"]
+        if any("rest" in block for block in self.blocks):
+            lines.append("rest: what a layer adds besides, such as the bias of a norm")
+        return lines
+
+    @property
     def held(self) -> str:
         """How exactly the parts are what is read."""
         shares = self.parts.measure == SHARE
@@ -192,32 +206,56 @@ class Depth(DrawnRecord):
         """Draw readers by blocks into a folder; the path. A panel for each token or stream, up to eight."""
         from attnscope.figures.pictures import Grid, save_grid
 
-        points = self.parts.points
-        blocks = list(dict.fromkeys(block for point in points for block in point.blocks))
-        tokens = points[-1].tokens or (None,)
-        streams = max(point.number_CSQ.shape[1] for point in points)
-        panels: dict[str, np.ndarray] = {}
-        for place, token in list(enumerate(tokens))[:PANELS]:
-            for stream in range(streams)[: max(1, PANELS // min(len(tokens), PANELS))]:
-                names = [self.named(points[-1], token)] if token is not None else []
-                names += [f"stream {stream}"] * (streams > 1)
-                panels[", ".join(names) or "mean over the tokens"] = self._cells(blocks, stream, place)
+        panels = {name: number_RC for name, (number_RC, _) in islice(self._panels(), PANELS)}
         style = style.of(About(line=f"{self.source}, {len(self.prompt)} tokens", command=style.about.command))
-        grid = Grid([self.reader(point) for point in points], blocks, panels, self.unit)
+        grid = Grid(list(map(self.reader, self.parts.points)), self.blocks, panels, self.unit)
         return save_grid(folder / f"{PICTURE}.{style.image}", grid, style, style.headed(self._title))
 
-    def _cells(self, blocks: Sequence[str], stream: int, place: int) -> np.ndarray:
-        """(readers, blocks): NaN where a block comes later."""
-        cells = np.full((len(self.parts.points), len(blocks)), np.nan)
-        for row, point in enumerate(self.parts.points):
-            number_CSQ = point.number_CSQ
-            if place < number_CSQ.shape[2]:
-                columns = [blocks.index(block) for block in point.blocks]
-                cells[row, columns] = number_CSQ[:, min(stream, number_CSQ.shape[1] - 1), place]
-        return cells
+    @cached_property
+    def blocks(self) -> list[str]:
+        """The names of all blocks, in the order of the model."""
+        return list(dict.fromkeys(block for point in self.parts.points for block in point.blocks))
 
-    def export(self, folder: str | Path, *, style: Style = Style(), force: bool = False) -> list[Path]:
-        """Write depth.parquet, depth.json and the figure; the paths. Raises UsageError for another text's folder."""
+    def _panels(self) -> Iterator[tuple[str, np.ndarray]]:
+        """(name, number and norm (2, readers, blocks)) of each token and stream, NaN where a block comes later."""
+        points = self.parts.points
+        streams, columns = max(point.number_CSQ.shape[1] for point in points), self.blocks.index
+        for place, token in enumerate(points[-1].tokens or (None,)):
+            for stream in range(streams):
+                cells_2RC = np.full((2, len(points), len(self.blocks)), np.nan)
+                for row, point in enumerate(points):
+                    of = min(stream, point.number_CSQ.shape[1] - 1)
+                    if place < point.number_CSQ.shape[2]:
+                        both_2C = [number_CSQ[:, of, place] for number_CSQ in (point.number_CSQ, point.norm_CSQ)]
+                        cells_2RC[:, row, list(map(columns, point.blocks))] = both_2C
+                names = [self.named(points[-1], token)] if token is not None else []
+                names += [f"stream {stream}"] * (streams > 1)
+                yield ", ".join(names) or "mean over the tokens", cells_2RC
+
+    def page(self, again: Again | None = None) -> Page:
+        """Readers by blocks as an HTML page; again: what makes the numbers once more, as it is copied from there.
+
+        >>> attnscope.depth(model, "the bank of the river").page().save("depth.html")
+        """
+        from attnscope.viewer.study_pages import Again, DepthSide
+
+        readers = list(map(self.reader, self.parts.points))
+        panels = dict(islice(self._panels(), DepthSide.most(len(readers), len(self.blocks))))
+        every = len(self.parts.points[-1].tokens or (0,)) * self.parts.points[-1].number_CSQ.shape[1]
+        notes = [*self.notes, self.held]
+        notes += [f"{len(panels)} of {every} tokens and streams have room"] * (every > len(panels))
+        again = again or Again()
+        return DepthSide(self.source, self.prompt, self.unit, readers, self.blocks, panels, notes, again).page()
+
+    def export(
+        self, folder: str | Path, *, style: Style = Style(), force: bool = False, again: Again | None = None
+    ) -> list[Path]:
+        """Write depth.parquet, depth.json, figure and page; the paths. Raises UsageError for another text's folder.
+
+        again: see `page`.
+        """
+        from attnscope.viewer.study_pages import DEPTH_PAGE
+
         into = Path(folder)
         refuse_other_kind(into, NAME, force)
         before = document(into / NAME, "damaged, or no depth of ours", "name another folder", force=force)
@@ -225,7 +263,7 @@ class Depth(DrawnRecord):
         into.mkdir(parents=True, exist_ok=True)
         table = save(self.table(), into / TABLE)
         save_json(self.facts(), into / NAME)
-        return [table, into / NAME, self.draw(into, style)]
+        return [table, into / NAME, self.draw(into, style), self.page(again).save(into / DEPTH_PAGE)]
 
 
 @dataclass(frozen=True)

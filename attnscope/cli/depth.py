@@ -14,7 +14,8 @@ from attnscope.cli.heads import GROUPS
 from attnscope.cli.option_groups import FIRST, REST, command_line, fill, option_group
 from attnscope.cli.options import Generated, MayAsk, ModelTexts, Queries
 from attnscope.cli.output import Top, write_file, writing_to
-from attnscope.cli.study_tables import depth_notes, depth_sheet
+from attnscope.cli.reproduce import study_command
+from attnscope.cli.study_tables import depth_sheet
 from attnscope.utils.folders import PICTURES, TABLES
 from attnscope.utils.signals import unwinding
 
@@ -43,7 +44,7 @@ class Tokens(Queries):
     ] = None
 
 
-OUT = "Folder for table, facts and a figure, or a file for one of them."
+OUT = "Folder for table, facts, a figure and depth.html, or a file for one of them."
 DepthTable = writing_to(StudyTable, OUT, *PICTURES, *TABLES)
 EXAMPLES = (
     'attnscope depth "the bank of the river, the bank of the"',
@@ -81,8 +82,11 @@ def depth(asked: DepthText, question: Tokens, top: Top, table: StudyTable, look:
         return look.figure_style(command_line("depth", asked, question, look))
 
     if table.folder is not None:
+        from attnscope.viewer.study_pages import Again
+
         with unwinding(), output.progress("drawing", None, table.quiet):
-            result.export(table.folder, style=style(), force=table.force)
+            again = Again(command=study_command("depth", text, asked, question))
+            result.export(table.folder, style=style(), force=table.force, again=again)
     if table.file is not None:
         write_file(
             table.file, result.table, lambda folder: [result.draw(folder, style())], table.quiet, "name a folder"
@@ -92,5 +96,5 @@ def depth(asked: DepthText, question: Tokens, top: Top, table: StudyTable, look:
     output.emit(rows, format, lambda: depth_sheet(result, top.shown))
     readers = sum(1 for _ in result.readers())
     output.log_lines(top.rest(min(readers, top.shown or readers), readers) if format == "table" else (), table.quiet)
-    output.log_lines(depth_notes(result), table.quiet)
+    output.log_lines((*result.notes, result.line), table.quiet)
     return 0

@@ -12,7 +12,7 @@ from attnscope.cli.figure_options import Look
 from attnscope.cli.heads import GROUPS
 from attnscope.cli.knockout_options import Answered, Compared, Edges, OtherName, Table, cut_asked
 from attnscope.cli.option_groups import command_line
-from attnscope.cli.reproduce import knockout_command, knockout_python
+from attnscope.cli.reproduce import knockout_python, study_command
 from attnscope.cli.study import Printed, load_studied, print_study, questions, read_one, run_study
 from attnscope.cli.study_tables import cautions, knockout_notes, knockout_sheet
 from attnscope.errors import UsageError
@@ -64,8 +64,8 @@ def knockout(answered: Answered, edges: Edges, other: OtherName, compared: Compa
 
     # The page says how its numbers are made again: as a command, and as a program.
     said = command_line("knockout", answered, edges, compared, look)
-    asked_as = (answered, edges, compared, text)
-    again = Again(said, knockout_command(*asked_as), knockout_python(*asked_as))
+    command = study_command("knockout", text, answered, edges, compared)
+    again = Again(said, command, knockout_python(answered, edges, compared, text))
     style = look.figure_style(said)
 
     def draw(record: KnockoutResult, folder: Path) -> list[Path | None]:

@@ -64,12 +64,12 @@ def _given_words(asked: Any, text: Any, group: type) -> Iterator[str]:
                 yield from option.words(part)
 
 
-def knockout_command(answered: Answered, edges: Edges, compared: Compared, text: str | Sequence[int] | None) -> str:
-    """The command of a knockout with its text, or the file of its texts."""
-    words = [word for group in (answered, edges, compared) for word in _given_words(group, text, type(group))]
-    piped = isinstance(text, str) and not any((answered.given, answered.text, answered.file))
+def study_command(name: str, text: Any, asked: ModelText, *others: Any) -> str:
+    """The command of a study with its text, or the file of its texts; others: its further groups."""
+    words = [word for group in (asked, *others) for word in _given_words(group, text, type(group))]
+    piped = isinstance(text, str) and not any((asked.given, asked.text, asked.file))
     beside = ["--text", text if isinstance(text, str) and len(text) <= NO_ROOM else STDIN] * piped
-    return f"attnscope knockout {shlex.join([*_with_model(answered, words), *beside])}"
+    return f"attnscope {name} {shlex.join([*_with_model(asked, words), *beside])}"
 
 
 def knockout_python(

@@ -19,7 +19,6 @@ from attnscope.errors import listed
 from attnscope.interventions.spec import SHARED
 from attnscope.metrics.metrics import METRICS
 from attnscope.model.selection import is_linear, stack_of, written_heads
-from attnscope.studies.attribution_records import SHARE
 from attnscope.studies.intervals import FEWEST, fewest_for_p
 from attnscope.studies.statistics import largest_first
 from attnscope.utils import display as cells
@@ -722,13 +721,3 @@ def depth_sheet(result: Depth, top: int | None) -> Sheet:
     columns = [words(name) for name in ("reader", "token") if any(row[name] is not None for row in rows)]
     columns += [Column("stream", cells.plain)] * any(row["stream"] is not None for row in rows)
     return Sheet(rows, [*columns, words("largest")])
-
-
-def depth_notes(result: Depth) -> list[str]:
-    """What a reader of the table has to know, and how exact it is."""
-    lines = ["share: the projection of a block's output on the residual, over its squared norm; the shares sum to 1"]
-    if result.parts.measure != SHARE:
-        lines = ["weight: of the model's softmax over earlier blocks; the weights sum to 1"]
-    elif any("rest" in block for point in result.parts.points for block in point.blocks):
-        lines.append("rest: what a layer adds besides, such as the bias of a norm")
-    return [*lines, result.line]

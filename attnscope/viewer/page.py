@@ -324,6 +324,7 @@ def array_sizes(sides: Sequence[Mapping[str, Any]], blobs: Blobs) -> dict[str, i
         "maps": [part for side in sides for part in [*side["maps"], *filter(None, [side["relations"]])]],
         "steps": [head for side in sides for head in (side["steps"] or {}).get("heads", ())],
         "why": [head for side in sides for head in side.get("why", ())],
+        "depth": [side["depth"] for side in sides if "depth" in side],
     }
     sizes = {
         name: sum(len(blobs.texts[number]) for number in {place["blob"] for place in of}) for name, of in places.items()
@@ -361,6 +362,7 @@ def _title(sides: Sequence[Mapping[str, Any]]) -> str:
         # A text for each range of queries and keys, its beginning without special tokens; one where there is one stack.
         tokens, whole, texts = side["tokens"], [0, len(side["tokens"]["plain"])], []
         ranges = {tuple(layer.get(axis, whole)) for layer in side["layers"] for axis in ("queries", "keys")}
+        ranges = ranges or {tuple(whole)}
         for start, stop in sorted(ranges):
             pieces = zip(tokens["plain"][start:stop], tokens["special"][start:stop], strict=True)
             line = " ".join("".join(plain for plain, special in pieces if not special).split())

@@ -2,6 +2,10 @@
 
 cuts_page(found, loaded.geometry, notes).save(folder / PAGE)
 
+depth.html: what each layer reads of earlier blocks, as a page of one view.
+
+DepthSide(source, prompt, unit, readers, blocks, panels).page().save(folder / DEPTH_PAGE)
+
 Logits taken apart on their way into the page: what each component gives to every key of some heads and queries.
 
 WhySide(seen, why).packed(blobs, Wanted())
@@ -19,17 +23,18 @@ import numpy as np
 from attnscope.model.selection import DECODER, LINEAR, StackLayer, is_linear, stack_of
 from attnscope.studies.attribution_records import KeyParts
 from attnscope.viewer.pack import Blobs, joined_arrays
-from attnscope.viewer.page import About, Plan, page_of
+from attnscope.viewer.page import BASE64, About, Plan, page_of
 from attnscope.viewer.page_data import Side, Wanted, rounded, said_of
 
 if TYPE_CHECKING:
+    from attnscope.inputs.prompt import Prompt
     from attnscope.model.geometry import Geometry, LayerGeometry
     from attnscope.observe.observation import Observation
     from attnscope.studies.attribution_records import Component
     from attnscope.studies.knockout_records import AskedCut, Case, KnockoutResult
     from attnscope.viewer.page import Page
 
-PAGE = "knockout.html"
+PAGE, DEPTH_PAGE = "knockout.html", "depth.html"
 MOST_TEXTS = 20  # of a corpus, that are shown with their queries and keys
 COUNTS = ("n", "n_permuted", "pool", "n_heads")
 NUMBERS = (
@@ -174,6 +179,64 @@ class CutsSide:
             "heads": [[at(layer), head] for layer, head in item.cut.heads] if over in ("heads", "kv") else [],
             "key": item.cut.keys[0][0] if over == "keys" else None,
         }
+
+
+@dataclass(frozen=True)
+class DepthSide:
+    """What each reader of the residual gets of each earlier block, on its way into the page.
+
+    panels: {the mean, or a token or stream: numbers and norms, (2, readers, blocks)}, NaN where a block comes later.
+    """
+
+    name: str
+    prompt: Prompt
+    unit: str
+    readers: Sequence[str]
+    blocks: Sequence[str]
+    panels: Mapping[str, np.ndarray]
+    notes: Sequence[str] = ()
+    again: Again = field(default_factory=Again)
+
+    @staticmethod
+    def most(readers: int, blocks: int) -> int:
+        """How many panels have room in a page."""
+        return max(1, int(Plan().room // (2 * 4 * readers * blocks * BASE64)))
+
+    def page(self) -> Page:
+        """The page of this side alone."""
+        return page_of([self], Plan(), About(self.again.line, "view=depth"))
+
+    @property
+    def plain(self) -> Sequence[str]:
+        """What each token shows."""
+        return self.prompt.plain
+
+    @cached_property
+    def said(self) -> Mapping[str, Any]:
+        """The side's words, as the page's JSON has them: of its model the page names no layers or heads."""
+        return {
+            "name": self.name,
+            "model": {"name": self.name, "type": "", "revision": None, "layers": 0, "dtype": ""},
+            "engine": "",
+            **said_of(self.prompt),
+            **dict.fromkeys(("layers", "metrics", "heads", "maps", "first"), ()),
+            **dict.fromkeys(("relations", "steps")),
+        }
+
+    def packed(self, blobs: Blobs, wanted: Wanted) -> dict[str, Any]:
+        """The side as the page's JSON has it: numbers are float32, those of all panels, then their norms."""
+        numbers, norms = np.stack(list(self.panels.values()), 1)
+        depth = {
+            "unit": self.unit,
+            "readers": list(self.readers),
+            "blocks": list(self.blocks),
+            "panels": list(self.panels),
+            "notes": list(self.notes),
+            "command": self.again.command,
+            "python": list(self.again.python),
+            **blobs.add(joined_arrays([numbers, norms]))[0],
+        }
+        return {**self.said, "depth": depth}
 
 
 def _text(cases: Sequence[Case]) -> dict[str, Any]:

@@ -300,7 +300,7 @@ def test_a_terminal_has_a_row_per_reader_with_its_largest_blocks():
 def test_the_folder_has_table_facts_and_figure_and_is_of_one_text(tmp_path: Path):
     folder = tmp_path / "depth"
     call("depth", RIVER, "--out", str(folder)).ok()
-    assert sorted(path.name for path in folder.iterdir()) == ["depth.json", "depth.parquet", "depth.png"]
+    assert sorted(path.name for path in folder.iterdir()) == ["depth.html", "depth.json", "depth.parquet", "depth.png"]
     assert pq.read_table(folder / "depth.parquet").column_names == COLUMNS
     other = call("depth", "the cat sat on the mat", "--out", str(folder))
     assert other.code == 2

@@ -13,7 +13,7 @@
  */
 export function recipes(page, state, keys) {
   const side = page.side(state);
-  if (state.view === "cuts") return ofCuts(page);
+  if (state.view === "cuts" || state.view === "depth") return ofStudy(page, state.view);
   const { commands = {}, python = [] } = page.data.copied ?? {};
   const first = page.shown(state) === 0;
   const chosen = new Chosen(page, state, keys);
@@ -29,9 +29,9 @@ export function recipes(page, state, keys) {
   return found;
 }
 
-/** @param {Page} page @returns {Recipe[]} the run that the cuts are of */
-function ofCuts(page) {
-  const { command = null, python = [] } = page.sides.find(({ data }) => data.cuts)?.data.cuts ?? {};
+/** @param {Page} page @param {"cuts"|"depth"} name @returns {Recipe[]} the run that the numbers are of */
+function ofStudy(page, name) {
+  const { command = null, python = [] } = page.sides.find(({ data }) => data[name])?.data[name] ?? {};
   const found = command ? [{ name: "Command of this view", text: command }] : [];
   return python.length ? [...found, { name: "Python", text: python.join("\n") }] : found;
 }

@@ -28,7 +28,7 @@ export class Side {
     this.tokenUnits = Units.tokens(data.tokens.label);
     this.wordUnits = data.words.length ? Units.spans(data.words, data.tokens.label) : this.tokenUnits;
     /** where the texts begin that stacks read, each with positions of its own */
-    this.origins = [...new Set(data.layers.flatMap(({ queries, keys }) => [queries?.[0] ?? 0, keys?.[0] ?? 0]))].sort(
+    this.origins = [...new Set([0, ...data.layers.flatMap(({ queries, keys }) => [queries?.[0] ?? 0, keys?.[0] ?? 0])])].sort(
       (one, other) => one - other,
     );
     this.tokenUnits.origins = this.wordUnits.origins = this.origins;

@@ -4,7 +4,7 @@
  * @typedef {import("./types.js").State} State
  */
 
-export const VIEWS = ["model", "metrics", "head", "matrix", "text", "picture", "token", "steps", "why", "cuts", "compare"];
+export const VIEWS = ["model", "metrics", "head", "matrix", "text", "picture", "token", "steps", "why", "cuts", "depth", "compare"];
 
 /** @type {State} */
 export const DEFAULTS = {

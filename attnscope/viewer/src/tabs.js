@@ -1,6 +1,7 @@
 /** The views of the page, in the order of their tabs and keys. */
 import { mount as compare } from "./views/compare.js";
 import { mount as cuts } from "./views/cuts.js";
+import { mount as depth } from "./views/depth.js";
 import { mount as head } from "./views/head.js";
 import { mount as matrix } from "./views/matrix.js";
 import { mount as metrics } from "./views/metrics.js";
@@ -32,6 +33,7 @@ const TABS = [
   { id: "steps", title: "Steps", mount: steps, shows: (side) => side.steps !== null },
   { id: "why", title: "Why", mount: why, shows: (side) => !!side.why },
   { id: "cuts", title: "Cuts", mount: cuts, shows: (side) => !!side.cuts },
+  { id: "depth", title: "Depth", mount: depth, shows: (side) => !!side.depth },
   { id: "compare", title: "Compare", mount: compare, shows: (_, sides) => sides > 1 },
 ];
 
@@ -44,5 +46,5 @@ export const greyed = (sides) =>
 /** @param {SideData[]} sides @returns {Tab[]} those that the page has something for */
 export const tabsOf = (sides) => TABS.filter((tab) => sides.some((side) => tab.shows(side, sides.length)));
 
-/** @param {SideData[]} sides @returns {boolean} whether the page holds cuts and nothing else: no weights, so no selection of them */
-export const alone = (sides) => tabsOf(sides).every(({ id }) => id === "cuts");
+/** @param {SideData[]} sides @returns {boolean} whether the page holds a study and nothing else: no weights, so no selection of them */
+export const alone = (sides) => tabsOf(sides).every(({ id }) => id === "cuts" || id === "depth");

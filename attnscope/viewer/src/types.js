@@ -124,6 +124,7 @@
  * @property {{src: string}[]} [pictures] beside the text, as data URIs
  * @property {import("./views/picture.js").Patch[]} [patches] the tokens that stand for a part of a picture, 0 to 1
  * @property {Cuts} [cuts] what was cut beforehand, and what it cost
+ * @property {Depth} [depth] what each layer reads of earlier blocks
  * @property {(Place|null)[]} [end] for each layer, what is behind the last; null where that is the query's own
  *
  * @typedef {object} CutText
@@ -169,6 +170,17 @@
  * @property {number} count of texts
  * @property {CutText[]} texts the first of them
  * @property {Cut[]} rows
+ * @property {string[]} notes
+ * @property {string|null} command
+ * @property {string[]} python
+ *
+ * @typedef {object} Depth float32 numbers, (panels, readers, blocks), then norms as many; NaN where a block comes later
+ * @property {string} unit
+ * @property {string[]} readers
+ * @property {string[]} blocks
+ * @property {string[]} panels the mean, or tokens and streams
+ * @property {number} blob
+ * @property {number} offset
  * @property {string[]} notes
  * @property {string|null} command
  * @property {string[]} python

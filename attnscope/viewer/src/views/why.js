@@ -218,7 +218,7 @@ function writer(side, { name, at, head }, key, store) {
 }
 
 /** @param {number} share -1 to 1 */
-function bar(share) {
+export function bar(share) {
   const made = make("i", { class: share < 0 ? "signed less" : "signed" });
   made.style.setProperty("--share", String(Math.abs(share)));
   return made;
