@@ -37,6 +37,7 @@ from attnscope.hooks.listen import listen
 from attnscope.hooks.projections import streams
 from attnscope.hooks.report import tolerance
 from attnscope.model.selection import is_cross
+from attnscope.model.tasks import mixers_of
 from attnscope.studies.attribution_records import FINAL, LAYER, SHARE, WEIGHT, Block, DepthParts, DepthPoint
 from attnscope.studies.residual_places import (
     ANOTHER,
@@ -338,6 +339,9 @@ class _Depth(_Recording):
         self.mixtures: list[_Mixture] = []
         self.kinds, self.alone = self._named(trial), dict[type, bool]()
         self.streams = trial.streams
+        mixing = {bare_model(model).get_submodule(path) for path in mixers_of(bare_model(model))}
+        inside = {part for mixer in mixing for part in mixer.modules()}
+        self.mixing = inside | {branch for branch in trial.found if not mixing.isdisjoint(branch.modules())}
 
     def _named(self, trial: _Trial) -> dict[nn.Module, str]:
         """What branches are called that attend, or are a part of what attends."""
@@ -350,10 +354,12 @@ class _Depth(_Recording):
 
     def kind(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> str:
         if module not in self.kinds:
-            if type(module) not in self.alone:
+            # A text of one token has no others, and a rule may give the last token nearly nothing of them.
+            if module not in self.mixing and type(module) not in self.alone:
                 self.alone[type(module)] = self._by_token_alone(module, args, kwargs, output)
             own = "" if self.within is None else path_in(self.within, module)
-            self.kinds[module] = MLP if self.alone[type(module)] else own or type(module).__name__
+            alone = module not in self.mixing and self.alone[type(module)]
+            self.kinds[module] = MLP if alone else own or type(module).__name__
         return self.kinds[module]
 
     def _by_token_alone(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> bool:

@@ -172,11 +172,27 @@ def test_streams_one_after_the_other_in_a_vector_are_of_the_width_that_attention
         ("qwen3_next", 0, ["linear_attn", "mlp"]),
         ("bert", 3, ["attention", "mlp", "rest"]),  # the bias of a norm that all of it passes
         ("deepseek_v4", 0, ["attention", "mlp"]),
+        ("mamba2", 0, ["mixer"]),  # no layer attends
+        ("xlstm", 0, ["mlstm_layer", "mlp"]),
     ],
 )
 def test_blocks_are_named_by_what_they_do_or_as_the_model_calls_them(family, layer, blocks):
     names = depths(roused_model(family), ids_for(family)[:1]).points[-1].blocks
     assert [name.partition(" ")[2] for name in names if name.startswith(f"L{layer} ")] == blocks
+
+
+@pytest.mark.parametrize(("family", "mixer"), [("qwen3_next", "linear_attn"), ("kimi_linear", "self_attn")])
+def test_a_linear_layer_is_a_block_of_its_own_for_one_token_too(family, mixer):
+    """Without other tokens it gives the token what it gives it with them, as an MLP does."""
+    model = roused_model(family)
+    parts = depths(model, ids_for(family)[:1, :1])
+    blocks = parts.points[1].blocks
+    assert list(blocks) == ["embedding", f"L0 {mixer}", "L0 mlp"]
+    entering = next(path for path, part in model.named_modules() if isinstance(part, torch.nn.ModuleList))
+    names = [f"{entering}.0.{mixer}", f"{entering}.1"]
+    kept = outputs(model, ids_for(family)[:1, :1], names)
+    share = numbers(parts.points[1])[f"L0 {mixer}"]
+    assert share == pytest.approx(by_hand(kept[names[0]], kept[f"{names[1]} in"]), abs=1e-5)
 
 
 def test_a_model_that_mixes_blocks_gives_its_weights_times_the_stack(monkeypatch):
