@@ -147,7 +147,7 @@ def heads_by_stack(loaded: LoadedModel, expression: str | None) -> dict[str, dic
     heads = {stack: {index: layer.heads for index, layer in layers.items()} for stack, layers in stacks.items()}
     if expression is None:
         return {stack: everything(of_stack) for stack, of_stack in heads.items()}
-    return select_stacks(expression, heads, loaded.geometry.stack)
+    return select_stacks(expression, heads, loaded.geometry.stack, takes="parity checks")
 
 
 def _ids(prompt: Prompt | Tensor | Sequence[int], device: str) -> Tensor:

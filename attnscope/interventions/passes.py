@@ -211,11 +211,7 @@ def check_model(loaded: LoadedModel) -> None:
     """Raise ModelError for a model whose heads cannot be taken away, or that predicts no token after a text."""
     check_causal(loaded, "an ablation")
     loaded.check_logits("an ablation")
-    if not loaded.geometry.changeable and loaded.geometry.views:
-        raise ModelError(
-            f"{loaded.geometry.model_type} has no heads: each channel has a map of its own, and none can be changed",
-            "choose a model with attention, or with linear layers",
-        )
+    loaded.check_heads("none can be changed")
     if not (calls_interface(loaded.model) or mixes(loaded)):
         raise ModelError(
             f"{loaded.geometry.model_type} attends outside the attention interface, where no output can be changed",

@@ -225,6 +225,17 @@ class LoadedModel:
                 "`attnscope heads` and `draw` show the maps of its layers; or choose another model",
             )
 
+    def check_heads(self, why: str) -> None:
+        """Raise ModelError where every layer has a map per channel, and none per head; why: what that prevents.
+
+        >>> attnscope.load("demo").check_heads("none can be changed")
+        """
+        if not self.geometry.changeable and self.geometry.views:
+            raise ModelError(
+                f"{self.geometry.model_type} has no heads: each channel has a map of its own, and {why}",
+                "choose a model with attention, or with linear layers",
+            )
+
     def check_logits(self, what: str, otherwise: str = WHOLE_MODEL) -> None:
         """Raise ModelError where `what` needs logits, and the checkpoint is of a model without an LM head."""
         if not self.has_logits:

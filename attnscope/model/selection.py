@@ -280,7 +280,7 @@ def select_layers(
         heads.setdefault(stack_of(layer, plain), {})[int(layer)] = count
     main = plain if plain in heads else next(iter(heads), plain)
     try:
-        chosen = select_stacks(expression, heads, main, named, of)
+        chosen = select_stacks(expression, heads, main, named, of, "a study changes")
     except UsageError as error:
         others = [stack for stack in heads if stack != main]
         if not others:
@@ -311,10 +311,11 @@ def select_stacks(
     plain: str,
     named: HeadsByRole | None = None,
     of: str = MODEL,
+    takes: str = "",
 ) -> dict[str, dict[int, tuple[int, ...]]]:
     """The heads that an expression names, by stack: `cross.3.2`, `enc.0-3.*`, `dec`; of the plain stack without a name.
 
-    heads: {stack: {layer index: number of heads}}. Raises as `select`, and UsageError for a stack that is not there.
+    heads: {stack: {layer index: number of heads}}. takes: what has no use for others that there are. Raises as `select`, and UsageError for a stack that is not there.
 
         >>> select_stacks("1,cross.0.3", {"decoder": {0: 4, 1: 4}, "cross": {0: 4, 1: 4}}, "decoder")
         {'decoder': {1: (0, 1, 2, 3)}, 'cross': {0: (3,)}}
@@ -330,7 +331,7 @@ def select_stacks(
         stack = next(stack for stack in STACKS if stack.startswith(match["stack"].lower())) if match else plain
         if stack not in with_heads:
             raise UsageError(
-                f"{part!r} names {stack} layers, and this model shows {' and '.join(with_heads)} layers",
+                f"{part!r} names {stack} layers, and {takes or f'{of} shows'} {' and '.join(with_heads)} layers",
                 f"write {GRAMMAR}",
             )
         parts.setdefault(stack, []).append(part if match is None else match["rest"] or "*")

@@ -416,6 +416,7 @@ def _allowed(
 ) -> tuple[tuple[int, ...], tuple[int, ...], Copying | str, str]:
     """The tokens that probes draw from, the begin token, what copying takes or why not, and why not over a range."""
     check_causal(loaded, "a scan")
+    loaded.check_heads("a scan tests heads")
     drawn_from, begin = token_pool(loaded, pool), begins(loaded)
     few = [*begin, *drawn_from[:3]]
     return drawn_from, begin, copying_of(loaded, few), unable(loaded, few)

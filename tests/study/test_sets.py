@@ -48,7 +48,7 @@ def test_heads_of_linear_layers_are_named_with_their_stack_and_have_controls_of_
     assert {heads.heads for heads in drawn} == {
         ((3, head), (three, other)) for head in range(6) for other in range(3) if (head, other) != (1, 1)
     }
-    with pytest.raises(UsageError, match=r"names linear layers, and this model shows decoder layers"):
+    with pytest.raises(UsageError, match="names linear layers, and a study changes decoder layers"):
         selected("linear.3.1", demo.geometry)
     with pytest.raises(UsageError, match=r"names layer 9.*of linear layers write `linear.0.3`"):
         selected("9.1", hybrid)
