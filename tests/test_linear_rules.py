@@ -417,15 +417,15 @@ def test_what_needs_a_softmax_or_heads_is_refused_with_the_reason(channels):
             call_of()
     with pytest.raises(ModelError, match="mamba has no heads"):
         attnscope.knockout(channels, TEXT, key="bank")
-    with pytest.raises(ModelError, match="mamba has no heads: .* and a scan tests heads"):
+    with pytest.raises(ModelError, match=r"mamba has no heads: .* and a scan tests heads"):
         attnscope.scan(channels, sequences=1)
 
 
 def test_a_stack_that_a_call_has_no_use_for_is_refused_as_that_and_not_as_absent(demo):
     model = wrap(roused_model("jamba", vocab_size=2000), demo.tokenizer, "jamba")
-    with pytest.raises(UsageError, match="'channels.0' names channels layers, and a study changes decoder layers"):
+    with pytest.raises(UsageError, match=r"'channels.0' names channels layers, and a study changes decoder layers"):
         attnscope.knockout(model, TEXT, key="bank", select="channels.0")
-    with pytest.raises(UsageError, match="'channels.0' names channels layers, and parity checks decoder layers"):
+    with pytest.raises(UsageError, match=r"'channels.0' names channels layers, and parity checks decoder layers"):
         attnscope.parity(model, TEXT, select="channels.0")
 
 

@@ -315,7 +315,8 @@ def select_stacks(
 ) -> dict[str, dict[int, tuple[int, ...]]]:
     """The heads that an expression names, by stack: `cross.3.2`, `enc.0-3.*`, `dec`; of the plain stack without a name.
 
-    heads: {stack: {layer index: number of heads}}. takes: what has no use for others that there are. Raises as `select`, and UsageError for a stack that is not there.
+    heads: {stack: {layer index: number of heads}}. takes: what has no use for others that there are.
+    Raises as `select`, and UsageError for a stack that is not there.
 
         >>> select_stacks("1,cross.0.3", {"decoder": {0: 4, 1: 4}, "cross": {0: 4, 1: 4}}, "decoder")
         {'decoder': {1: (0, 1, 2, 3)}, 'cross': {0: (3,)}}
