@@ -281,6 +281,17 @@ def test_pictures_of_linear_layers_are_centred_on_0_and_keep_signs_where_they_ar
     assert norm(0.0) == pytest.approx(0.5)
 
 
+def test_heads_are_sorted_by_a_metric_of_one_stack_where_it_is_measured(linear):
+    seen = attnscope.capture(linear, TEXT, request=Request(maps="all"))
+    drawn = drawings(seen, sort="decay_length", top=3)
+    assert drawn["decoder"].sheet is None
+    best = sorted(drawn["linear"].sheet.titles, key=lambda title: -float(title.split()[-1]))
+    assert list(drawn["linear"].sheet.titles) == best
+    assert len(best) == 3
+    with pytest.raises(UsageError, match="did not measure mass"):
+        drawings(seen, sort="mass")
+
+
 def test_a_terminal_has_a_legend_for_each_kind_of_map_and_equal_steps_for_signs(linear):
     seen = attnscope.capture(linear, TEXT, select="3.0,linear.0.1", request=Request(maps="kept"))
     console = Console(file=io.StringIO(), width=200, color_system=None)
@@ -340,6 +351,8 @@ def test_a_line_says_what_linear_layers_show_and_what_they_lack(linear, tmp_path
     rows = call("keys", TEXT, "-m", folder, "--select", "linear.1.2").rows
     assert {row["stack"] for row in rows} == {"linear"}
     assert sum(float(row["received"]) for row in rows) == pytest.approx(1, abs=1e-5)
+    compared = call("compare", TEXT, "--compare-text", "the bank", "-m", folder)
+    assert "not compared: linear layers 0-2, which have no softmax" in compared.err
     logits = call("relations", TEXT, "-m", folder, "--weights", "scores")
     assert "not measured: linear layers 0-2: they have no logits" in logits.err
     assert {row["stack"] for row in logits.rows} == {"decoder"}

@@ -219,7 +219,8 @@ def heads_of(loaded: LoadedModel, options: CompareOptions) -> HeadsOfStacks:
     heads, atlas = counts_of(loaded), atlas_of(loaded, options.atlas)
     if options.select is None:
         return {stack: everything(of_stack) for stack, of_stack in heads.items()}
-    return select_stacks(options.select, heads, loaded.geometry.stack, atlas.by_role() if atlas else None)
+    named = atlas.by_role() if atlas else None
+    return select_stacks(options.select, heads, loaded.geometry.stack, named, takes="a comparison is of")
 
 
 def readings(

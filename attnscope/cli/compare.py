@@ -27,7 +27,7 @@ from attnscope.cli.options import ENGINE_WORDS, Implementation, Memory, ModelTex
 from attnscope.cli.output import Results, Top, check_file, writing_to
 from attnscope.cli.study_tables import open_line
 from attnscope.errors import UsageError
-from attnscope.model.selection import SEQ2SEQ
+from attnscope.model.selection import SEQ2SEQ, as_ranges, mixes
 from attnscope.utils.display import number_of
 from attnscope.utils.signals import unwinding
 
@@ -208,6 +208,9 @@ def compare(asked: Sides, room: Room, selected: Selected, top: Top, printing: Re
             output.log(open_line(opened, f"{intervals} differences of metrics"), printing.quiet)
     sheet = partial(differences_sheet, comparison, result.places[: top.shown], output.width())
     output.emit_first(result.table(), top, format, sheet, printing.quiet, printing.spreadsheet)
+    left = ((stack, layers) for stack, layers in loaded.geometry.views.items() if mixes(stack))
+    without = (f"{stack} layers {as_ranges([layer.index for layer in layers])}" for stack, layers in left)
+    output.log_lines((f"not compared: {layers}, which have no softmax" for layers in without), printing.quiet)
     code = report(comparison, printing.quiet)
     if result.verdict is not None:
         code |= conclude(result.verdict, printing.quiet)

@@ -23,7 +23,7 @@ from attnscope.errors import UsageError, visible
 from attnscope.figures import About, Depth, Maps, Panel, Part, Patches, PatchSheet, Style
 from attnscope.figures.drawing_process import DrawingProcess, take_process, worker_count
 from attnscope.figures.style import Quantity, StyleFields, count, layer_name
-from attnscope.metrics.metrics import KNOWN, MASS, ends, order_of
+from attnscope.metrics.metrics import COLUMNS, KNOWN, MASS, ends, order_of
 from attnscope.metrics.roles import NEEDED_ROWS, NONE, OTHER, ROLE_METRICS, roles_for
 from attnscope.model.selection import (
     CHANNELS,
@@ -398,14 +398,21 @@ def drawings(
     depth: Sequence[str] = (),
     metrics: Sequence[str] = (),
 ) -> dict[str, Drawing]:
-    """What there is to draw of every stack, by the folder that it goes to: "" where there is one; see `Drawing.of`."""
+    """What there is to draw of every stack, by the folder that it goes to: "" where there is one; see `Drawing.of`.
+
+    A stack without the metric that heads are sorted by has no sheet of them. Raises UsageError where none has it.
+    """
     if not seen.other_stacks:
         return {"": Drawing.of(seen, heads, sort, top, depth=depth, metrics=metrics)}
-    return {
-        stack: Drawing.of(obs, heads, sort, top, f"{stack} " * (stack in seen.other_stacks), depth, metrics)
-        for stack, obs in seen.stacks.items()
-        if not obs.chosen.nothing
-    }
+    seen.kept_heads(sort)
+    by = order_of(sort)[0] if sort else ""
+    drawn = {}
+    for stack, obs in seen.stacks.items():
+        sorted_by = (sort, top) if not by or by in COLUMNS or by in obs.columns.scores else (None, 0)
+        if not obs.chosen.nothing:
+            other = f"{stack} " * (stack in seen.other_stacks)
+            drawn[stack] = Drawing.of(obs, heads, *sorted_by, other, depth, metrics)
+    return drawn
 
 
 @dataclass(frozen=True)
