@@ -271,11 +271,17 @@ def test_attention_beside_a_state_space_is_said_in_tables_and_pictures(family, d
     assert told["layers_without_attention"] == {str(layer): "ssm" for layer in alone}
 
 
-def test_info_says_what_a_layer_computes_beside_attention(tmp_path):
-    tiny_config("falcon_h1").save_pretrained(tmp_path)
+@pytest.mark.parametrize(
+    ("family", "rule", "heads", "words"),
+    [("falcon_h1", "Mamba-2", 4, "Mamba-2, 4 heads"), ("zamba", "Mamba", 1, "Mamba, by channel")],
+)
+def test_info_says_what_a_layer_computes_beside_attention(tmp_path, family, rule, heads, words):
+    tiny_config(family).save_pretrained(tmp_path)
     facts = json.loads(call("info", str(tmp_path), "--format", "json").out)
-    assert [layer["parallel"] for layer in facts["attention_layers"]] == ["ssm"] * 4
-    assert "full + ssm" in call("info", str(tmp_path), columns=120).out.decode()
+    assert {layer["parallel"] for layer in facts["attention_layers"]} == {"ssm"}
+    rules = [(layer["mixing"]["rule"], layer["mixing"]["heads"]) for layer in facts["attention_layers"]]
+    assert rules == [(rule, heads)] * len(rules)
+    assert f"full + ssm: {words}" in call("info", str(tmp_path), columns=120).out.decode()
 
 
 def test_info_says_of_every_layer_its_rule_or_why_there_is_none(tmp_path):

@@ -18,7 +18,7 @@ from attnscope.cli.option_groups import FIRST, check_one_given, models, option_g
 from attnscope.cli.options import Checkpoint
 from attnscope.cli.output import Facts, Noise
 from attnscope.errors import UsageError, brief
-from attnscope.model.selection import DECODER, STACKS, as_ranges
+from attnscope.model.selection import CHANNELS, DECODER, LINEAR, STACKS, as_ranges
 from attnscope.utils import display as cells
 from attnscope.utils.display import Column, Sheet
 
@@ -158,6 +158,7 @@ def describe(
                 **{name: getattr(layer, name) for name in (*SIZES, "window", "generated_window")},
                 "keys": layer.in_words,
                 "parallel": layer.parallel or None,
+                "mixing": _mixing(geometry, stack, layer) if layer.parallel else None,
             }
             for stack, layer in attention
         ],
@@ -183,12 +184,13 @@ def describe(
 
 
 def _mixing(geometry: Geometry, stack: str, layer: LayerGeometry) -> dict[str, Any]:
-    """How a layer without attention mixes tokens: the rule, its maps and their number, or why there are none."""
+    """How a layer mixes tokens without a softmax: the rule, its maps and their number, or why there are none."""
     from attnscope.model.geometry import NO_TOKENS
 
     maps, known = geometry.mixing.get(layer.index, (None, None)) if stack == geometry.stack else (None, None)
     if known is None or maps is None:
         why = "mixes no tokens" if layer.type in NO_TOKENS else "no attention, and no rule that is read"
+        why = "no rule that is read" if layer.attention else why
         return {"rule": None, "maps": None, "heads": None, "why": why}
     return {"rule": known.keys, "maps": maps, "heads": known.heads, "why": None}
 
@@ -248,14 +250,17 @@ def _runs(facts: dict[str, Any]) -> list[tuple[str, str, tuple[Any, ...]]]:
     """Layers of one shape in a row, together: ("decoder", "0-3", (type, heads, ...))."""
     shapes = []
     for layer in facts["attention_layers"]:
-        kind = " + ".join(filter(None, (layer["type"], layer["parallel"])))  # `full + ssm` of one that computes both
+        kind = layer["type"]
+        if layer["mixing"]:  # `full + ssm: Mamba-2, 4 heads` of one that computes both
+            kind += f" + {_mixer(layer['parallel'], layer['mixing'])}"
+            kind += f", {layer['mixing']['heads']} heads" * (layer["mixing"]["maps"] == LINEAR)
         sizes = (layer[key] for key in SIZES)
         shapes.append((layer["stack"], layer["layer"], (kind, *sizes, _window(layer))))
     shapes += [
         (
             layer["stack"],
             layer["layer"],
-            (f"{layer['type']}: {layer['rule'] or layer['why']}", layer["heads"], *[None] * (len(SIZES) - 1), None),
+            (_mixer(layer["type"], layer), layer["heads"], *[None] * (len(SIZES) - 1), None),
         )
         for layer in facts["layers_without_attention"]
     ]
@@ -267,6 +272,12 @@ def _runs(facts: dict[str, Any]) -> list[tuple[str, str, tuple[Any, ...]]]:
         else:
             runs.append((stack, [layer], shape))
     return [(stack, as_ranges(run), shape) for stack, run, shape in runs]
+
+
+def _mixer(type: str, mixing: Mapping[str, Any]) -> str:
+    """What mixes tokens without a softmax: `ssm: Mamba, by channel` where one head shows the mean over all channels."""
+    by_channel = ", by channel" * (mixing["maps"] == CHANNELS)
+    return f"{type}: {mixing['rule'] or mixing['why']}{by_channel}"
 
 
 def _window(layer: Mapping[str, Any]) -> str | None:
