@@ -1,4 +1,4 @@
-"""flash-linear-attention's loops and TransformerLens' closed form judge the maps of layers without a softmax.
+"""Others' loops and closed forms judge the maps of layers without a softmax.
 
 A model's rule is a name in its modelling file. While the model runs once, that name also keeps what the rule was given;
 attnscope reads another run.
@@ -9,24 +9,33 @@ Shapes: B text, T token, H head, Q query, K key, D width of a key, C channel.
 from __future__ import annotations
 
 import inspect
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+os.environ["TRITON_INTERPRET"] = "1"  # before triton is imported: the kernel for RWKV-4 runs without a GPU
+
+import numpy as np
 import torch
 import transformers
 from fla.ops.gated_delta_rule.naive import naive_recurrent_gated_delta_rule
 from fla.ops.hgrn.naive import naive_recurrent_hgrn
 from fla.ops.kda.naive import naive_recurrent_kda
+from fla.ops.rwkv4 import fused_recurrent_rwkv4
 from fla.ops.simple_gla.naive import naive_recurrent_simple_gla
+from mambapy.mamba import MambaBlock, MambaConfig
+from mlstm_kernels.torch.recurrent.native_sequence import mlstm_recurrent_sequence__native_fw
 from torch import Tensor, nn
+from transformer_lens.model_bridge import TransformerBridge
 
 import attnscope
 from external.common import Check, Report, arguments
 from external.models import WORDS, tokenizer
 
 TOKENS = 150  # more than two chunks of 64
+FAR = 64
 ROUNDING = 1e-5  # of a map's largest weight, in float32
 SIZES: Mapping[str, Any] = {
     "hidden_size": 48,
@@ -59,22 +68,39 @@ KINDS: Mapping[str, Mapping[str, Any]] = {
         "state_size": 8,
         "n_groups": 2,
     },
+    "xlstm": {"hidden_size": 48, "embedding_dim": 48, "num_hidden_layers": 2, "num_blocks": 2, "num_heads": 4},
+    "mamba": {"hidden_size": 24, "num_hidden_layers": 2, "state_size": 8},
+    "rwkv": {"hidden_size": 48, "num_hidden_layers": 2, "intermediate_size": 96, "context_length": 256},
+    "lfm2": {**SIZES, "layer_types": ["conv", "full_attention"] * 2},
 }
+# Added to the parameters by which a state fades: tokens far apart have weights then.
+SLOWER = {"A_log": -3.0, "time_decay": -3.0, "recurrent_param": -5.0, "fgate_preact.bias": 3.0}
+NOT_HAD = (
+    "flash-linear-attention's short convolution: Triton's interpreter tunes it on a GPU. numpy judges these layers",
+    "mamba-ssm and causal-conv1d, by the authors of Mamba: a compiler for GPUs builds them",
+)
 Maps = list[Tensor]  # (H, Q, K) of each layer, in order
 
 
 def main() -> None:
     """Judge every kind and write the result."""
-    asked, report = arguments(), Report(("fla-core", "transformer-lens", "transformers", "torch"))
+    packages = ("fla-core", "transformer-lens", "mambapy", "mlstm_kernels", "numpy", "transformers", "torch")
+    asked, report = arguments(), Report(packages)
+    torch.set_num_threads(1)
     ids = torch.randint(3, WORDS, (1, TOKENS), generator=torch.Generator().manual_seed(0))
     for kind, theirs in (
         ("qwen3_next", delta),
         ("kimi_linear", kimi),
         ("minimax", faded),
         ("mamba2", closed_form),
+        ("xlstm", normalised_memory),
     ):
         judge(report, kind, ids, theirs)
-    judge_channels(report, ids)
+        if kind in LOOPS:
+            judge_outputs(report, kind, ids)
+    for kind, theirs_of_channels in CHANNELS.items():
+        judge_channels(report, kind, ids, theirs_of_channels)
+    report.not_had += NOT_HAD
     report.write(asked.out)
 
 
@@ -89,44 +115,36 @@ def judge(report: Report, kind: str, ids: Tensor, theirs: Callable[..., tuple[Ma
         compare(control, kind, ours, without)
     with report.control(f"{kind}: heads in reverse order") as control:
         compare(control, kind, [weights.flip(0) for weights in ours], maps)
+    report.notes.append(far(kind, maps))
 
 
-def judge_channels(report: Report, ids: Tensor) -> None:
-    """RecurrentGemma: the map of some channels, and the mean of |w| over all of them."""
-    model = random_model("recurrent_gemma")
-    with kept(model, "_rnn_scan") as calls, torch.no_grad():
-        model(ids, use_cache=False)
-    maps = []
-    for given, _ in calls:
-        log_1TC = (given["recurrent_gate"] * ~given["reset"]).log().clamp_min(-1e30)
-        channels = log_1TC.shape[-1]
-        unit_KTC = torch.eye(TOKENS)[..., None].expand(-1, -1, channels)  # the keys are the texts of one batch
-        output_KTC, _ = naive_recurrent_hgrn(unit_KTC, log_1TC.expand(TOKENS, -1, -1))
-        maps.append(output_KTC.permute(2, 1, 0))
-    mean = read(model, ids, "channels")
-    some = {channel: read(model, ids, "channels", channel=channel) for channel in (0, 7, 47)}
-    with report.check("recurrent_gemma: the map of a channel, to 1e-5 of its largest weight") as check:
-        for channel, weights in some.items():
-            compare(check, f"channel {channel}", weights, [each[channel, None] for each in maps])
-    with report.check("recurrent_gemma: the mean of |w| over channels") as check:
-        compare(check, "mean", mean, [each.abs().mean(0, keepdim=True) for each in maps])
-    with report.control("recurrent_gemma: the map of the next channel") as control:
-        for channel, weights in some.items():
-            other = [each[(channel + 1) % len(each), None] for each in maps]
-            compare(control, f"channel {channel}", weights, other)
+def judge_channels(report: Report, kind: str, ids: Tensor, theirs: Callable[..., Mapping[str, Maps]]) -> None:
+    """The map of every channel by each judge, and the mean of |w| over all of them."""
+    model = random_model(kind)
+    judged = theirs(model, ids)
+    each = [read(model, ids, "channels", channel=channel) for channel in range(len(next(iter(judged.values()))[0]))]
+    ours, mean = [torch.cat(layer) for layer in zip(*each, strict=True)], read(model, ids, "channels")
+    for judge, maps in judged.items():
+        mean_of_judge = [one.abs().mean(0, keepdim=True) for one in maps]
+        with report.check(f"{kind}: every channel's map is that of {judge}, to 1e-5 of its layer's largest") as check:
+            compare(check, kind, ours, maps)
+        with report.control(f"{kind}: every channel's map is that of the next by {judge}") as control:
+            compare(control, kind, ours, [one.roll(1, 0) for one in maps])
+        with report.check(f"{kind}: the mean of |w| over channels is that of {judge}") as check:
+            compare(check, kind, mean, mean_of_judge)
+        with report.control(f"{kind}: the mean of |w| over channels with the keys of {judge} moved by one") as control:
+            compare(control, kind, mean, [one.roll(1, -1) for one in mean_of_judge])
+    report.notes.append(far(kind, maps))
 
 
 def delta(model: nn.Module, ids: Tensor) -> tuple[Maps, Maps]:
     """The gated delta rule; without: nothing is removed before a key is written."""
     maps, without = [], []
     for given, _ in rule_calls(model, ids, "torch_chunk_gated_delta_rule"):
-        q, k = (normalised(given[name]) for name in ("query", "key"))
-        heads = given["value"].shape[2]
-        q, k = (part.repeat_interleave(heads // part.shape[2], 2) for part in (q, k))
-        values = unit_values(heads)
-        maps.append(turned(naive_recurrent_gated_delta_rule(q, k, values, given["beta"], given["g"])[0]))
-        written = values * given["beta"][..., None]
-        without.append(turned(naive_recurrent_simple_gla(q, k, written, given["g"])[0]))
+        asked, values = of_loop(given), unit_values(given["value"].shape[2])
+        maps.append(turned(naive_recurrent_gated_delta_rule(v=values, **asked)[0]))
+        written = values * asked.pop("beta")[..., None]
+        without.append(turned(naive_recurrent_simple_gla(v=written, **asked)[0]))
     return maps, without
 
 
@@ -134,11 +152,37 @@ def kimi(model: nn.Module, ids: Tensor) -> tuple[Maps, Maps]:
     """Kimi's delta attention; without: the decay is one for all channels of a head."""
     maps, without = [], []
     for given, _ in rule_calls(model, ids, "chunk_kimi_delta_attention"):
-        q, k = (normalised(given[name]) for name in ("query", "key"))
-        g, beta, values = given["g"], given["beta"], unit_values(given["value"].shape[2])
-        maps.append(turned(naive_recurrent_kda(q, k, values, g, beta)[0]))
-        without.append(turned(naive_recurrent_kda(q, k, values, g.mean(-1, keepdim=True).expand_as(g), beta)[0]))
+        asked, values = of_loop(given), unit_values(given["value"].shape[2])
+        maps.append(turned(naive_recurrent_kda(v=values, **asked)[0]))
+        asked["g"] = asked["g"].mean(-1, keepdim=True).expand_as(asked["g"])
+        without.append(turned(naive_recurrent_kda(v=values, **asked)[0]))
     return maps, without
+
+
+def of_loop(given: Mapping[str, Any]) -> dict[str, Tensor]:
+    """What a loop of a delta rule takes but the values: queries and keys of length 1, for each head."""
+    heads = given["value"].shape[2]
+    parts = {short: normalised(given[name]) for short, name in (("q", "query"), ("k", "key"))}
+    repeated = {name: part.repeat_interleave(heads // part.shape[2], 2) for name, part in parts.items()}
+    return {**repeated, "g": given["g"], "beta": given["beta"]}
+
+
+LOOPS = {
+    "qwen3_next": ("torch_chunk_gated_delta_rule", naive_recurrent_gated_delta_rule),
+    "kimi_linear": ("chunk_kimi_delta_attention", naive_recurrent_kda),
+}
+
+
+def judge_outputs(report: Report, kind: str, ids: Tensor) -> None:
+    """M v, of the layer's own values, against what the loop makes of them."""
+    model, (name, loop) = random_model(kind), LOOPS[kind]
+    calls, maps = rule_calls(model, ids, name), read(model, ids, "linear")
+    values = [given["value"][0].transpose(0, 1) for given, _ in calls]
+    looped = [turned(loop(v=given["value"], **of_loop(given))[0]) for given, _ in calls]
+    with report.check(f"{kind}: M v of every head is what the loop makes of v, to 1e-5 of the largest") as check:
+        compare(check, kind, [one @ v for one, v in zip(maps, values, strict=True)], looped)
+    with report.control(f"{kind}: M v with the values of the next token") as control:
+        compare(control, kind, [one @ v.roll(1, 1) for one, v in zip(maps, values, strict=True)], looped)
 
 
 def faded(model: nn.Module, ids: Tensor) -> tuple[Maps, Maps]:
@@ -165,37 +209,102 @@ def faded(model: nn.Module, ids: Tensor) -> tuple[Maps, Maps]:
     return maps, without
 
 
-def closed_form(model: nn.Module, ids: Tensor) -> tuple[Maps, Maps]:
-    """TransformerLens' map of Mamba-2 with D on its diagonal; without: D."""
-    from transformer_lens.model_bridge import TransformerBridge
-
-    folder = "mamba2"
-    model.save_pretrained(folder)
-    tokenizer().save_pretrained(folder)
-    bridge = TransformerBridge.boot_transformers(folder, device="cpu", dtype=torch.float32)
+def normalised_memory(model: nn.Module, ids: Tensor) -> tuple[Maps, Maps]:
+    """xLSTM's matrix memory; without: the forget gate is the next head's."""
     maps, without = [], []
-    for place, layer in enumerate(model.backbone.layers):
-        own, theirs = layer.mixer, bridge.blocks[place].mixer
-        with torch.no_grad(), inputs(own) as entered:
-            model(ids, use_cache=False)
-            projected = own.in_proj(entered[0])
-            start = projected.shape[-1] - own.conv_dim - own.num_heads
-            convolved = own.conv1d(projected[..., start : start + own.conv_dim].transpose(1, 2))
-            cache = {
-                f"blocks.{place}.mixer.in_proj.hook_out": projected,
-                f"blocks.{place}.mixer.conv1d.hook_out": convolved,
-            }
-            weights_HQK = theirs.compute_effective_attention(cache, layer_idx=place, include_dt_scaling=True)[0]
-            without.append(weights_HQK)
-            maps.append(weights_HQK + own.D[:, None, None] * torch.eye(TOKENS))
+    for given, _ in rule_calls(model, ids, "forward", "xLSTMBackend"):
+        q, k, gates = given["query"], given["key"], given["fgate"]
+        values = unit_values(q.shape[1]).transpose(1, 2)
+        for kept_maps, forget in ((maps, gates), (without, gates.roll(1, 1))):
+            eps = given["self"].config.eps
+            kept_maps.append(mlstm_recurrent_sequence__native_fw(q, k, values, given["igate"], forget, eps=eps)[0])
     return maps, without
 
 
+def closed_form(model: nn.Module, ids: Tensor) -> tuple[Maps, Maps]:
+    """TransformerLens' map of Mamba-2 with D on its diagonal; without: D."""
+    without = hidden_attention(model, ids)
+    skips = [layer.mixer.D[:, None, None] * torch.eye(TOKENS) for layer in model.backbone.layers]
+    return [weights_HQK + skip for weights_HQK, skip in zip(without, skips, strict=True)], without
+
+
+def hidden_attention(model: nn.Module, ids: Tensor) -> Maps:
+    """TransformerLens' maps of Mamba or Mamba-2, without D, of a pass of its own.
+
+    `eager_scan`, its own spelling of the scan, fills its cache with what the maps are made of.
+    """
+    folder = f"models/{model.config.model_type}"
+    model.save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    bridge = TransformerBridge.boot_transformers(folder, device="cpu", dtype=torch.float32)
+    mixers = [block.mixer for block in bridge.blocks]
+    for mixer in mixers:
+        mixer.eager_scan = True
+    with torch.no_grad():
+        _, cache = bridge.run_with_cache(ids, use_cache=False)
+        return [
+            mixer.compute_effective_attention(cache, layer_idx=place, include_dt_scaling=True)[0]
+            for place, mixer in enumerate(mixers)
+        ]
+
+
+def scan(model: nn.Module, ids: Tensor) -> dict[str, Maps]:
+    """Mamba."""
+    maps = []
+    for given, _ in rule_calls(model, ids, "mamba_selective_scan"):
+        A_CN = given["A"]
+        block = MambaBlock(MambaConfig(len(A_CN) // 2, 1, d_state=A_CN.shape[-1]))
+        step_1TC = nn.functional.softplus(given["dt"].transpose(1, 2) + given["delta_bias"])
+        write, read_ = given["B"].transpose(1, 2), given["C"].transpose(1, 2)
+        output_KTC = block.selective_scan_seq(unit_channels(len(A_CN)), step_1TC, A_CN, write, read_, given["D"])
+        maps.append(output_KTC.permute(2, 1, 0))
+    skips = [layer.mixer.D[:, None, None] * torch.eye(TOKENS) for layer in model.backbone.layers]
+    lens = [weights + skip for weights, skip in zip(hidden_attention(model, ids), skips, strict=True)]
+    return {"mambapy": maps, "TransformerLens": lens}
+
+
+def weighted_mean(model: nn.Module, ids: Tensor) -> dict[str, Maps]:
+    """RWKV-4. The kernel has a row of channels for each key's unit vector."""
+    maps = []
+    for given, _ in rule_calls(model, ids, "rwkv_linear_attention"):
+        count = given["key"].shape[-1]
+        decay, first, key = (given[name].repeat_interleave(TOKENS, -1) for name in ("time_decay", "time_first", "key"))
+        values = torch.eye(TOKENS).repeat(1, count)[None]
+        state = torch.zeros(1, 3, 1, len(decay))
+        state[:, 2] = -1e38  # the largest exponent so far
+        with torch.no_grad():
+            output_1TN, _ = fused_recurrent_rwkv4(decay, first, key.contiguous(), values, state)
+        maps.append(output_1TN[0].unflatten(-1, (count, TOKENS)).transpose(0, 1))
+    return {"flash-linear-attention": maps}
+
+
+def gated(model: nn.Module, ids: Tensor) -> dict[str, Maps]:
+    """RecurrentGemma. The keys are the texts of one batch."""
+    maps = []
+    for given, _ in rule_calls(model, ids, "_rnn_scan", "RecurrentGemmaRglru"):
+        log_1TC = (given["recurrent_gate"] * ~given["reset"]).log().clamp_min(-1e30)
+        units_KTC = unit_channels(log_1TC.shape[-1])
+        output_KTC, _ = naive_recurrent_hgrn(units_KTC, log_1TC.expand_as(units_KTC))
+        maps.append(output_KTC.permute(2, 1, 0))
+    return {"flash-linear-attention": maps}
+
+
+def convolution(model: nn.Module, ids: Tensor) -> dict[str, Maps]:
+    """LFM2."""
+    calls = rule_calls(model, ids, "causal_conv1d_fn")
+    taps = [given["weight"].detach().flip(-1).numpy() for given, _ in calls]
+    units = np.eye(TOKENS, dtype=np.float32)
+    made = [[[np.convolve(unit, one)[:TOKENS] for unit in units] for one in layer] for layer in taps]
+    return {"numpy's convolve": [torch.from_numpy(np.array(layer)).mT for layer in made]}
+
+
+CHANNELS = {"mamba": scan, "rwkv": weighted_mean, "recurrent_gemma": gated, "lfm2": convolution}
 WITHOUT = {
     delta: "that a write removes what the key held",
     kimi: "that channels of a key fade apart",
     faded: "which head has which decay",
     closed_form: "what skips the state, D,",
+    normalised_memory: "which head forgets how much",
 }
 
 
@@ -213,6 +322,7 @@ def random_model(kind: str) -> Any:
     with torch.no_grad():
         for name, weights in model.named_parameters():
             nn.init.normal_(weights, float(weights.ndim == 1 and name.endswith("weight")), 0.2)
+            weights += next((more for end, more in SLOWER.items() if name.endswith(end)), 0.0)
     return model
 
 
@@ -223,17 +333,18 @@ def read(model: Any, ids: Tensor, stack: str, **options: Any) -> Maps:
     return list(map(torch.as_tensor, record.of(stack).weights.values()))
 
 
-def rule_calls(model: nn.Module, ids: Tensor, name: str) -> list[tuple[dict[str, Any], Any]]:
-    with kept(model, name) as calls, torch.no_grad():
+def rule_calls(model: nn.Module, ids: Tensor, name: str, of: str = "") -> list[tuple[dict[str, Any], Any]]:
+    """What a function of the modelling file, or a method of a class in it, was given while the model ran."""
+    with kept(model, name, of) as calls, torch.no_grad():
         model(ids, use_cache=False)
     return calls
 
 
 @contextmanager
-def kept(model: nn.Module, name: str) -> Iterator[list[tuple[dict[str, Any], Any]]]:
-    """The calls of a function of a modelling file, or of a method in it: what they were given, by name, and gave."""
+def kept(model: nn.Module, name: str, of: str) -> Iterator[list[tuple[dict[str, Any], Any]]]:
+    """While open, its calls: what they were given, by name, and gave."""
     home: Any = sys.modules[type(model).__module__]
-    home = next((one for one in vars(home).values() if isinstance(one, type) and name in vars(one)), home)
+    home = getattr(home, of) if of else home
     own, calls = getattr(home, name), []
 
     def keeping(*args: Any, **kwargs: Any) -> Any:
@@ -248,21 +359,6 @@ def kept(model: nn.Module, name: str) -> Iterator[list[tuple[dict[str, Any], Any
         setattr(home, name, own)
 
 
-@contextmanager
-def inputs(module: nn.Module) -> Iterator[list[Tensor]]:
-    """What a module is given while this is open."""
-    entered: list[Tensor] = []
-
-    def keep(module: nn.Module, args: Any, kwargs: Any) -> None:
-        entered.append(args[0] if args else kwargs["hidden_states"])
-
-    hook = module.register_forward_pre_hook(keep, with_kwargs=True)
-    try:
-        yield entered
-    finally:
-        hook.remove()
-
-
 def normalised(part_BTHD: Tensor) -> Tensor:
     """To length 1, as these rules do with queries and keys."""
     return part_BTHD * torch.rsqrt(part_BTHD.square().sum(-1, keepdim=True) + 1e-6)
@@ -271,6 +367,17 @@ def normalised(part_BTHD: Tensor) -> Tensor:
 def unit_values(heads: int) -> Tensor:
     """Token j's value is the unit vector j, of each head: (1, T, H, T)."""
     return torch.eye(TOKENS)[None, :, None].expand(-1, -1, heads, -1)
+
+
+def unit_channels(channels: int) -> Tensor:
+    """Token j's value is 1 in text j, of each channel: (K, T, C)."""
+    return torch.eye(TOKENS)[..., None].expand(-1, -1, channels)
+
+
+def far(kind: str, maps: Maps) -> str:
+    """How much of a text shows in the maps, so that a fault far from the diagonal would."""
+    share = max(float(one.tril(-FAR).abs().max() / one.abs().max()) for one in maps)
+    return f"{kind}: {FAR} tokens back and more a weight is up to {share:.2g} of the largest"
 
 
 def turned(output_1QHK: Tensor) -> Tensor:
