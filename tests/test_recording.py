@@ -422,6 +422,22 @@ def test_what_cannot_be_recorded_is_refused(demo: LoadedModel) -> None:
     assert len(seen.of([*ids])) == len(seen.of(ids.numpy())) == len(seen.of(ids[0].tolist())) == 1
 
 
+@pytest.mark.parametrize(("family", "layers"), [("qwen3_next", "0-2"), ("jamba", "0,2")])
+def test_linear_layers_of_a_recorded_text_are_named_as_not_measured(family: str, layers: str) -> None:
+    model, ids = roused_model(family), torch.arange(6, 14)[None]
+    with attnscope.recording(model, keep=WEIGHTS) as seen:
+        model(ids)
+    [text] = seen.texts
+    assert text.unmeasured == [f"linear layers {layers}: a recording is of attention"]
+    with pytest.raises(UsageError, match="has no linear layers"):
+        attnscope.recording(model, select="linear.0.1" if family == "qwen3_next" else "channels.0")
+
+
+def test_a_model_without_attention_is_refused_before_it_runs() -> None:
+    with pytest.raises(UsageError, match="a recording is of attention"):
+        attnscope.recording(roused_model("mamba2"))
+
+
 def test_a_cache_from_before_the_recording_is_refused() -> None:
     model, ids = model_of("llama"), ids_of(1)
     with torch.no_grad():

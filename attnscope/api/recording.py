@@ -40,7 +40,7 @@ from attnscope.inputs.tensors import prompt_of_tokens
 from attnscope.model.geometry import LayerGeometry
 from attnscope.model.loaded import LoadedModel, LoadedModule
 from attnscope.model.loading import as_deployed, holds_model, wrap
-from attnscope.model.selection import ENCODER, VISION_ONLY, has_summaries, select_stacks
+from attnscope.model.selection import ENCODER, VISION_ONLY, as_ranges, has_summaries, mixes, select_stacks
 from attnscope.model.tasks import looks_back_alone
 from attnscope.observe.any_module import ModuleInput, PassCalls, check_ask, with_tokens
 from attnscope.observe.collect import ReadyLayer, model_facts, observe_layers
@@ -87,8 +87,12 @@ def recording(
     request, geometry = kept(None, keep, None, None, None, {}), loaded.geometry
     if request.view.weights in ("value", "logit"):
         raise UsageError("norms and effects of values are not recorded", "ask for weights or scores")
-    if select is not None:
-        heads = select_stacks(select, geometry.heads_of_stacks, geometry.stack)
+    there = geometry.heads_of_stacks
+    heads = {} if select is None else select_stacks(select, there, geometry.stack)
+    # A layer without a softmax keeps a state in its cache, and no keys of which forwards could be joined.
+    if any(map(mixes, heads)) or all(mixes(stack) for stack, layers in there.items() if layers):
+        raise UsageError("a recording is of attention, and has no linear layers", "use attnscope.capture")
+    if heads:
         request = request.selecting(heads, geometry.stack, len(geometry.shown) > 1)
     return Recording(loaded, request)
 
@@ -273,6 +277,8 @@ class Recording:
         engine = replace(ENGINES["fused"], output="model")
         facts = model_facts(loaded, engine, report) | {"recorded": {"forwards": text.forwards}}
         facts |= {"notes": notes} if notes else {}
+        if geometry.mixing:
+            facts["unread"] = [f"linear layers {as_ranges(sorted(geometry.mixing))}: a recording is of attention"]
         # Matrices are kept where they were asked for, as float32.
         if self.keep.weights:
             needed = sum(4 * layer.P.heads * layer.P.queries * layer.P.keys for layer in text.layers.values())
