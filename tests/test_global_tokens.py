@@ -173,3 +173,9 @@ def test_a_corpus_has_them_text_by_text(classifier: str) -> None:
 def test_a_model_without_global_attention_has_none_to_name(demo: Any) -> None:
     with pytest.raises(UsageError, match="has no global attention"):
         attnscope.capture(demo, SENTENCE, global_tokens="first")
+
+
+def test_a_depth_is_of_the_text_as_it_is_read(classifier: str) -> None:
+    asked = ("depth", TEXT, "-m", classifier, "--format", "csv", "-q", "--global-tokens")
+    found = {named: call(*asked, named).ok().out for named in ("none", "0", "2,4")}
+    assert len(set(found.values())) == 3

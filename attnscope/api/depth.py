@@ -5,7 +5,7 @@ What it returns is a line, a table, a figure and files. Torch is imported when a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, islice
@@ -22,7 +22,7 @@ from attnscope.inputs.labels import visible_blanks
 from attnscope.inputs.tokens import check_expression
 from attnscope.model.options import LoadOptions
 from attnscope.model.selection import TEXT_TASKS
-from attnscope.observe.request import CaptureSpec, Request
+from attnscope.observe.request import CaptureSpec, Reading, Request, spec_of
 from attnscope.studies.attribution_records import SHARE, DepthParts, DepthPoint
 from attnscope.utils.display import signed
 from attnscope.utils.files import save_json
@@ -32,8 +32,7 @@ from attnscope.utils.tables import as_table, integers, numbers, save, words
 
 if TYPE_CHECKING:
     from attnscope.export.drawing import Picture
-    from attnscope.inputs.pictures import PictureSource
-    from attnscope.inputs.prompt import Prompt, Side
+    from attnscope.inputs.prompt import Prompt
     from attnscope.model.loaded import LoadedModel
     from attnscope.observe.request import Text, TextInputs
     from attnscope.observe.run import Run
@@ -46,21 +45,15 @@ PANELS = 8  # of the picture: tokens and streams
 
 
 @dataclass(frozen=True, kw_only=True)
-class DepthOptions:
-    """Of which tokens, and how the text is read.
+class DepthOptions(Reading):
+    """Of which tokens; how the text is read is of `Reading`.
 
     query: the tokens that get rows of their own, as `5`, `last` or `bank#2`; without it all rows are means over the
-    tokens. define: names for tokens. chat, truncate, target, picture, generate, pair: as of `CaptureSpec`.
+    tokens. define: names for tokens.
     """
 
     query: str | int | None = None
     define: Mapping[str, str] | None = None
-    chat: bool = False
-    truncate: Side | None = None
-    target: str | Sequence[int] | None = None
-    picture: PictureSource | Sequence[PictureSource] | None = None
-    generate: int | None = None
-    pair: str | None = None
 
     def check(self) -> None:
         """Raise UsageError for what no text makes right."""
@@ -70,9 +63,8 @@ class DepthOptions:
 
 def ask_of(text: Text, options: DepthOptions) -> CaptureSpec:
     """How the text is read, and which of its tokens are meant."""
-    how = {name: getattr(options, name) for name in ("chat", "truncate", "target", "picture", "generate", "pair")}
     query = None if options.query is None else str(options.query)
-    return CaptureSpec(text, Request(query=query, define=options.define or {}), **how)
+    return spec_of(text, options, Request(query=query, define=options.define or {}))
 
 
 @dataclass(frozen=True)
@@ -279,9 +271,9 @@ class DepthCall(DepthOptions):
 def depth(call: DepthCall) -> Depth:
     """How much of what each layer reads each earlier block wrote: the embedding, attention and MLPs.
 
-    options: the fields of `DepthOptions`: query, define, chat, truncate, target, picture, generate, pair. A model that
-    mixes earlier blocks by a softmax gives its weights. Raises ModelError where the residual cannot be followed, or
-    its parts do not sum to it.
+    options: the fields of `DepthOptions`: query, define, and of `Reading`: chat, truncate, generate, target, picture,
+    pair, global_tokens. A model that mixes earlier blocks by a softmax gives its weights. Raises ModelError where the
+    residual cannot be followed, or its parts do not sum to it.
 
         >>> attnscope.depth(attnscope.load("demo"), "the bank of the river, the bank").table().to_pandas()
     """

@@ -10,7 +10,7 @@ from attnscope.certificate.check import ATOL, TEXT, certificate, check_parity, i
 from attnscope.errors import UsageError, hints_of
 from attnscope.model.options import LoadOptions
 from attnscope.model.selection import resolve_roles
-from attnscope.observe.request import CaptureSpec
+from attnscope.observe.request import CaptureSpec, Reading, spec_of
 from attnscope.observe.run import prepare
 from attnscope.utils.files import save_json
 from attnscope.utils.schema import takes_fields
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from attnscope.certificate.check import ParityReport
-    from attnscope.inputs.pictures import PictureSource
-    from attnscope.inputs.prompt import Side
     from attnscope.model.loaded import LoadedModel
     from attnscope.observe.atlas import HeadNames
     from attnscope.observe.request import Text
@@ -29,8 +27,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ParityOptions:
-    """What is compared, and how the text is read; the fields after `whole` are those of `CaptureSpec`.
+class ParityOptions(Reading):
+    """What is compared; how the text is read is of `Reading`.
 
     engine: "eager" compares the model's own matrices, "probe" the rows of the kernel that the model runs with.
 
@@ -44,13 +42,6 @@ class ParityOptions:
     atol: float = ATOL
     whole: bool = False
     engine: Literal["eager", "probe"] = "eager"
-    chat: bool = False
-    truncate: Side | None = None
-    generate: int | None = None
-    target: str | list[int] | None = None
-    picture: PictureSource | list[PictureSource] | None = None
-    pair: str | None = None
-    global_tokens: str | None = None
 
     def __post_init__(self) -> None:
         if not self.atol >= 0:
@@ -58,19 +49,7 @@ class ParityOptions:
 
     def ask(self, text: Text) -> CaptureSpec:
         """How a text is read."""
-        names = (
-            "engine",
-            "select",
-            "atlas",
-            "chat",
-            "truncate",
-            "generate",
-            "target",
-            "picture",
-            "pair",
-            "global_tokens",
-        )
-        return CaptureSpec(text, **{name: getattr(self, name) for name in names})
+        return spec_of(text, self, engine=self.engine, select=self.select, atlas=self.atlas)
 
 
 @dataclass(frozen=True)
@@ -87,8 +66,9 @@ def parity(call: ParityCall) -> Parity:
     """Every attention layer against attention written from the papers, computed from the layer's own weights.
 
     text: the text, a Prompt, token ids or a sound; without one, a built-in sentence. options: the fields of
-    `ParityOptions`: select, atlas, atol, whole, engine, chat, truncate, generate, target, picture, pair, global_tokens.
-    Raises InputError for a text that does not fit the model, UsageError for an option that does not exist.
+    `ParityOptions`: select, atlas, atol, whole, engine, and of `Reading`: chat, truncate, generate, target, picture,
+    pair, global_tokens. Raises InputError for a text that does not fit the model, UsageError for an option that does
+    not exist.
 
         >>> attnscope.parity(attnscope.load("demo")).holds
         True

@@ -5,7 +5,7 @@ What it returns is a line, a table, a figure and files. Torch is imported when a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -30,7 +30,7 @@ from attnscope.model.selection import (
     prefix,
     select_stacks,
 )
-from attnscope.observe.request import CaptureSpec, Request
+from attnscope.observe.request import CaptureSpec, Reading, Request, spec_of
 from attnscope.studies.attribution_records import Component, LogitParts, LogitQuery
 from attnscope.studies.statistics import rank_correlation
 from attnscope.utils.display import head_name, number, signed
@@ -41,8 +41,7 @@ from attnscope.utils.tables import as_table, integers, numbers, save, words
 
 if TYPE_CHECKING:
     from attnscope.export.drawing import Picture
-    from attnscope.inputs.pictures import PictureSource
-    from attnscope.inputs.prompt import Prompt, Side
+    from attnscope.inputs.prompt import Prompt
     from attnscope.model.geometry import Geometry
     from attnscope.model.loaded import LoadedModel
     from attnscope.observe.request import Text, TextInputs
@@ -56,14 +55,13 @@ SIDES, ROWS = ("key", "query", "both"), ("component", "tokens")
 
 
 @dataclass(frozen=True, kw_only=True)
-class WhyOptions:
-    """Which logit is taken apart, and how.
+class WhyOptions(Reading):
+    """Which logit is taken apart, and how; how the text is read is of `Reading`.
 
     query, key: one token each, as `5`, `last` or `bank#2`; without a key the one that gets most weight. against:
     `mean`, of all keys that the query sees, or another key. side: what the components wrote into: the key, the query,
     or both, in pairs. by: `tokens` splits what a head wrote by the tokens that it read. verify: replace the components
-    with the largest contrasts one by one, and make the logit again. define: names for tokens. chat, truncate, target,
-    picture, generate, pair: how the text is read, as of `CaptureSpec`.
+    with the largest contrasts one by one, and make the logit again. define: names for tokens.
     """
 
     query: str | int = "last"
@@ -73,12 +71,6 @@ class WhyOptions:
     by: Literal["component", "tokens"] = "component"
     verify: bool = False
     define: Mapping[str, str] | None = None
-    chat: bool = False
-    truncate: Side | None = None
-    target: str | Sequence[int] | None = None
-    picture: PictureSource | Sequence[PictureSource] | None = None
-    generate: int | None = None
-    pair: str | None = None
 
     def check(self) -> None:
         """Raise UsageError for what no text makes right."""
@@ -96,9 +88,8 @@ class WhyOptions:
 
 def ask_of(text: Text, options: WhyOptions) -> CaptureSpec:
     """How the text is read, and which of its tokens are meant."""
-    how = {name: getattr(options, name) for name in ("chat", "truncate", "target", "picture", "generate", "pair")}
     key = None if options.key is None else str(options.key)
-    return CaptureSpec(text, Request(query=str(options.query), key=key, define=options.define or {}), **how)
+    return spec_of(text, options, Request(query=str(options.query), key=key, define=options.define or {}))
 
 
 SCHEMA, NAME, TABLE, PICTURE = "why/1", "why.json", "why.parquet", "why"
@@ -289,9 +280,10 @@ def why(call: WhyCall) -> Why:
     """Why a head looks where it looks: a logit before the softmax, taken apart by what wrote its key or query.
 
     head: as `L3H0`, `3.0` or `cross L3H0`. options: the fields of `WhyOptions`: query, key, against, side, by, verify,
-    define, chat, truncate, target, picture, generate. Raises UsageError for what is not one head or one token, for an
-    option that does not exist, for half precision and for quantized weights; InputError for a key that the query does
-    not see; ModelError for a family whose contributions do not sum to the logit.
+    define, and of `Reading`: chat, truncate, generate, target, picture, pair, global_tokens. Raises UsageError for
+    what is not one head or one token, for an option that does not exist, for half precision and for quantized weights;
+    InputError for a key that the query does not see; ModelError for a family whose contributions do not sum to the
+    logit.
 
         >>> attnscope.why(attnscope.load("demo"), "the bank of the river, the bank", "L3H0").table().to_pandas()
     """

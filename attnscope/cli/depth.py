@@ -11,8 +11,8 @@ from attnscope.cli import output
 from attnscope.cli.config import with_options
 from attnscope.cli.figure_options import Look, StudyTable
 from attnscope.cli.heads import GROUPS
-from attnscope.cli.option_groups import FIRST, REST, command_line, fill, option_group
-from attnscope.cli.options import Generated, MayAsk, ModelTexts, Queries
+from attnscope.cli.option_groups import FIRST, command_line, fill, option_group
+from attnscope.cli.options import Queries, TextsAsked
 from attnscope.cli.output import Top, write_file, writing_to
 from attnscope.cli.reproduce import study_command
 from attnscope.cli.study_tables import depth_sheet
@@ -22,13 +22,6 @@ from attnscope.utils.signals import unwinding
 if TYPE_CHECKING:
     from attnscope.api.depth import Depth
     from attnscope.figures import Style
-
-
-@option_group
-class DepthText(Generated, MayAsk, ModelTexts):
-    """The text that is read."""
-
-    chat: Annotated[bool, REST] = False
 
 
 @option_group
@@ -53,8 +46,8 @@ EXAMPLES = (
 )
 
 
-@with_options(DepthText, Tokens, Top, DepthTable, Look, file=GROUPS)
-def depth(asked: DepthText, question: Tokens, top: Top, table: StudyTable, look: Look) -> int:
+@with_options(TextsAsked, Tokens, Top, DepthTable, Look, file=GROUPS)
+def depth(asked: TextsAsked, question: Tokens, top: Top, table: StudyTable, look: Look) -> int:
     """List each block's share of the residual of later layers.
 
     The residual of a layer is a sum: the embedding, and the outputs of earlier attention and MLPs. A block's share

@@ -20,6 +20,7 @@ from attnscope.cli.option_groups import (
     FIRST,
     HELD,
     HIDDEN,
+    REST,
     SETTING,
     UNRECORDED,
     check_one_given,
@@ -315,6 +316,13 @@ class Generated:
         "Append up to N tokens of the model's own greedy output.",
         Option(min=1, max=MOST_TOKENS),
     ] = None
+
+
+@option_group
+class TextsAsked(Generated, MayAsk, ModelTexts):
+    """The text of a study of one token or logit, which a server may read."""
+
+    chat: Annotated[bool, REST] = False
 
 
 @option_group

@@ -12,8 +12,8 @@ from attnscope.cli import output
 from attnscope.cli.config import with_options
 from attnscope.cli.figure_options import Look, StudyTable
 from attnscope.cli.heads import GROUPS
-from attnscope.cli.option_groups import FIRST, REST, command_line, fill, option_group
-from attnscope.cli.options import Generated, MayAsk, ModelTexts, OneHead, Question
+from attnscope.cli.option_groups import FIRST, command_line, fill, option_group
+from attnscope.cli.options import OneHead, Question, TextsAsked
 from attnscope.cli.output import Top, writing_to
 from attnscope.cli.study import Printed, print_study
 from attnscope.cli.study_tables import logit_sheet, why_notes
@@ -22,13 +22,6 @@ from attnscope.utils.signals import unwinding
 
 if TYPE_CHECKING:
     from attnscope.api.why import Why, WhyOptions
-
-
-@option_group
-class LogitText(Generated, MayAsk, ModelTexts):
-    """The text of one query and one key."""
-
-    chat: Annotated[bool, REST] = False
 
 
 @option_group
@@ -49,7 +42,7 @@ class Logit(OneHead, Question):
     )
     verify: Annotated[bool, "Replace the ten largest one by one, and compute the logit again.", FIRST] = False
 
-    def options(self, asked: LogitText) -> WhyOptions:
+    def options(self, asked: TextsAsked) -> WhyOptions:
         """What the library is asked. Raises UsageError for what no text makes right."""
         groups = self.asks()["define"]
 
@@ -71,8 +64,8 @@ EXAMPLES = (
 )
 
 
-@with_options(LogitText, Logit, Top, WhyTable, Look, file=GROUPS)
-def why(asked: LogitText, logit: Logit, top: Top, table: StudyTable, look: Look) -> int:
+@with_options(TextsAsked, Logit, Top, WhyTable, Look, file=GROUPS)
+def why(asked: TextsAsked, logit: Logit, top: Top, table: StudyTable, look: Look) -> int:
     """Decompose an attention logit by the components that wrote it.
 
     The logit of --key in the row of --query is split by the parts of the key's residual: embedding, earlier heads,

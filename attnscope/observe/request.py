@@ -449,8 +449,30 @@ class CaptureOptions(TypedDict, total=False):
     global_tokens: str | None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """How a text is read: each call whose options these are takes them from here.
+
+    chat: apply the chat template. truncate: cut a text that is too long, on this side. generate: let the model add up
+    to so many tokens after the text, which are read with it. target: what an encoder-decoder's decoder reads, as text
+    or as ids; without it what the model makes of the text, greedily, in at most `generate` tokens. picture: one or
+    several, files or pictures of Pillow, that a vision-language model reads with the text. pair: a second text, read
+    with the first as its tokenizer writes a pair: special tokens between them, and token types where the model has
+    some. global_tokens: those with global attention, of Longformer and LED, as an expression; "none" for none; without
+    it what the model's class chooses.
+    """
+
+    chat: bool = False
+    truncate: Side | None = None
+    generate: int | None = None
+    target: str | Sequence[int] | None = None
+    picture: PictureSource | Sequence[PictureSource] | None = None
+    pair: str | None = None
+    global_tokens: str | None = None
+
+
 @dataclass(frozen=True)
-class CaptureSpec:
+class CaptureSpec(Reading):
     """A text, what is kept of it, and how it is read.
 
     text: the text, its tokens as a Prompt, token ids, or a sound. keep: what is kept, and of which tokens.
@@ -464,13 +486,7 @@ class CaptureSpec:
     select: heads to keep, as "27.3,last"; over the view's own. atlas: what `scan` found, or its folder; without one
     what lies in atlas/ of the model's own folder, where it is of these weights.
 
-    chat: apply the chat template. truncate: cut a text that is too long, on this side. generate: let the model add up
-    to so many tokens after the text, which are read with it. answer: put this after it, as text where the text is
-    one, else as ids. target: what an encoder-decoder's decoder reads, as text or as ids; without it what the model
-    makes of the text, greedily, in at most `generate` tokens. picture: one or several, files or pictures of Pillow,
-    that a vision-language model reads with the text. pair: a second text, read with the first as its tokenizer writes
-    a pair: special tokens between them, and token types where the model has some. global_tokens: those with global
-    attention, of Longformer and LED, as an expression; "none" for none; without it what the model's class chooses.
+    answer: put this after the text, as text where the text is one, else as ids. The others are those of `Reading`.
     """
 
     text: Text
@@ -481,14 +497,7 @@ class CaptureSpec:
     verify: bool = False
     select: str | None = None
     atlas: HeadNames | Path | str | None = None
-    chat: bool = False
-    truncate: Side | None = None
-    generate: int | None = None
     answer: str | Sequence[int] | None = None
-    target: str | Sequence[int] | None = None
-    picture: PictureSource | Sequence[PictureSource] | None = None
-    pair: str | None = None
-    global_tokens: str | None = None
 
     def check_pair(self) -> None:
         """Raise UsageError or InputError for a second text that cannot be meant."""
@@ -530,6 +539,11 @@ class CaptureSpec:
         return cls(**{option.name: getattr(form, option.name) for option in fields(form)})
 
 
+def spec_of(text: Text, how: Reading, keep: Request = Request(), **more: Any) -> CaptureSpec:
+    """A text that is read so; more: further fields of the spec."""
+    return CaptureSpec(text, keep, **{option.name: getattr(how, option.name) for option in fields(Reading)}, **more)
+
+
 # The fields of an ask, as JSON can have them: others than what Python may be given are named here.
 _JSON_TYPES = {
     "text": "str | tuple[int, ...]",
@@ -542,7 +556,7 @@ _JSON_TYPES = {
 _Form = make_dataclass(
     "_Form",
     [
-        (option.name, _JSON_TYPES.get(option.name, option.type), field(default=option.default))
+        (option.name, _JSON_TYPES.get(option.name, option.type), field(default=option.default, kw_only=option.kw_only))
         for option in fields(CaptureSpec)
     ],
     namespace={"__module__": __name__},
