@@ -2,6 +2,7 @@
 
 python scripts/families_doc.py              # all of it, some 20 minutes
 python scripts/families_doc.py --types      # of every type alone, on all cores, and the page
+python scripts/families_doc.py --types mamba rwkv    # of these alone, a second each; other rows stay
 python scripts/families_doc.py --page       # the page alone, of the tables as they are
 
 `docs/families/libraries.csv` is written by hand.
@@ -42,8 +43,15 @@ def main() -> None:
         for name, rows in MEASURED.items():
             (FOLDER / f"{name}.csv").write_text(as_csv(COLUMNS[name], rows()), "utf-8")
     if sys.argv[1:] != ["--page"]:
-        with ProcessPoolExecutor(mp_context=get_context("spawn"), max_tasks_per_child=50) as pool:
-            sweep_table.keep(pool.map(swept, *zip(*ENTRIES, strict=True)))
+        names = sys.argv[2:]
+        if unknown := {*names} - {name for name, _ in ENTRIES}:
+            sys.exit(f"no type is called {', '.join(sorted(unknown))}")
+        if names:
+            again = (swept(name, registry) for name, registry in ENTRIES if name in names)
+            sweep_table.keep(again, sweep_table.kept()["types"])
+        else:
+            with ProcessPoolExecutor(mp_context=get_context("spawn"), max_tasks_per_child=50) as pool:
+                sweep_table.keep(pool.map(swept, *zip(*ENTRIES, strict=True)))
         (FOLDER / "types.csv").write_text(as_csv(sweep_table.COLUMNS, sweep_table.types()), "utf-8")
     versions = {"transformers": transformers.__version__, "torch": torch.__version__.partition("+")[0]}
     tables = {name: read(name) for name in (*MEASURED, "types", "libraries")}

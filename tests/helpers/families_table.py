@@ -57,8 +57,9 @@ tables to them. transformers {transformers}, torch {torch}, CPU, float32, tiny m
 
 ## Causal language models
 
-**{full}** of {types} types reach level *full*, {scores} level *scores*, {none} *none*; {without} have no softmax
-attention, {not_made} cannot be made here.
+**{full}** of {types} types reach level *full*, {scores} level *scores*, {none} *none*; {without} have no softmax,
+{not_made} cannot be made here. Those without a softmax are read [by their rules](#layers-without-a-softmax), but for
+{unread_rules}.
 
 *full*: the oracle gets the hidden states that enter the attention module, the positions, its raw weights and the
 config, and gives its weights and its output. *scores*: it gets the captured q, k, v and extras. The columns are the
@@ -226,6 +227,7 @@ def page(tables: Mapping[str, Sequence[Row]], versions: Mapping[str, str], since
         scores=levels["scores"],
         none=levels["none"],
         without=len(WITHOUT_ATTENTION),
+        unread_rules=", ".join(name for name in WITHOUT_ATTENTION if name not in {row[0] for row in tables["linear"]}),
         not_made=len(NOT_MADE),
         tokens=TOKENS,
         atol=ATOL,

@@ -208,7 +208,7 @@ def _read(model: Any, place: Path, result: Swept) -> None:
     result.stage = "parity"
     _certify(loaded, seen, result)
     causal = looks_back_alone(loaded.model.config, main)
-    result.outcome = judged(own, maps, main, result, seen.unmeasured, causal)
+    result.outcome = judged(own, maps, main, result, seen.unmeasured, causal, seen.failures)
     if result.type in EAGER_HIDES and result.outcome == "wrong direction":
         result.outcome, result.why = READ, EAGER_HIDES[result.type]
     if of_two and result.outcome not in FAULTS:
@@ -254,10 +254,12 @@ def judged(
     result: Swept,
     unmeasured: Sequence[str] = (),
     said_causal: bool | None = None,
+    failures: Sequence[str] = (),
 ) -> str:
     """The outcome. Every map must be one of transformers' own, in their order, and each of its own must be read.
 
     unmeasured: what the run says that it did not read. said_causal: what config and class say of the main stack.
+    failures: of checks, as that a map of a linear layer times its values is its output.
     """
     all_maps = [weights for stack, of_stack in maps.items() if stack != DIFFERENCE for weights in of_stack]
     if result.calls > len(all_maps) and not any("layers" in line or "stack" in line for line in unmeasured):
@@ -271,6 +273,8 @@ def judged(
         return "unequal"
     if any(_nearest(weights, all_maps)[0] > EXACT for weights in own):
         return "layers missing"
+    if failures:
+        return "unequal"
     if result.causal is not None and said_causal not in (None, result.causal):
         return "wrong direction"
     return result.outcome

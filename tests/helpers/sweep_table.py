@@ -12,7 +12,7 @@ from typing import Any
 import transformers
 from transformers.models.auto.configuration_auto import model_type_to_module_name
 
-from attnscope.model.selection import VISION
+from attnscope.model.selection import MIXING, VISION
 from helpers.sweep import CERTIFIED, FAULTS, NOT_BUILT, READ, REFUSED, REGISTRIES, TOKENS, Swept
 
 KEPT = Path(__file__).parents[1] / "sweep.json"
@@ -33,9 +33,9 @@ def kept() -> dict[str, Any]:
     return found
 
 
-def keep(results: Iterable[Swept]) -> None:
-    """Write it, a line for each file and each row."""
-    rows = {f"{one.type} in {one.registry}": row(one) for one in results}
+def keep(results: Iterable[Swept], others: Rows | None = None) -> None:
+    """Write it, a line for each file and each row; others: rows that stay as they are where there is no new one."""
+    rows = {**(others or {}), **{f"{one.type} in {one.registry}": row(one) for one in results}}
     parts = {"files": file_hashes(), "types": {name: rows[name] for name in sorted(rows)}}
     lines = [f'{{\n"transformers": "{transformers.__version__}"']
     for part, of_part in parts.items():
@@ -82,13 +82,15 @@ From the sweep of `tests/test_sweep.py` over all types that transformers {transf
 image-text model of: {types} types, {models} models. Of the folders that have none of these it takes one model each
 (*others*). Each is built small with every parameter drawn at random, saved as its own class, loaded from its folder.
 It reads a text of {tokens} tokens, an encoder-decoder with a target and without, a model of pictures alone a picture.
-Every map must be equal to the one that transformers returns itself, to 1e-6. No module that calls the attention
+Every map must be equal to the one that transformers returns itself, to 1e-6. A map of a layer without a softmax, times
+its values, must be its output. No module that calls the attention
 interface may be left out. A map looks ahead where config and class say so. *refused*: in one line, with why.
 {not_built} types of the three registries ({percent:.1f} %) cannot be built small here. [types.csv](families/types.csv)
 has a row of each with the folder of its code, and of folders that have no model.
 """
 )
 FULL, SCORES, NONE = (f"a text read, equal, parity {level}" for level in ("*full*", "*scores*", "*none*"))
+RULES = "a text read by rules without a softmax, map times values equal, parity *none*"
 SEEN, SEEN_ALONE = "a picture read, equal, parity *full* or *scores*", "a picture read, equal, parity *none*"
 NO_TYPE = "in no registry of models: tokenizers, processors, parts"
 
@@ -151,10 +153,10 @@ def _counts(rows: Rows) -> list[str]:
 REFUSALS = {  # what a refusal says, and what is refused in such words
     "reads pictures|not a model of text": "refused: reads pictures otherwise, or other signals",
     "reads sound": "refused: reads sound, and was given a text",
-    "no softmax attention|cannot be read: it": "refused: has no maps of tokens",
+    "cannot be read: it": "refused: has no maps of tokens",
 }
 OTHER_REFUSAL = "refused for another reason"
-ORDER = (FULL, SCORES, NONE, SEEN, SEEN_ALONE, *REFUSALS.values(), OTHER_REFUSAL, NOT_BUILT, *FAULTS)
+ORDER = (FULL, SCORES, NONE, RULES, SEEN, SEEN_ALONE, *REFUSALS.values(), OTHER_REFUSAL, NOT_BUILT, *FAULTS)
 
 
 def _group(of: Mapping[str, Any]) -> str:
@@ -165,6 +167,8 @@ def _group(of: Mapping[str, Any]) -> str:
     certified = of["outcome"] == CERTIFIED
     if [*of["maps"]] == [VISION]:
         return SEEN if certified else SEEN_ALONE
+    if of["maps"] and {*of["maps"]} <= {*MIXING}:
+        return RULES
     return (FULL if of["level"] == "full" else SCORES) if certified else NONE
 
 
