@@ -5,12 +5,12 @@ What it returns is a line, a table, a figure and files. Torch is imported when a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -77,6 +77,15 @@ class Row:
     block: str
     number: float
     norm: float
+
+
+class _Panel(NamedTuple):
+    """Readers by blocks of one picture. rows: the readers. place, stream: which token and vector are meant."""
+
+    name: str
+    rows: Sequence[int]
+    place: int
+    stream: int
 
 
 @dataclass(frozen=True, repr=False)
@@ -198,7 +207,7 @@ class Depth(DrawnRecord):
         """Draw readers by blocks into a folder; the path. A panel for each token or stream, up to eight."""
         from attnscope.figures.pictures import Grid, save_grid
 
-        panels = {name: number_RC for name, (number_RC, _) in islice(self._panels(), PANELS)}
+        panels = {panel.name: self._cells(panel)[0] for panel in self._panels[:PANELS]}
         style = style.of(About(line=f"{self.source}, {len(self.prompt)} tokens", command=style.about.command))
         grid = Grid(list(map(self.reader, self.parts.points)), self.blocks, panels, self.unit)
         return save_grid(folder / f"{PICTURE}.{style.image}", grid, style, style.headed(self._title))
@@ -208,21 +217,32 @@ class Depth(DrawnRecord):
         """The names of all blocks, in the order of the model."""
         return list(dict.fromkeys(block for point in self.parts.points for block in point.blocks))
 
-    def _panels(self) -> Iterator[tuple[str, np.ndarray]]:
-        """(name, number and norm (2, readers, blocks)) of each token and stream, NaN where a block comes later."""
-        points = self.parts.points
-        streams, columns = max(point.number_CSQ.shape[1] for point in points), self.blocks.index
-        for place, token in enumerate(points[-1].tokens or (None,)):
-            for stream in range(streams):
-                cells_2RC = np.full((2, len(points), len(self.blocks)), np.nan)
-                for row, point in enumerate(points):
-                    of = min(stream, point.number_CSQ.shape[1] - 1)
-                    if place < point.number_CSQ.shape[2]:
-                        both_2C = [number_CSQ[:, of, place] for number_CSQ in (point.number_CSQ, point.norm_CSQ)]
-                        cells_2RC[:, row, list(map(columns, point.blocks))] = both_2C
-                names = [self.named(points[-1], token)] if token is not None else []
-                names += [f"stream {stream}"] * (streams > 1)
-                yield ", ".join(names) or "mean over the tokens", cells_2RC
+    @cached_property
+    def _panels(self) -> list[_Panel]:
+        """The mean of all, or each token of each stack; one for each stream."""
+        points, panels = self.parts.points, []
+        by_text: dict[str | None, list[int]] = {}
+        for row, point in enumerate(points):
+            by_text.setdefault(None if point.tokens is None else point.stack, []).append(row)
+        for stack, rows in by_text.items():
+            streams, first = max(points[row].number_CSQ.shape[1] for row in rows), points[rows[0]]
+            for place, token in enumerate((None,) if first.tokens is None else first.tokens):
+                names = [] if token is None else [f"{stack} " * self.several + self.named(first, token)]
+                for stream in range(streams):
+                    name = ", ".join([*names, *[f"stream {stream}"] * (streams > 1)])
+                    panels.append(_Panel(name or "mean over the tokens", rows, place, stream))
+        return panels
+
+    def _cells(self, panel: _Panel) -> np.ndarray:
+        """(2, readers, blocks): number and norm, NaN where a block comes later, and of another stack's readers."""
+        cells_2RC = np.full((2, len(self.parts.points), len(self.blocks)), np.nan)
+        for row in panel.rows:
+            point = self.parts.points[row]
+            columns = [self.blocks.index(block) for block in point.blocks]
+            stream = min(panel.stream, point.number_CSQ.shape[1] - 1)
+            both_2C = [number_CSQ[:, stream, panel.place] for number_CSQ in (point.number_CSQ, point.norm_CSQ)]
+            cells_2RC[:, row, columns] = both_2C
+        return cells_2RC
 
     def page(self, again: Again | None = None) -> Page:
         """Readers by blocks as an HTML page; again: what makes the numbers once more, as it is copied from there.
@@ -232,10 +252,10 @@ class Depth(DrawnRecord):
         from attnscope.viewer.study_pages import Again, DepthSide
 
         readers = list(map(self.reader, self.parts.points))
-        panels = dict(islice(self._panels(), DepthSide.most(len(readers), len(self.blocks))))
-        every = len(self.parts.points[-1].tokens or (0,)) * self.parts.points[-1].number_CSQ.shape[1]
+        some = self._panels[: DepthSide.most(len(readers), len(self.blocks))]
+        panels, every = {panel.name: self._cells(panel) for panel in some}, len(self._panels)
         notes = [*self.notes, self.held]
-        notes += [f"{len(panels)} of {every} tokens and streams have room"] * (every > len(panels))
+        notes += [f"{len(some)} of {every} tokens and streams have room"] * (every > len(some))
         again = again or Again()
         return DepthSide(self.source, self.prompt, self.unit, readers, self.blocks, panels, notes, again).page()
 

@@ -11,7 +11,9 @@ from helpers.browsing import DESKTOP, NAMELESS, OUTSIDE, PHONE, visiting
 from helpers.command_line import call
 from helpers.hostile import HOSTILE, called, controls, ran_nothing
 from helpers.pages import read
-from helpers.parity_models import ids_for, roused_model
+from helpers.parity_models import ids_for, rouse, roused_model
+from helpers.stack_families import ids as stack_ids
+from helpers.stack_families import inputs_of, tiny
 from helpers.why_families import wrapped
 
 BANK = "the bank of the river, the bank of the"
@@ -63,6 +65,21 @@ def test_the_page_has_each_row_of_the_table_and_nothing_else(tmp_path, family, h
         assert made[panel][:, reader, column] == pytest.approx([row[name], row["norm"]], rel=1e-6)
         left[panel][:, reader, column] = np.nan
     assert all(np.isnan(both).all() for both in left.values())
+
+
+def test_tokens_of_each_text_are_apart_in_an_encoder_decoder(tmp_path):
+    model = tiny("t5", num_layers=2, num_decoder_layers=2)
+    rouse(model)
+    target = inputs_of(model)["decoder_input_ids"][0].tolist()
+    found = attnscope.depth(wrapped(model), stack_ids(12, texts=1)[0].tolist(), target=target, query="0,2")
+    made, _ = arrays(read(page_of(found, tmp_path)))
+    stacks = [name.partition(" ")[0] for name in made]
+    assert stacks == ["encoder", "encoder", "decoder", "decoder"]
+    for (name, both), stack in zip(made.items(), stacks, strict=True):
+        position = int(name.rpartition("(")[2].rstrip(")"))
+        rows = [row for row in found.table().to_pylist() if (row["stack"], row["position"]) == (stack, position)]
+        numbers = both[0][~np.isnan(both[0])]
+        assert sorted(numbers) == pytest.approx(sorted(row["share"] for row in rows), rel=1e-6)
 
 
 def test_tokens_that_have_no_room_are_left_out_and_said(tmp_path, monkeypatch):
