@@ -19,7 +19,7 @@ import pyarrow as pa
 from attnscope.errors import UsageError
 from attnscope.inputs.tokens import choose, described
 from attnscope.metrics.metrics import KEPT_FIRST, KNOWN, LENGTHS, LOOKBACKS, MASS, METRICS, SIGNED
-from attnscope.model.selection import STACKS
+from attnscope.model.selection import STACKS, HeadsByLayer, mixes, select_layers
 from attnscope.observe.observation import Observation
 from attnscope.observe.request import LayerKey
 from attnscope.utils import display as cells
@@ -258,17 +258,16 @@ class Capture(Observation):
 
             >>> seen.page().save("bank.html")
         """
-        from attnscope.model.selection import select as selected
         from attnscope.viewer.page import Plan, about, page_of
         from attnscope.viewer.page_data import Side, StackedSide, stacked
 
-        if stacked(self):
-            of_all = StackedSide(self)
-            return page_of([of_all], Plan(max_mb, precision), about(of_all.seen, {}))
-        side, there = Side(self), {key.layer: heads for key, (heads, _) in self.kv_of.items()}
-        named = self.atlas.by_role() if self.atlas else None
-        whole = selected(select, there, named) if select is not None else {}
-        return page_of([side], Plan(max_mb, precision, whole), about(self, whole))
+        side = StackedSide(self) if stacked(self) else Side(self)
+        whole: HeadsByLayer = {}
+        if select is not None and all(mixes(stack) for stack in self.other_stacks):  # others are over another text
+            there = {key.named: heads for key, (heads, _) in side.seen.kv_of.items()}
+            named = self.atlas.by_role() if self.atlas else None
+            whole = select_layers(select, there, self.stack, named, "this page shows")
+        return page_of([side], Plan(max_mb, precision, whole), about(side.seen, whole))
 
     def export(self, folder: str | Path, **how: Unpack[ExportOptions]) -> list[Path]:
         """Write tables, figures and manifest.json into a folder; the paths. how: fields of `attnscope.export.Export`.

@@ -24,6 +24,7 @@ from attnscope.model.selection import (
     HCA,
     LINEAR,
     LOCAL,
+    MIXING,
     PATCHER,
     POOLING,
     SEQ2SEQ,
@@ -230,6 +231,12 @@ class Geometry:
     def changeable(self) -> dict[int, int]:
         """{layer index: number of heads} of all heads that a study can change: of attention, and of linear layers."""
         return dict(sorted({**self.heads_by_layer, **self.linear_heads}.items()))
+
+    @property
+    def mapped(self) -> dict[int, int]:
+        """{layer index: number of heads} of attention and of all layers without a softmax, whose indices name them."""
+        others = ((stack, layer) for stack in MIXING for layer in self.views.get(stack, ()))
+        return {**self.heads_by_layer, **{StackLayer(layer.index, stack): layer.heads for stack, layer in others}}
 
     @property
     def unnamed(self) -> dict[int, int]:

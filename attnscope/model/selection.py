@@ -245,6 +245,8 @@ def select(
         >>> select("last.0-1,L0H3", {0: 4, 1: 4})
         {0: (3,), 1: (0, 1)}
     """
+    if not heads_by_layer:
+        raise UsageError(f"{expression!r} names layers with attention, and {of} has none", "name others, or none")
     chosen: dict[int, set[int]] = {}
     layers = sorted(heads_by_layer)
     if named is not None:  # heads of other stacks are none of these
@@ -268,9 +270,15 @@ def select(
 
 
 def select_layers(
-    expression: str, heads_by_layer: Mapping[int, int], plain: str, named: HeadsByRole | None = None, of: str = MODEL
+    expression: str,
+    heads_by_layer: Mapping[int, int],
+    plain: str,
+    named: HeadsByRole | None = None,
+    takes: str = "a study changes",
 ) -> dict[int, tuple[int, ...]]:
     """As `select`, of layers of several stacks, whose indices name them; plain: of those that name none.
+
+    takes: as of `select_stacks`.
 
     >>> select_layers("1,linear.0.3", {1: 2, StackLayer(0, LINEAR): 4}, "decoder")
     {linear 0: (3,), 1: (0, 1)}
@@ -280,10 +288,10 @@ def select_layers(
         heads.setdefault(stack_of(layer, plain), {})[int(layer)] = count
     main = plain if plain in heads else next(iter(heads), plain)
     try:
-        chosen = select_stacks(expression, heads, main, named, of, "a study changes")
+        chosen = select_stacks(expression, heads, main, named, takes=takes)
     except UsageError as error:
         others = [stack for stack in heads if stack != main]
-        if not others:
+        if not others or "its map is" in error.hint:
             raise
         raise UsageError(error.message, f"{error.hint}; of {others[0]} layers write `{others[0]}.0.3`") from error
     by_number = {(stack_of(layer, plain), int(layer)): layer for layer in heads_by_layer}

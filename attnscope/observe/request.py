@@ -27,6 +27,7 @@ from attnscope.metrics.texts import MAP_SIDE
 from attnscope.model.selection import (
     DECODER,
     STACKS,
+    StackLayer,
     has_summaries,
     is_causal,
     is_cross,
@@ -35,6 +36,7 @@ from attnscope.model.selection import (
     mixes,
     prefix,
     sides,
+    stack_of,
 )
 from attnscope.utils.display import number_list
 from attnscope.utils.schema import from_json, to_json
@@ -64,6 +66,11 @@ class LayerKey(NamedTuple):
 
     layer: int
     stack: str = DECODER
+
+    @property
+    def named(self) -> int:
+        """The index of its layer, which names the stack of layers without a softmax."""
+        return StackLayer(self.layer, self.stack) if mixes(self.stack) else self.layer
 
 
 @dataclass(frozen=True)
@@ -345,7 +352,14 @@ class Request:
             heads = {}
         rollout = None if is_cross(stack) else self.rollout  # of units that are the same on both sides
         per_token = self.per_token and (stack == plain or not is_vision(stack))
-        request = replace(self, view=replace(self.view, heads=heads), rollout=rollout, per_token=per_token)
+        request = replace(
+            self,
+            view=replace(self.view, heads=heads),
+            rollout=rollout,
+            per_token=per_token,
+            weights=_own(self.weights, stack),
+            operands=_own(self.operands, stack),
+        )
         return request.of_signed() if mixes(stack) else request
 
     def of_signed(self) -> Request:
@@ -374,6 +388,14 @@ class Request:
         """
         asked = self.query, self.key, self.define, self.spans
         return choose(prompt, *asked) if source is None else choose_of_two(prompt, source, *asked)
+
+
+def _own(asked: bool | Mapping[int, Sequence[int]], stack: str) -> bool | Mapping[int, Sequence[int]]:
+    """Of {layer: heads} those of one stack: of layers without a softmax those whose indices name it."""
+    if not isinstance(asked, Mapping):
+        return asked
+    named = stack if mixes(stack) else ""
+    return {int(layer): heads for layer, heads in asked.items() if stack_of(layer) == named}
 
 
 class TextInputs(NamedTuple):

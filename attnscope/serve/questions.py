@@ -24,7 +24,7 @@ from attnscope.inputs.prompt import Prompt, from_ids, isolation_for, reading
 from attnscope.inputs.spans import Align
 from attnscope.inputs.tokens import TokenSelection
 from attnscope.interventions.spec import DRAWS, AskedText, CutPlan
-from attnscope.model.selection import SEQ2SEQ, is_vision, select
+from attnscope.model.selection import MIXING, SEQ2SEQ, is_vision, select, select_layers
 from attnscope.observe.request import RunInfo
 from attnscope.utils.stages import Progress
 
@@ -409,7 +409,8 @@ class ShowPage(Purpose):
         run = runs[0]
         whole = {}
         if self.whole is not None and not has_stacks(run):
-            whole = select(self.whole, run.loaded.geometry.heads_by_layer, run.named)
+            geometry = run.loaded.geometry
+            whole = select_layers(self.whole, geometry.mapped, geometry.stack, run.named, "a page shows")
         plan = Plan(self.max_mb, 16 if self.bits == 16 else 8, whole, steps=self.steps)
         # The logits come first: they are refused where they have no room, which costs no pass.
         why = self.key_parts(run, plan)
@@ -433,10 +434,11 @@ class ShowPage(Purpose):
             return []
         loaded, ids = run.loaded, run.prompt.ids
         loaded.check_task(*STACKS)
+        loaded.check_softmax(STACKS[0])
         if has_stacks(run):
             raise UsageError("a page of several stacks takes no logits apart", "leave out {why}; ask `attnscope why`")
         heads_by_layer = loaded.geometry.heads_by_layer
-        chosen = select(self.why, heads_by_layer, run.named)
+        chosen = select_layers(self.why, heads_by_layer, loaded.geometry.stack, run.named, "a logit is of")
         queries = range(len(ids)) if run.chosen.query is None else run.chosen.query.positions
         check_model(loaded)
         # A key's logit has a part of every head, linear ones too, and block before its layer, and of what is neither.
@@ -528,7 +530,9 @@ def kept_fields(run: Run, plan: Plan) -> dict[str, Any]:
         for layer in layers.values():
             counted.append(layer if chosen is None else replace(layer, heads=len(chosen.get(layer.index, ()))))
     other = run.source or next(iter(run.prompt.medium.tower[-1:]), ())
-    return plan.request([layer for layer in counted if layer.heads], len(run.prompt) + len(other) * has_stacks(run))
+    tokens = len(run.prompt) + len(other) * has_stacks(run)
+    without_softmax = [layer for stack in MIXING for layer in run.loaded.geometry.views.get(stack, ())]
+    return plan.request([layer for layer in counted if layer.heads], tokens, without_softmax)
 
 
 PURPOSES: dict[str, type[Purpose]] = {

@@ -88,9 +88,14 @@ class Plan:
         top_k = int(self.room * RELATIONS / (max(heads, 1) * tokens * RELATION_BYTES * BASE64))
         return Wanted(self.bits, rows, min(top_k, MOST_KEYS, tokens), self.whole, bins=not self.listed)
 
-    def request(self, layers: Sequence[LayerGeometry], tokens: int) -> dict[str, Any]:
-        """What to keep of a pass, as fields of `Request`: whole matrices if they may fit, else bins and relations."""
-        heads = sum(layer.heads for layer in layers)
+    def request(
+        self, layers: Sequence[LayerGeometry], tokens: int, others: Sequence[LayerGeometry] = ()
+    ) -> dict[str, Any]:
+        """What to keep of a pass, as fields of `Request`: whole matrices if they may fit, else bins and relations.
+
+        others: layers on the page that have no q, k and v.
+        """
+        heads = sum(layer.heads for layer in (*layers, *others))
         kept = {"operands": self._steps({layer.index: layer for layer in layers}, tokens)}
         causal_bytes = heads * tokens * (tokens + 1) / 2 * self.bits / 8 * BASE64
         if causal_bytes * DEFLATED <= self.room:  # worth packing, to see whether they fit
@@ -101,7 +106,8 @@ class Plan:
 
     def _steps(self, layers: Mapping[int, LayerGeometry], tokens: int) -> HeadsByLayer:
         """The heads whose q, k and v have room: all, else those that stay whole, else none."""
-        for chosen in ({index: range(layer.heads) for index, layer in layers.items()}, self.whole):
+        named = {index: heads for index, heads in self.whole.items() if index in layers}
+        for chosen in ({index: range(layer.heads) for index, layer in layers.items()}, named):
             widths = {index: 2 * layers[index].head_dim + layers[index].value_dim for index in chosen}
             numbers = sum(len(heads) * widths[index] for index, heads in chosen.items())
             if self.steps and tokens <= STEP_TOKENS and 4 * numbers * tokens * BASE64 <= self.room * STEPS:
@@ -204,7 +210,7 @@ def about(
     query, key = (
         (match.expression, match.positions) if match else None for match in (seen.chosen.query, seen.chosen.key)
     )
-    named, layers = pairs(whole), [place.layer for place in seen.kv_of]
+    named, layers = pairs(whole), [place.named for place in seen.kv_of]
     of_query = "picture" if seen.prompt.medium.patches and query else "head"
     view = "token" if key else of_query if named or query else "model"
     # The page opens at the head that was named, else at one that shows something: with pictures, one that looks there.

@@ -93,12 +93,12 @@ class SideMatrices:
             if heads := [head for head in self.heads if (head in exact and self.size == 1) == among]:
                 yield self.of(heads), bits  # type: ignore[misc]
 
-    def shrunk(self, wanted: Wanted, layer: int) -> list[SideMatrices]:
+    def shrunk(self, wanted: Wanted, key: LayerKey) -> list[SideMatrices]:
         """As they are wanted: whole, or binned but for the heads that stay whole."""
         tokens, rows = self.values_HRC.shape[1], wanted.rows
         if rows is None or self.size > 1 or tokens <= rows:
             return [self]
-        whole = self.of(wanted.whole.get(layer, ()))
+        whole = self.of(wanted.whole.get(key.named, ()))
         rest, size = self.of([head for head in self.heads if head not in whole.heads]), -(-tokens // rows)
         parts = [whole, *([SideMatrices(rest.heads, binned(rest.values_HRC, size), size)] if wanted.bins else [])]
         return [part for part in parts if part.heads]
@@ -225,7 +225,7 @@ class Side:
             windowed = self.sight[at][0] is not None
             exact = self.seen.operands[key].heads if key in self.seen.operands else ()
             for kept in self._kept(key):
-                shrunk = kept.shrunk(wanted, key.layer)
+                shrunk = kept.shrunk(wanted, key)
                 for part, bits in chain.from_iterable(one.by_bits(wanted, exact) for one in shrunk):
                     record = {"at": at, "bin": part.size, "windowed": windowed}
                     entries = packed_maps(blobs, part.values_HRC, bits)

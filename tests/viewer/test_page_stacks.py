@@ -13,7 +13,13 @@ import torch
 import attnscope
 from attnscope.export.redraw import load_run
 from attnscope.model.loading import wrap
-from attnscope.model.selection import CROSS, DECODER, ENCODER
+from attnscope.model.selection import CROSS, DECODER, ENCODER, LINEAR, StackLayer
+from attnscope.observe.request import CaptureSpec, LayerKey
+from attnscope.observe.run import prepare
+from attnscope.serve.questions import ShowPage, kept_fields
+from attnscope.utils.stages import NO_PROGRESS
+from attnscope.viewer.page import BASE64, DEFLATED, Plan, about
+from attnscope.viewer.page_data import SideMatrices, StackedSide, Wanted, stacked
 from helpers.browsing import DESKTOP, PHONE, Sight, visiting
 from helpers.command_line import Result, call
 from helpers.folders import with_tokenizer
@@ -436,6 +442,42 @@ def test_the_page_of_weights_opens_in_every_view_and_says_that_they_are_not_veri
             visit.settled(view=view)
             visit.view(view).locator("canvas, .piece, table").first.wait_for(state="visible")
         assert "(" not in visit.page.locator(".facts").inner_text()  # no kv heads
+
+
+@pytest.mark.parametrize(
+    ("family", "select", "opens"),
+    [("falcon_h1", "linear.1.2", "at=5&head=2"), ("falcon_h1", "1.2", "at=1&head=2"), ("mamba", "1", "at=1&head=0")],
+)
+def test_a_page_opens_at_a_head_without_a_softmax_that_was_named(
+    demo: Any, family: str, select: str, opens: str
+) -> None:
+    loaded = wrap(roused_model(family, vocab_size=2000).eval(), demo.tokenizer, family)
+    side = ShowPage(whole=select).answer(loaded, CaptureSpec(SOURCE), NO_PROGRESS, lambda info: None)
+    seen = StackedSide(side.seen).seen if stacked(side.seen) else side.seen
+    assert about(seen, side.whole).open == f"view=head&{opens}"
+
+
+def test_heads_of_one_stack_alone_stay_whole_where_a_page_has_no_room_for_all(demo: Any) -> None:
+    loaded = wrap(roused_model("falcon_h1", vocab_size=2000).eval(), demo.tokenizer, "falcon_h1")
+    named = {1: (0,), StackLayer(1, LINEAR): (2, 3)}
+    seen = attnscope.capture(loaded, SOURCE, request=attnscope.Request(weights=named, relations=True))
+    assert {key: tuple(heads) for key, heads in seen.weight_heads.items()} == {(1, DECODER): (0,)}
+    assert {key: tuple(heads) for key, heads in seen.of(LINEAR).weight_heads.items()} == {(1, LINEAR): (2, 3)}
+    maps = SideMatrices([0, 1, 2, 3], np.zeros((4, 8, 8), np.float32))
+    page = seen.page(select="1.0,linear.1.2-3")
+    assert "at=1&head=0" in page.html.decode().replace("\\u0026", "&")
+    parts = maps.shrunk(Wanted(rows=4, whole=named), LayerKey(1, LINEAR))
+    assert [(part.heads, part.size) for part in parts] == [([2, 3], 1), ([0, 1], 2)]
+
+
+@pytest.mark.parametrize("model", ["qwen3_next", "mamba"])
+def test_layers_without_a_softmax_count_where_a_page_is_too_small_for_their_maps(demo: Any, model: str) -> None:
+    loaded = wrap(roused_model(model, vocab_size=2000).eval(), demo.tokenizer, model)
+    run = prepare(loaded, CaptureSpec(SOURCE))
+    heads = sum(loaded.geometry.mapped.values())
+    bytes_of_all = heads * len(run.prompt) * (len(run.prompt) + 1) / 2 * BASE64 * DEFLATED
+    assert kept_fields(run, Plan(max_mb=bytes_of_all * 1.01 / 1e6))["weights"] is True
+    assert kept_fields(run, Plan(max_mb=bytes_of_all * 0.99 / 1e6))["weights"] is False
 
 
 def test_linear_heads_are_on_the_page_with_signs_and_colours_about_0(browser: Any, demo: Any, tmp_path: Path) -> None:
