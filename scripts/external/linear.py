@@ -77,7 +77,7 @@ KINDS: Mapping[str, Mapping[str, Any]] = {
 SLOWER = {"A_log": -3.0, "time_decay": -3.0, "recurrent_param": -5.0, "fgate_preact.bias": 3.0}
 NOT_HAD = (
     "flash-linear-attention's short convolution: Triton's interpreter tunes it on a GPU. numpy judges these layers",
-    "mamba-ssm and causal-conv1d, by the authors of Mamba: a compiler for GPUs builds them",
+    "mamba-ssm, by the authors of Mamba: its source does not build next to a torch without CUDA",
 )
 Maps = list[Tensor]  # (H, Q, K) of each layer, in order
 
