@@ -27,13 +27,14 @@ from attnscope.hooks import mixers
 from attnscope.hooks.mixers import delta_rule
 from attnscope.metrics.metrics import Texts, measure
 from attnscope.model import tasks
+from attnscope.model.geometry import geometry_of
 from attnscope.model.loading import wrap
 from attnscope.model.selection import LINEAR, as_ranges
 from attnscope.observe.request import Request, View
 from attnscope.reference import naive
 from attnscope.viewer.page import about
 from helpers.command_line import call
-from helpers.families import config_class_of, of_all_families
+from helpers.families import config_class_of, of_all_families, tiny_config
 from helpers.families_table import mixing_row, read, without_figures
 from helpers.mixed import ONE_OF_EACH, OTHERS, mixed_layers
 from helpers.parity_models import roused_model
@@ -427,6 +428,19 @@ def test_a_stack_that_a_call_has_no_use_for_is_refused_as_that_and_not_as_absent
         attnscope.knockout(model, TEXT, key="bank", select="channels.0")
     with pytest.raises(UsageError, match=r"'channels.0' names channels layers, and parity checks decoder layers"):
         attnscope.parity(model, TEXT, select="channels.0")
+
+
+@pytest.mark.parametrize(("family", "words"), [("mamba", "4 ssm layers"), ("mamba2", "4 ssm layers x 4 heads")])
+def test_a_model_without_attention_is_not_introduced_by_layers_that_it_lacks(family, words):
+    assert geometry_of(tiny_config(family), count=False).in_words == words
+
+
+@pytest.mark.parametrize("engine", ["fused", "probe", "auto"])
+def test_where_no_layer_attends_any_engine_reads_the_same(channels, engine):
+    found = attnscope.capture(channels, TEXT, engine=engine, request=Request(weights=True))
+    own = attnscope.capture(channels, TEXT, request=Request(weights=True))
+    assert (found.facts["engine"], found.failures) == ("eager", [])
+    torch.testing.assert_close(found.weights[0], own.weights[0])
 
 
 def test_a_number_alone_names_the_only_layers_that_there_are(channels):

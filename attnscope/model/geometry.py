@@ -208,7 +208,7 @@ class Geometry:
     def in_words(self) -> str:
         """`4 layers x 6 heads (3 kv)`, with ranges where layers differ, and `, 12 ssm` of layers without attention.
 
-        Of linear layers `, 12 ssm x 8 heads`.
+        Of linear layers `, 12 ssm x 8 heads`, where there are no others `12 ssm layers x 8 heads`.
         Of several stacks `encoder 6 layers x 8 heads (8 kv), decoder 6 layers x 8 heads (8 kv)`.
         """
         if ENCODER in self.other_stacks or self.over_patches:
@@ -486,10 +486,11 @@ def _in_words(layers: tuple[LayerGeometry, ...], mixing: Mapping[int, int] | Non
 
     words = [f"{len(there)} layers x {spread([layer.heads for layer in there])} heads "]
     words[0] += f"({spread([layer.kv_heads for layer in there])} kv)"
+    words = words if there or not layers else []
     without, both = [layer for layer in layers if not layer.attention], [layer for layer in there if layer.parallel]
     for name in dict.fromkeys(layer.type for layer in without):
         alike = [layer for layer in without if layer.type == name]
-        words.append(f"{len(alike)} {name}{maps(alike)}")
+        words.append(f"{len(alike)} {name}{'' if there else ' layers'}{maps(alike)}")
     for name in dict.fromkeys(layer.parallel for layer in both):
         alike = [layer for layer in both if layer.parallel == name]
         words.append(f"{name}{maps(alike)} parallel to {len(alike)}")
