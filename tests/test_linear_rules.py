@@ -32,6 +32,7 @@ from attnscope.model.loading import wrap
 from attnscope.model.selection import LINEAR, as_ranges
 from attnscope.observe.request import Request, View
 from attnscope.reference import naive
+from attnscope.studies.copying import copying_of
 from attnscope.viewer.page import about
 from helpers.command_line import call
 from helpers.families import config_class_of, of_all_families, tiny_config
@@ -358,6 +359,7 @@ def test_maps_of_channels_that_take_long_are_read_where_they_are_named(demo, cha
     assert attnscope.capture(channels, TEXT).rules  # a model without others
 
 
+GATED = "a gate or norm of the layer's own comes after the map"
 TEXT = "the river bank was the bank of the river"
 
 
@@ -441,6 +443,20 @@ def test_where_no_layer_attends_any_engine_reads_the_same(channels, engine):
     own = attnscope.capture(channels, TEXT, request=Request(weights=True))
     assert (found.facts["engine"], found.failures) == ("eager", [])
     torch.testing.assert_close(found.weights[0], own.weights[0])
+
+
+def test_what_linear_heads_write_is_refused_with_the_reason(demo):
+    """Direct effects and copying: no gate and no norm is in a map."""
+    loaded = wrap(roused_model("mamba2", vocab_size=2000), demo.tokenizer, "mamba2")
+    assert copying_of(loaded, [5, 6, 7]) == f"linear heads have none: {GATED}"
+    effects = attnscope.ablate(loaded, ["linear L1H0"], sequences=2, random=0)
+    assert effects.found.facts["direct"] == f"linear heads have none: {GATED}"
+
+
+def test_layers_without_a_softmax_that_a_view_cannot_show_are_named_with_the_reason(demo):
+    hybrid = wrap(roused_model("jamba", vocab_size=2000), demo.tokenizer, "jamba")
+    seen = attnscope.capture(hybrid, TEXT, request=Request(view=View(weights="value")))
+    assert f"channels layers 0,2: they have no norm of what a key writes: {GATED}" in seen.unmeasured
 
 
 def test_a_number_alone_names_the_only_layers_that_there_are(channels):

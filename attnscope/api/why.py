@@ -24,7 +24,7 @@ from attnscope.model.selection import (
     TEXT_TASKS,
     check_one_head,
     is_cross,
-    is_linear,
+    mixes,
     only_head,
     pairs,
     prefix,
@@ -338,8 +338,8 @@ def one_head(text: str, geometry: Geometry) -> tuple[str, int, int]:
     chosen = select_stacks(text, geometry.heads_of_stacks, geometry.stack)
     places = [(stack, layer, head) for stack, heads in chosen.items() for layer, head in pairs(heads)]
     only_head(text, [(layer, head) for _, layer, head in places])
-    if is_linear(places[0][0]):
-        raise ModelError(f"{text} has no logits: a linear layer has no softmax", "choose a head of attention")
+    if mixes(places[0][0]):
+        raise ModelError(f"{text} has no logits: its layer has no softmax", "choose a head of attention")
     if places[0][0] not in OF_TWO_TEXTS:
         raise ModelError(f"{text} is in layers that do not read the tokens of a text", "choose another layer")
     return places[0]

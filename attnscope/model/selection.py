@@ -162,6 +162,9 @@ def is_linear(stack: str) -> bool:
     return stack == LINEAR
 
 
+GATED_AFTER = "a gate or norm of the layer's own comes after the map"  # why nothing says what such a head writes
+
+
 def mixes(stack: str) -> bool:
     """Whether its layers mix tokens by a rule without a softmax."""
     return stack in MIXING

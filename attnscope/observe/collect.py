@@ -41,6 +41,7 @@ from attnscope.model.selection import (
     DIFFERENCE,
     ENCODER,
     ENCODER_ONLY,
+    GATED_AFTER,
     GLOBAL,
     MIXING,
     OF_TWO_TEXTS,
@@ -582,8 +583,8 @@ def _observed(forward: Pass) -> list[Observation]:
 
 NO_SOFTMAX = {  # what layers without a softmax have of what a view shows
     "scores": "no logits",
-    "value": "weights before gate and norm, which leave no norm of what a key writes",
-    "logit": "weights before gate and norm, which leave no effect on a logit",
+    "value": f"no norm of what a key writes: {GATED_AFTER}",
+    "logit": f"no effect of a key on a logit: {GATED_AFTER}",
 }
 
 

@@ -42,7 +42,7 @@ from attnscope.interventions.base import LOSS, Intervention, Measure, Replacemen
 from attnscope.interventions.passes import Advance, Passes, prepared
 from attnscope.interventions.spec import HeadSet, Task
 from attnscope.model.geometry import Geometry
-from attnscope.model.selection import LINEAR, StackLayer, everything, pairs
+from attnscope.model.selection import GATED_AFTER, LINEAR, StackLayer, everything, pairs
 from attnscope.observe.atlas import columns_of
 from attnscope.observe.logit_path import LogitPath, path_to_logits
 from attnscope.studies.ablation_search import CONTROLS, DrawnFrom, controls_of, parts, records_of, whole_groups
@@ -357,12 +357,12 @@ class Direct:
 
 def direct_means(passes: Passes, advance: Advance = lambda token_layers: None) -> Direct:
     """The direct effects of all heads on a task."""
+    heads = pairs(everything(passes.loaded.geometry.heads_by_layer))
+    if not heads:
+        return Direct({}, f"linear heads have none: {GATED_AFTER}")
     way = path_to_logits(passes.loaded, passes.task.ids[0][:TRIED])
     if isinstance(way, str):
         return Direct({}, way)
-    heads = pairs(everything(passes.loaded.geometry.heads_by_layer))
-    if not heads:
-        return Direct({}, "no direct effects: linear layers have none")
     return Direct(dict(zip(heads, direct(passes, way, advance).mean(0).tolist(), strict=True)), way.note)
 
 

@@ -29,6 +29,7 @@ from attnscope.hooks.generation import greedy
 from attnscope.hooks.listen import listen
 from attnscope.hooks.projections import Norm, ProjectionInputs, plain_and_gated, projection
 from attnscope.model.loaded import as_input
+from attnscope.model.selection import GATED_AFTER
 from attnscope.observe.collectors import Answers
 from attnscope.observe.logit_path import norms_after_attention
 from attnscope.observe.request import Layer
@@ -126,6 +127,8 @@ def copying_of(loaded: LoadedModel, ids: Sequence[int]) -> Copying | str:
     unembed = loaded.model.get_output_embeddings()
     if unembed is None:
         return "the model has no vocabulary projection"
+    if not loaded.geometry.heads_by_layer:
+        return f"linear heads have none: {GATED_AFTER}"
     plain, gated = plain_and_gated(loaded, ids, len(loaded.geometry.heads_by_layer))
     if not plain and not gated:
         return "no projection takes the heads side by side, as they come or gated"

@@ -195,7 +195,8 @@ def test_linear_heads_are_components_and_by_the_tokens_they_read(family, side):
     assert {one.position for one in by_tokens.components if one.stack == "linear"} > {0, 1}
 
 
-def test_a_linear_head_has_no_logit_to_take_apart():
-    loaded = wrapped(roused_model("qwen3_next"))
-    with pytest.raises(ModelError, match="linear L1H0 has no logits"):
-        attnscope.why(loaded, ids_for("qwen3_next")[0].tolist(), "linear L1H0")
+@pytest.mark.parametrize(("model_type", "head"), [("qwen3_next", "linear L1H0"), ("jamba", "channels.0.0")])
+def test_a_head_without_a_softmax_has_no_logit_to_take_apart(model_type, head):
+    loaded = wrapped(roused_model(model_type))
+    with pytest.raises(ModelError, match=f"{head} has no logits: its layer has no softmax"):
+        attnscope.why(loaded, ids_for(model_type)[0].tolist(), head)
