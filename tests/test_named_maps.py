@@ -299,14 +299,14 @@ def test_a_terminal_has_a_legend_for_each_kind_of_map_and_equal_steps_for_signs(
         console.print(maps)
     printed = console.file.getvalue()
     assert re.findall(r"(?:linear )?L\dH\d", printed) == ["L3H0", "linear L0H1"]
-    assert printed.count("weight, log scale") == printed.count("weight of a linear layer, signed") == 1
+    assert printed.count("weight, log scale") == printed.count("signed weight") == 1
     steps = [float(step) for step in re.findall(r"to (-?[\d.e-]+)", printed.split("linear L0H1")[1])]
     assert steps[:2] == [-step for step in steps[3:1:-1]]
     assert steps[4] == pytest.approx(steps[3] * 5 / 3, rel=0.1)
     both = attnscope.capture(linear, TEXT, select="linear.0.0-1", request=Request(maps="kept"))
     [maps] = terminal_maps(both, ["linear L0H0", "linear L0H1"], attnscope.Style(), 40)
     console.print(maps)
-    own = "· -1 ▒ 0 to █ +1 times the largest size of each head  weight of a linear layer, signed"
+    own = "· -1 ▒ 0 to █ +1 times the largest size of each head  signed weight"
     assert own in console.file.getvalue()
 
 

@@ -119,6 +119,9 @@ def test_where_channels_are_all_that_a_model_shows_a_head_that_is_not_there_is_o
     with pytest.raises(UsageError, match="head 5, but layer 0 has one head, 0") as refused:
         select_stacks("0.5", {"decoder": {}, "channels": {0: 1}}, "decoder")
     assert refused.value.hint == "choose a channel with {channel=5}"
+    with pytest.raises(UsageError, match="has one head, 0") as refused:  # its channels are not in a dataset
+        select_stacks("0.5", {"channels": {0: 1}}, "channels", of="this dataset")
+    assert refused.value.hint == "counting starts at 0"
 
 
 @pytest.mark.parametrize("none", [3, (2, 1), [[2, 1]]])

@@ -44,8 +44,8 @@ NAMES: dict[Quantity, str] = {
     "share": "share of the token",
     "logit": "logit",
     "difference": "difference of attention weights",
-    "signed": "weight of a linear layer, signed",
-    "channel": "weight of one channel, signed",
+    "signed": "signed weight",
+    "channel": "signed channel weight",
     "size": "mean |w| over channels",
 }
 LEVEL = ("auto", "linear")  # scales on which equal steps are equal: figures choose before they draw

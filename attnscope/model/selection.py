@@ -265,9 +265,11 @@ def select(
             if every_layer and match["heads"] and match["heads"][0].isdigit():  # layers may differ in width
                 heads_here = [h for h in _digits(match["heads"], part) if h in heads]
                 if not heads_here and all(_digits(match["heads"], part)[0] >= n for n in heads_by_layer.values()):
-                    _numbers(match["heads"], heads, "head", part, f"layer {layer}", stack)
+                    _numbers(match["heads"], heads, "head", part, f"layer {layer}", stack * (of == MODEL))
             else:
-                heads_here = _numbers(match["heads"] or "*", heads, "head", part, f"layer {layer}", stack)
+                heads_here = _numbers(
+                    match["heads"] or "*", heads, "head", part, f"layer {layer}", stack * (of == MODEL)
+                )
             chosen.setdefault(layer, set()).update(heads_here)
     return {layer: tuple(sorted(chosen[layer])) for layer in sorted(chosen) if chosen[layer]}
 

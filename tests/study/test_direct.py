@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from attnscope.hooks.engines import ENGINES
 from attnscope.hooks.listen import listen
 from attnscope.hooks.projections import gated_projections
 from attnscope.observe.logit_path import path_to_logits
-from attnscope.studies.ablation import direct_effects
+from attnscope.studies.ablation import Direct, direct_effects, direct_means
 from attnscope.studies.copying import copying_of
 from helpers.families import few
 from helpers.parity_models import as_loaded, ids_for, in_half, roused_model
@@ -233,6 +234,11 @@ def test_no_direct_effect_where_the_way_is_not_plain(model_type, reason):
     way = path_to_logits(as_loaded(roused_model(model_type)), ids_for(model_type)[0].tolist())
     assert isinstance(way, str)
     assert reason in way
+
+
+def test_where_all_heads_are_of_linear_layers_that_is_why_they_have_no_direct_effect():
+    passes = SimpleNamespace(loaded=as_loaded(roused_model("mamba2")), task=SimpleNamespace(ids=ids_for("mamba2")))
+    assert direct_means(passes) == Direct({}, "linear layers have none")
 
 
 @pytest.mark.parametrize("model_type", ["qwen3_next", "bitnet"])
