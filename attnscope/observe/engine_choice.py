@@ -77,6 +77,8 @@ def choose(
     fused was asked of a family that attends outside the interface.
     """
     can_fuse, geometry = calls_interface(loaded.model), loaded.geometry
+    if not any(geometry.stacks.values()) and name in ENGINES:  # an engine is of attention
+        name = "eager"
     # An engine that was named is taken, or refused.
     if name not in ("auto", "eager"):
         if not can_fuse:
