@@ -39,6 +39,7 @@ def test_decimals() -> None:
 
 def test_a_share_that_is_not_0_is_not_printed_as_0() -> None:
     assert list(map(cells.share, (0.25, 0.0005, 0.0004, 0.0, 1.0))) == ["0.250", "0.001", "<0.001", "0.000", "1.000"]
+    assert list(map(cells.share, (-0.0004, -5.6e-9, -0.066))) == [">-0.001", ">-0.001", "-0.066"]
 
 
 @pytest.mark.parametrize("missing", [None, math.nan, np.float32("nan")])

@@ -348,7 +348,13 @@ def test_a_line_says_what_linear_layers_show_and_what_they_lack(linear, tmp_path
     assert [(row["stack"], row["layer"], row["head"]) for row in rows] == [("linear", "1", "2")]
     assert rows[0]["entropy"] == ""
     assert float(rows[0]["decay_length"]) > 0
-    rows = call("keys", TEXT, "-m", folder, "--select", "linear.1.2").rows
+    table = call("relations", TEXT, "-m", folder, "--select", "linear.1.2", "--format", "table").out.decode()
+    assert "linear L1H2" in table
+    grouped = call("relations", TEXT, "-m", folder, "--select", "linear.1.2", "--group", "words")
+    assert "linear heads: |w| as a share of its row" in grouped.err
+    keys = call("keys", TEXT, "-m", folder, "--select", "linear.1.2")
+    assert "linear heads: |w| as a share of its row" in keys.err
+    rows = keys.rows
     assert {row["stack"] for row in rows} == {"linear"}
     assert sum(float(row["received"]) for row in rows) == pytest.approx(1, abs=1e-5)
     compared = call("compare", TEXT, "--compare-text", "the bank", "-m", folder)

@@ -7,7 +7,7 @@ from functools import partial
 from attnscope.cli import output
 from attnscope.cli.config import with_options
 from attnscope.cli.heads import GROUPS
-from attnscope.cli.one_text import export_text, observe_text, report_checks
+from attnscope.cli.one_text import export_text, observe_text, report_checks, say_shares
 from attnscope.cli.option_groups import of_run
 from attnscope.cli.options import Heads, Queries, TextRun
 from attnscope.cli.output import Results, Top, writing_to
@@ -53,4 +53,5 @@ def keys(asked: TextRun, chosen: Heads, question: Queries, top: Top, printing: R
     sheet = partial(relations_sheet, table.rename_columns(titles), top.shown, wrapped=TOP_KEY)
     output.emit_first(table, top, format, sheet, printing.quiet, printing.spreadsheet)
     output.log_lines(LEGEND if format == "table" else (), printing.quiet)
+    say_shares(seen, printing.quiet)
     return report_checks(seen, printing.quiet)

@@ -226,6 +226,12 @@ def export_text(seen: Observation, writing: Exporting, **how: Unpack[ExportOptio
 WEIGHTS_OF = {LINEAR: "weights are signed, before gate and norm", CHANNELS: "mean |w| over channels, before any gate"}
 
 
+def say_shares(seen: Observation, quiet: bool) -> None:
+    """Say of heads without a softmax that what is listed of a token is a share, which has no sign."""
+    stacks = dict.fromkeys(stack for stack, _ in seen.rules)
+    output.log_lines((f"{stack} heads: |w| as a share of its row" for stack in stacks), quiet)
+
+
 def report_checks(seen: Observation, quiet: bool) -> int:
     """Say what linear layers show, what did not hold, and what could not be measured; the exit code that follows."""
     for (stack, rule), layers in seen.rules.items():

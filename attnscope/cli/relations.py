@@ -10,10 +10,11 @@ from typer import Option
 from attnscope.cli import output
 from attnscope.cli.config import with_options
 from attnscope.cli.heads import GROUPS
-from attnscope.cli.one_text import export_text, observe_text, report_checks
+from attnscope.cli.one_text import export_text, observe_text, report_checks, say_shares
 from attnscope.cli.option_groups import FIRST, HELD, of_run, option_group
 from attnscope.cli.options import Heads, Question, Relations, TextRun
 from attnscope.cli.output import Results, Top, writing_to
+from attnscope.model.selection import StackLayer, mixes
 from attnscope.utils import display as cells
 from attnscope.utils.display import Column, Fit, Sheet
 from attnscope.utils.folders import TABLES
@@ -117,6 +118,8 @@ def relations(asked: TextRun, entries: Related, question: Question, top: Top, pr
         left_out = len(seen.relation_numbers(listed.min_weight)["weight"]) - len(table)
         line = f"{left_out} rows hidden (key 0, and each token's own key); --all-keys shows them"
         output.log(line, printing.quiet or not left_out)
+    if listed.group is not None:
+        say_shares(seen, printing.quiet)
     return report_checks(seen, printing.quiet)
 
 
@@ -129,13 +132,19 @@ def relations_sheet(table: pa.Table, top: int | None, wrapped: str = "") -> Shee
 
     from attnscope.utils.tables import rows, words
 
-    if "stack" in table.column_names and len(table.column("stack").unique()) <= 1:  # a file has it in any case
+    stacks = table.column("stack").unique().to_pylist() if "stack" in table.column_names else []
+    only = stacks[0] if len(stacks) == 1 else ""  # the stack of all heads, where it is in their names
+    if "stack" in table.column_names and len(stacks) <= 1:  # a file has it in any case
         table = table.drop_columns("stack")
     if "kv_head" in table.column_names:
         # Heads by name, as on every terminal: `L1H4`, and its kv head where heads share one.
         layer, head, kv = (table.column(name).to_pylist() for name in ("layer", "head", "kv_head"))
         numbers = zip(layer, head, kv, strict=True)
-        names = [cells.head_name(place, group if one is None else one, one is None) for place, one, group in numbers]
+        layers = [StackLayer(place, only) if mixes(only) else place for place in layer]
+        names = [
+            cells.head_name(place, group if one is None else one, one is None)
+            for place, (_, one, group) in zip(layers, numbers, strict=True)
+        ]
         shared = any(one is not None and group not in (None, one) for one, group in zip(head, kv, strict=True))
         table = table.drop_columns(["layer", "head"] + ["kv_head"] * (not shared))
         table = table.rename_columns({"kv_head": "kv"}) if shared else table

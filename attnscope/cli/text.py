@@ -10,7 +10,7 @@ from attnscope.cli import output
 from attnscope.cli.config import with_options
 from attnscope.cli.figure_options import Scale
 from attnscope.cli.heads import GROUPS
-from attnscope.cli.one_text import export_text, observe_text, report_checks
+from attnscope.cli.one_text import export_text, observe_text, report_checks, say_shares
 from attnscope.cli.option_groups import FIRST, fill, of_run, option_group
 from attnscope.cli.options import Heads, Question, TextRun
 from attnscope.cli.output import Results, writing_to
@@ -82,6 +82,7 @@ def text(asked: TextRun, chosen: Heads, question: Question, mean: Mean, printing
         output.show(Group(*(prose(seen, head, fill(Style, colours)) for head in head_tokens(seen, over))))
     else:
         output.emit(token_table(seen, over), format, lambda: "", printing.spreadsheet)
+    say_shares(seen, printing.quiet)
     return report_checks(seen, printing.quiet)
 
 

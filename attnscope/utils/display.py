@@ -75,8 +75,10 @@ def score(value: float | None) -> str:
 
 
 def share(value: float | None) -> str:
-    """`0.250`; `<0.001` of what is too small for three decimals, and not 0."""
-    return "<0.001" if value is not None and 0 < value < 0.0005 else number(value, 3)
+    """`0.250`; `<0.001` and `>-0.001` of what is too small for three decimals, and not 0."""
+    if value is None or value == 0 or not abs(value) < 0.0005:
+        return number(value, 3)
+    return "<0.001" if value > 0 else ">-0.001"
 
 
 def divergence(value: float) -> str:
