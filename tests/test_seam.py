@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
+from types import FunctionType
 
 import accelerate
 import pytest
@@ -16,6 +17,7 @@ import torch
 from torch.testing import assert_close
 from torch.utils.hooks import RemovableHandle
 from transformers.modeling_utils import AttentionInterface
+from transformers.models.llama import modeling_llama
 
 from attnscope.api.capture import capture
 from attnscope.attention.questions import Distance, Entropy, Features, Received
@@ -367,6 +369,20 @@ def test_a_hook_that_fails_is_named_and_nothing_else_is_blamed_on_one(how: str) 
         listen(model, some_ids() + 10**6, lambda call: None)
     with pytest.raises(ZeroDivisionError):
         listen(model, some_ids(), lambda call: 1 // 0)
+
+
+def test_a_kernel_of_another_package_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def kernel(*args: object) -> None:
+        raise RuntimeError("0 active drivers")
+
+    place = {**globals(), "__name__": "others_kernels.rotary"}
+    monkeypatch.setattr(modeling_llama, "apply_rotary_pos_emb", FunctionType(kernel.__code__, place))
+    expected = "pass of llama failed in others_kernels: 0 active drivers; read it where others_kernels is not installed"
+    with pytest.raises(ForwardError, match=expected):
+        listen(tiny_model("llama"), some_ids(), lambda call: None)
+    monkeypatch.setattr(modeling_llama, "apply_rotary_pos_emb", FunctionType(kernel.__code__, {"__name__": "json"}))
+    with pytest.raises(ForwardError, match=r"pass of llama failed: .*; check its config"):
+        listen(tiny_model("llama"), some_ids(), lambda call: None)
 
 
 def test_logits_of_a_position_that_is_not_there():

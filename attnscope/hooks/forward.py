@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from traceback import walk_tb
@@ -263,18 +264,21 @@ def own_errors(model: nn.Module) -> Iterator[None]:
             raise failed from error
 
         # The model's own code failed where neither attnscope nor who listens called PyTorch last.
-        packages = _packages(model)
-        frames = [frame for frame, _ in walk_tb(error.__traceback__)]
+        own = (_packages(model) - {"torch"}) | {MODEL}
         callers = [
             MODEL if frame.f_code is operation.__code__ else frame.f_globals.get("__name__", "").partition(".")[0]
-            for frame in frames
+            for frame, _ in walk_tb(error.__traceback__)
         ]
-        callers = [package for package in callers if package in (OURS, MODEL) or package in packages - {"torch"}]
-        if not callers or callers[-1] == OURS:
+        last = next((place for place in reversed(range(len(callers))) if callers[place] in own | {OURS}), None)
+        if last is None or callers[last] == OURS:
             raise
+        # Kernels of a package that the model's code has called.
+        known = {"", "torch"} | sys.stdlib_module_names
+        other = next((package for package in callers[last:] if package not in own | known), None)
+        where, hint = (f" in {other}", f"read it where {other} is not installed, or ") if other else ("", "")
         raise ForwardError(
-            f"the forward pass of {_kind(model)} failed: {first_line(error)}",
-            "check its config, its weights and its processor's files",
+            f"the forward pass of {_kind(model)} failed{where}: {first_line(error)}",
+            f"{hint}check its config, its weights and its processor's files",
         ) from error
 
 
