@@ -533,3 +533,21 @@ def test_no_modelling_file_with_a_rule_is_missing_from_the_table():
             files.add(path.parent.name)
     folders = {name.removesuffix("_text") for name in (*ONE_OF_EACH, *OTHERS)}
     assert files - ATTEND == folders
+
+
+@pytest.mark.parametrize("family", ["qwen3_next", "recurrent_gemma"])
+def test_a_class_made_of_a_layers_own_has_its_rule(demo, family):
+    """As torch makes one where it shards or parametrizes a module: the file's function and the own method are heard."""
+    model = roused_model(family, vocab_size=2000)
+    stack = "linear" if family == "qwen3_next" else "channels"
+    own = attnscope.capture(wrap(model, demo.tokenizer), TEXT, select=f"{stack}.*").of(stack)
+    kinds = {type(module): tasks.rules_of(module) for module in model.modules()}
+    names = [(home, rule) for kind, rules in kinds.items() for rule in rules for home in tasks.homes_of(kind, rule)]
+    before = [getattr(home, rule) for home, rule in names]
+    for module in model.modules():
+        if tasks.rules_of(module):
+            module.__class__ = type("Sharded", (type(module),), {})
+    made = attnscope.capture(wrap(model, demo.tokenizer), TEXT, select=f"{stack}.*").of(stack)
+    assert list(made.weights) == list(own.weights)
+    assert all(torch.equal(made.weights[layer], weights) for layer, weights in own.weights.items())
+    assert [getattr(home, rule) for home, rule in names] == before

@@ -15,7 +15,6 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -32,7 +31,7 @@ from attnscope.hooks import forward
 from attnscope.hooks.calls import REPEATED_ROWS, AttentionCall, CallSite, check_call, relative_error, sampled
 from attnscope.hooks.engines import ENGINES, Engine, OnCall, full_precision, unmeasured
 from attnscope.hooks.report import CallCheck, CaptureReport
-from attnscope.model.tasks import PARTS, layer_of, mixers_of, rules_of
+from attnscope.model.tasks import PARTS, homes_of, layer_of, mixers_of, rules_of
 
 RULE = "rule"  # the route of a call of a linear layer
 BLOCK = 64  # tokens of a rule that are computed side by side
@@ -258,8 +257,8 @@ def mixing(model: nn.Module, on_call: OnCall, report: CaptureReport, engine: Eng
     with _lock:
         for module in listener.paths:
             for name in () if listener.spelled(module) else rules_of(module):
-                kind = type(module)
-                _install(kind if name in vars(kind) else sys.modules[kind.__module__], name)
+                for home in homes_of(type(module), name):
+                    _install(home, name)
         _listeners.setdefault(thread, []).append(listener)
     try:
         with forward.temporary(listener.hooks()):

@@ -423,6 +423,7 @@ class Mixer(NamedTuple):
     name: str
 
 
+OF_NO_MODEL = frozenset({"builtins", "torch"})  # where classes come from that every module is made of
 _rules: weakref.WeakKeyDictionary[type, dict[str, str]] = weakref.WeakKeyDictionary()
 
 
@@ -444,17 +445,41 @@ def rules_of(module: nn.Module) -> dict[str, str]:
 
 def _read_rules(kind: type) -> dict[str, str]:
     """Of a class; where a method has the arguments of a rule, what it calls is a part of that."""
-    methods = {name: method for name, method in vars(kind).items() if inspect.isfunction(method)}
-    own = {name: form for name, method in methods.items() if (form := _form_of(method))}
+    methods = _methods_of(kind)
+    own = {name: form for name, (_, method) in methods.items() if (form := _form_of(method))}
     if own:
         return own
-    home = vars(sys.modules[kind.__module__]) if kind.__module__ in sys.modules else {}
-    codes = (getattr(inspect.unwrap(method), "__code__", None) for method in methods.values())
-    called = {name for code in codes for name in getattr(code, "co_names", ())}
-    functions = {name: home[name] for name in sorted(called & home.keys()) if inspect.isfunction(home[name])}
-    known = {name: form for name, function in functions.items() if (form := _form_of(function))}
+    called = {name: function for _, method in methods.values() for name, function in _called_by(method).items()}
+    known = {name: form for name, function in sorted(called.items()) if (form := _form_of(function))}
     others = {name: form for name, form in known.items() if form != CONVOLUTION}
     return others or known
+
+
+def homes_of(kind: type, rule: str) -> list[Any]:
+    """Where a class looks the name of a rule up: the class that has it as a method, or the files that have it.
+
+    Both may be those of another class, of which it is made, as torch makes one of a module that it shards.
+    """
+    methods = _methods_of(kind)
+    if rule in methods:
+        return [methods[rule][0]]
+    callers = (inspect.unwrap(method) for _, method in methods.values() if rule in _called_by(method))
+    return [sys.modules[file] for file in dict.fromkeys(caller.__globals__["__name__"] for caller in callers)]
+
+
+def _methods_of(kind: type) -> dict[str, tuple[type, Any]]:
+    """{name: (the class that has it, method)} of a class of modules, and of what it is made of."""
+    owners = [owner for owner in reversed(kind.__mro__) if owner.__module__.partition(".")[0] not in OF_NO_MODEL]
+    functions = ((owner, name, method) for owner in owners for name, method in vars(owner).items())
+    return {name: (owner, method) for owner, name, method in functions if inspect.isfunction(method)}
+
+
+def _called_by(method: Any) -> dict[str, Any]:
+    """The functions of its own file that a method calls by their names."""
+    bare = inspect.unwrap(method)
+    home = getattr(bare, "__globals__", {})
+    names = getattr(getattr(bare, "__code__", None), "co_names", ())
+    return {name: home[name] for name in names if inspect.isfunction(home.get(name))}
 
 
 def _form_of(function: Any) -> str | None:
