@@ -551,3 +551,14 @@ def test_a_class_made_of_a_layers_own_has_its_rule(demo, family):
     assert list(made.weights) == list(own.weights)
     assert all(torch.equal(made.weights[layer], weights) for layer, weights in own.weights.items())
     assert [getattr(home, rule) for home, rule in names] == before
+
+
+def test_a_linear_layer_that_ran_without_its_rule_is_named(demo):
+    model = roused_model("qwen3_next", vocab_size=2000)
+    loaded = wrap(model, demo.tokenizer)
+    assert attnscope.capture(loaded, TEXT).unmeasured == []
+    model.model.layers[1].linear_attn.forward = lambda hidden_states, **more: 0 * hidden_states
+    seen = attnscope.capture(loaded, TEXT)
+    assert [key.layer for key in seen.of("linear").weights] == [0, 2]
+    assert "linear layers 1: no call of their rule was heard" in seen.unmeasured
+    assert attnscope.capture(loaded, TEXT, select="linear.2.*").unmeasured == []

@@ -321,7 +321,12 @@ def test_numbers_of_a_map_whose_weights_are_small_show_a_digit_of_them():
     ("family", "stack", "weights", "lacking"),
     [
         ("qwen3_next", "linear", "scores", "no logits"),
-        ("jamba", "channels", "value", "weights before gate and norm, which leave no norm of what a key writes"),
+        (
+            "jamba",
+            "channels",
+            "value",
+            "no norm of what a key writes: a gate or norm of the layer's own comes after the map",
+        ),
     ],
 )
 def test_heads_without_what_is_shown_are_named_and_alone_they_are_refused(demo, family, stack, weights, lacking):

@@ -570,6 +570,13 @@ def _observed(forward: Pass) -> list[Observation]:
     for stack in MIXING if request.stacks is None else [stack for stack in MIXING if stack in request.stacks]:
         if (left := loaded.geometry.views.get(stack)) and (lacking := NO_SOFTMAX.get(request.view.weights)):
             unread.append(f"{stack} layers {as_ranges([layer.index for layer in left])}: they have {lacking}")
+    # A layer that ran without its rule, as one whose forward was replaced, would be missing silently.
+    called = {(call.stack, call.layer) for call in report.calls}
+    for stack, reading in readings.items():
+        heads, mixers = reading.request.view.heads, loaded.geometry.views.get(stack, ()) if mixes(stack) else ()
+        wanted = [layer.index for layer in mixers if heads is None or layer.index in heads]
+        if silent := [index for index in wanted if (stack, index) not in called]:
+            unread.append(f"{stack} layers {as_ranges(silent)}: no call of their rule was heard")
     if (of_channels := readings.get(CHANNELS)) and of_channels.passed_over:
         layers = as_ranges(sorted(of_channels.passed_over))
         unread.append(f"channels layers {layers}: their maps of this text take long; {{select=channels.*}} reads them")
