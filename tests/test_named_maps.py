@@ -340,42 +340,70 @@ def test_heads_without_what_is_shown_are_named_and_alone_they_are_refused(demo, 
     assert str(refused.value) == f"{stack} layers have {lacking}; choose heads of attention"
 
 
-def test_a_line_says_what_linear_layers_show_and_what_they_lack(linear, tmp_path):
-    folder = str(saved(tmp_path / "model", "qwen3_next", vocab_size=2000))
+@pytest.fixture(scope="module")
+def hybrid(tmp_path_factory):
+    return str(saved(tmp_path_factory.mktemp("hybrid") / "model", "qwen3_next", vocab_size=2000))
+
+
+def test_a_line_says_what_linear_layers_show(hybrid):
     line = "linear layers 0-2: gated delta rule; weights are signed, before gate and norm"
-    heads = call("heads", TEXT, "-m", folder, "--select", "linear.1.2,3.0", columns=120)
+    heads = call("heads", TEXT, "-m", hybrid, "--select", "linear.1.2,3.0", columns=120)
     assert line in heads.err
     assert "linear heads: metrics are of |w| as a share of its row; a weight keeps its sign" in heads.err
     assert "3 linear x 4 heads" in heads.err
     assert "linear L1H2" in heads.out.decode()
     assert "have no attention" not in heads.err
-    rows = call("heads", TEXT, "-m", folder, "--select", "linear.1.2").rows
+
+
+def test_a_row_of_a_linear_head_has_its_own_metrics(hybrid):
+    rows = call("heads", TEXT, "-m", hybrid, "--select", "linear.1.2").rows
     assert [(row["stack"], row["layer"], row["head"]) for row in rows] == [("linear", "1", "2")]
     assert rows[0]["entropy"] == ""
     assert float(rows[0]["decay_length"]) > 0
-    table = call("relations", TEXT, "-m", folder, "--select", "linear.1.2", "--format", "table").out.decode()
-    assert "linear L1H2" in table
-    grouped = call("relations", TEXT, "-m", folder, "--select", "linear.1.2", "--group", "words")
-    assert "linear heads: |w| as a share of its row" in grouped.err
-    keys = call("keys", TEXT, "-m", folder, "--select", "linear.1.2")
+
+
+def test_a_table_of_one_stack_names_it_with_each_head(hybrid):
+    done = call("relations", TEXT, "-m", hybrid, "--select", "linear.1.2", "--format", "table")
+    assert "linear L1H2" in done.out.decode()
+
+
+def test_tokens_of_stacks_without_a_chosen_head_are_not_listed(hybrid):
+    keys = call("keys", TEXT, "-m", hybrid, "--select", "linear.1.2")
+    assert {row["stack"] for row in keys.rows} == {"linear"}
+    assert sum(float(row["received"]) for row in keys.rows) == pytest.approx(1, abs=1e-5)
     assert "linear heads: |w| as a share of its row" in keys.err
-    rows = keys.rows
-    assert {row["stack"] for row in rows} == {"linear"}
-    assert sum(float(row["received"]) for row in rows) == pytest.approx(1, abs=1e-5)
-    compared = call("compare", TEXT, "--compare-text", "the bank", "-m", folder)
-    assert "not compared: linear layers 0-2, which have no softmax" in compared.err
-    logits = call("relations", TEXT, "-m", folder, "--weights", "scores")
-    assert "not measured: linear layers 0-2: they have no logits" in logits.err
-    assert {row["stack"] for row in logits.rows} == {"decoder"}
-    of_attention = call("relations", TEXT, "-m", folder, "--weights", "scores", "--select", "3")
-    assert "not measured" not in of_attention.err
-    rolled = call("rollout", TEXT, "-m", folder)
-    assert "layers 0-2 have no attention: the rollout passes over them" in rolled.err
-    assert "gated delta rule" not in rolled.err
-    refused = call("heads", TEXT, "-m", folder, "--select", "1")
-    assert (refused.code, "its map is linear.1" in refused.err) == (2, True)
-    refused = call("explain", TEXT, "-m", folder, "--head", "linear.1.2")
-    assert (refused.code, "`attnscope draw TEXT --select linear.1.2` draws its map" in refused.err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("relations", "--select", "linear.1.2", "--group", "words"), "linear heads: |w| as a share of its row"),
+        (("relations", "--weights", "scores"), "not measured: linear layers 0-2: they have no logits"),
+        (("compare", "--compare-text", "the bank"), "not compared: linear layers 0-2, which have no softmax"),
+        (("rollout",), "layers 0-2 have no attention: the rollout passes over them"),
+    ],
+)
+def test_a_line_says_what_linear_layers_lack(hybrid, arguments, says):
+    command, *options = arguments
+    done = call(command, TEXT, "-m", hybrid, *options).ok()
+    assert says in done.err
+    assert ("gated delta rule" in done.err) == ("linear.1.2" in options)
+
+
+def test_of_chosen_heads_of_attention_nothing_is_missing(hybrid):
+    assert "not measured" not in call("relations", TEXT, "-m", hybrid, "--weights", "scores", "--select", "3").err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("heads", "--select", "1"), "its map is linear.1"),
+        (("explain", "--head", "linear.1.2"), "`attnscope draw TEXT --select linear.1.2` draws its map"),
+    ],
+)
+def test_a_refusal_says_where_the_map_of_a_linear_layer_is(hybrid, arguments, says):
+    refused = call(arguments[0], TEXT, "-m", hybrid, *arguments[1:])
+    assert (refused.code, says in refused.err) == (2, True)
 
 
 def test_several_texts_read_side_by_side_have_the_linear_layers_of_each_alone(linear):
