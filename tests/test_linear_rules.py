@@ -19,7 +19,7 @@ from torch import Tensor
 
 import attnscope
 from attnscope.attention import questions as ask
-from attnscope.attention.channels import ChannelMap
+from attnscope.attention.channels import ChannelMap, FadingMean
 from attnscope.attention.linear import LinearMap
 from attnscope.errors import InputError, ModelError, UsageError
 from attnscope.export.drawing import depths_of, drawings
@@ -319,6 +319,20 @@ def test_a_channel_is_a_rule_of_one_head_with_the_same_map(rule):
     assert (P.of_channel(4).dense() - own).abs().max() > 1e-3
     with pytest.raises(InputError, match=f"0 to {P.rule.shape[2] - 1}, got 9999"):
         P.of_channel(9999)
+
+
+def test_a_fading_mean_is_its_softmax_however_large_keys_and_rates_are():
+    """The weights are products of factors; a softmax over all keys, in float64, is the judge."""
+    keys, rate, first = 30 * random(1, 50, 5), 5 * random(1, 5, seed=1)[0].abs() ** 3, 20 * random(1, 5, seed=2)[0]
+    rule = FadingMean("RWKV-4", keys, lambda y, start, stop: y, keys, rate, first)
+    back = torch.arange(50)[:, None] - 1 - torch.arange(50)
+    logits = keys.transpose(1, 2)[:, :, None] - back * rate[:, None, None]
+    logits.diagonal(0, -2, -1).copy_(keys.transpose(1, 2) + first[:, None])
+    expected = logits.masked_fill(back < -1, -torch.inf).softmax(-1)
+    torch.testing.assert_close(rule.weights(0, 50, slice(0, 5)).double(), expected, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(
+        rule.weights(17, 40, slice(1, 4)).double(), expected[:, 1:4, 17:40], atol=1e-6, rtol=1e-5
+    )
 
 
 def test_the_mean_over_channels_is_of_sizes_and_by_blocks_the_same():

@@ -87,23 +87,26 @@ class ChannelRule(ABC):
         return self.after(torch.cat(parts, 1).transpose(1, 2), start, stop)
 
 
-@dataclass(frozen=True)
-class Recurrence(ChannelRule):
-    """w_ij = sum over states of read_i * (the decays after j up to i) * write_j, and on the diagonal also skip.
+class Factors(NamedTuple):
+    """What a weight on an earlier key is made of: w_ij = read_i * exp(log_query_i - log_key_j) * write_j.
 
-    log_decay: of some channels, (B, T, c, N), float64. write, read: (B, T, c or 1, N); without them 1. skip_C: what a
-    token's own value adds without the state.
+    The exponent is at most 0 for a key before the query. own_BcT: the weight on the token itself.
     """
 
-    log_decay: Callable[[slice], Tensor]
-    write: Callable[[slice], Tensor] | None = None
-    read_BT1N: Tensor | None = None
-    skip_C: Tensor | None = None
-    width: int = 1
+    log_key_BcTN: Tensor
+    log_query_BcTN: Tensor
+    write_BcTN: Tensor
+    read_BcTN: Tensor
+    own_BcT: Tensor
 
-    @property
-    def states(self) -> int:
-        return self.width
+
+@dataclass(frozen=True)
+class FactoredRule(ChannelRule):
+    """A rule with maps that are products of a factor of the query and one of the key."""
+
+    @abstractmethod
+    def factors(self, channels: slice, stop: int) -> Factors:
+        """Those of some channels, of the tokens before `stop`; logarithms in float64."""
 
     def weights(self, start: int, stop: int, channels: slice) -> Tensor:
         (B, T, _), count = self.shape, channels.stop - channels.start
@@ -127,22 +130,15 @@ class Recurrence(ChannelRule):
         are at most 1. The keys before the rows have one edge. Rows on one another have the middle of a block, then
         those of its halves, and so on: as many exponentials as numbers in the state for each doubling.
         """
-        log_BcTN = self.log_decay(channels)[:, :stop].transpose(1, 2).clamp_min(-1e4).cumsum(2)
-        write_BcTN = torch.ones_like(log_BcTN, dtype=torch.float32)
-        read_BcTN = write_BcTN if self.read_BT1N is None else self.read_BT1N[:, :stop].transpose(1, 2)
-        if self.write is not None:
-            write_BcTN = self.write(channels)[:, :stop].transpose(1, 2).contiguous()
-        read_BcTN = read_BcTN.expand_as(log_BcTN)
+        factors = self.factors(channels, stop)
         if start:
-            edge_Bc1N = log_BcTN[:, :, start - 1, None]
-            reads = read_BcTN[:, :, start:] * (log_BcTN[:, :, start:] - edge_Bc1N).float().exp_()
-            writes = write_BcTN[:, :, :start] * (edge_Bc1N - log_BcTN[:, :, :start]).float().exp_()
+            log_key, log_query, write, read, _ = factors
+            edge_Bc1N = log_key[:, :, start - 1, None]
+            reads = read[:, :, start:] * (log_query[:, :, start:] - edge_Bc1N).float().exp_()
+            writes = write[:, :, :start] * (edge_Bc1N - log_key[:, :, :start]).float().exp_()
             yield lambda rows: rows[..., :start], reads @ writes.mT
-        log_BcTN, read_BcTN, write_BcTN = (part[:, :, start:] for part in (log_BcTN, read_BcTN, write_BcTN))
-        own_BcT = (read_BcTN * write_BcTN).sum(-1)
-        if self.skip_C is not None:
-            own_BcT += self.skip_C[channels].float()[:, None]
-        yield lambda rows: rows.diagonal(start, -2, -1), own_BcT
+        log_key, log_query, write, read, own_BcT = (part[:, :, start:] for part in factors)
+        yield lambda rows: rows.diagonal(start, -2, -1), own_BcT.clone()
         size = 1
         while size < stop - start:
             # Whole blocks of twice the size, and what is left of the last.
@@ -150,12 +146,43 @@ class Recurrence(ChannelRule):
             rest = stop - start - 2 * size * whole - size
             for block in (_Blocks(start, 0, whole, size, size), _Blocks(start, whole, 1, size, rest)):
                 if block.number and block.rows > 0:
-                    log_key, log_query = block.halves(log_BcTN)
-                    edge = log_key[..., -1:, :]
-                    reads = block.halves(read_BcTN)[1] * (log_query - edge).float().exp_()
-                    writes = block.halves(write_BcTN)[0] * (edge - log_key).float().exp_()
+                    of_keys = block.halves(log_key)[0]
+                    edge = of_keys[..., -1:, :]
+                    reads = block.halves(read)[1] * (block.halves(log_query)[1] - edge).float().exp_()
+                    writes = block.halves(write)[0] * (edge - of_keys).float().exp_()
                     yield block.place, reads @ writes.mT
             size *= 2
+
+
+@dataclass(frozen=True)
+class Recurrence(FactoredRule):
+    """w_ij = sum over states of read_i * (the decays after j up to i) * write_j, and on the diagonal also skip.
+
+    log_decay: of some channels, (B, T, c, N), float64. write, read: (B, T, c or 1, N); without them 1. skip_C: what a
+    token's own value adds without the state.
+    """
+
+    log_decay: Callable[[slice], Tensor]
+    write: Callable[[slice], Tensor] | None = None
+    read_BT1N: Tensor | None = None
+    skip_C: Tensor | None = None
+    width: int = 1
+
+    @property
+    def states(self) -> int:
+        return self.width
+
+    def factors(self, channels: slice, stop: int) -> Factors:
+        log_BcTN = self.log_decay(channels)[:, :stop].transpose(1, 2).clamp_min(-1e4).cumsum(2)
+        write_BcTN = torch.ones_like(log_BcTN, dtype=torch.float32)
+        read_BcTN = write_BcTN if self.read_BT1N is None else self.read_BT1N[:, :stop].transpose(1, 2)
+        if self.write is not None:
+            write_BcTN = self.write(channels)[:, :stop].transpose(1, 2).contiguous()
+        read_BcTN = read_BcTN.expand_as(log_BcTN)
+        own_BcT = (read_BcTN * write_BcTN).sum(-1)
+        if self.skip_C is not None:
+            own_BcT += self.skip_C[channels].float()[:, None]
+        return Factors(log_BcTN, log_BcTN, write_BcTN, read_BcTN, own_BcT)
 
     def single(self, channel: int) -> LinearRule:
         one, (B, T, _) = slice(channel, channel + 1), self.shape
@@ -199,7 +226,7 @@ class _Blocks(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FadingMean(ChannelRule):
+class FadingMean(FactoredRule):
     """A mean of the values, weighted by exp(key) that fades with distance; the own by exp(first + key).
 
     rate_C: by how much the exponent falls with each token after the next.
@@ -209,33 +236,26 @@ class FadingMean(ChannelRule):
     rate_C: Tensor
     first_C: Tensor
 
-    def weights(self, start: int, stop: int, channels: slice) -> Tensor:
-        T, keys_BcK = self.shape[1], self.keys_BTC[:, :, channels].float().transpose(1, 2)
-        position_K = torch.arange(T, device=keys_BcK.device)
-        back_rK = position_K[start:stop, None] - 1 - position_K
-        logits_BcrK = keys_BcK[:, :, None] - back_rK.clamp_min(0) * self.rate_C[channels].float()[:, None, None]
-        own_Bcr = (keys_BcK + self.first_C[channels].float()[:, None])[:, :, start:stop]
-        logits_BcrK.diagonal(start, -2, -1).copy_(own_Bcr)
-        return logits_BcrK.masked_fill_(back_rK < -1, -torch.inf).softmax(-1)
+    def factors(self, channels: slice, stop: int) -> Factors:
+        key_BcT = self.keys_BTC[:, :stop, channels].double().transpose(1, 2)
+        rate_c1, first_c1 = (of_C[channels].double()[:, None] for of_C in (self.rate_C, self.first_C))
+        faded_cT = rate_c1 * torch.arange(stop, device=key_BcT.device)
+        # The logarithm of all that was written: as it were by token 0, and as it is at each token.
+        written_BcT = (key_BcT + faded_cT).logcumsumexp(-1)
+        left_BcT = written_BcT - faded_cT
+        before_BcT = torch.nn.functional.pad(left_BcT, (1, 0), value=-torch.inf)[..., :-1]
+        all_BcT = before_BcT.logaddexp(own_BcT := key_BcT + first_c1)
+        past_BcT = torch.cat([written_BcT[..., :1], written_BcT[..., :-1]], -1)
+        write_BcT, read_BcT = (key_BcT - left_BcT).exp().float(), (before_BcT - all_BcT).exp().float()
+        own_BcT = (own_BcT - all_BcT).exp().float()
+        return Factors(
+            -written_BcT[..., None], -past_BcT[..., None], write_BcT[..., None], read_BcT[..., None], own_BcT
+        )
 
     def single(self, channel: int) -> LinearRule:
         one = slice(channel, channel + 1)
-        key_BT, rate = self.keys_BTC[..., channel].double(), self.rate_C[channel].double()
-        position_T = torch.arange(key_BT.shape[1], device=key_BT.device)
-        # The state is kept divided by exp(m), m the largest exponent in it, and each row divided by its sum.
-        m_BT = (key_BT + rate * position_T).cummax(-1).values - rate * position_T
-        before_BT = torch.nn.functional.pad(m_BT, (1, 0), value=-torch.inf)[:, :-1]
-        own_BT = key_BT + self.first_C[channel].double()
-        largest_BT = before_BT.maximum(own_BT)
-        tokens = {
-            "read": (before_BT - largest_BT).exp(),
-            "write": (key_BT - m_BT).exp(),
-            "log_decay": before_BT - rate - m_BT,
-        }
-        tokens = {name: tensor[..., None, None] for name, tensor in tokens.items()}
-        tokens["own"] = (own_BT - largest_BT).exp()[..., None]
-        sums_BT11, _ = read_before(tokens, torch.ones_like(tokens["read"]), None)
-        tokens["own"], tokens["read"] = tokens["own"] / sums_BT11[..., 0], tokens["read"] / sums_BT11
+        log_key, log_query, write, read, own = (part.transpose(1, 2) for part in self.factors(one, self.shape[1]))
+        tokens = {"read": read, "write": write, "log_decay": log_key - log_query, "own": own}
         return LinearRule(self.name, tokens, read_before, self.values_BTC[..., one, None], 1)
 
 

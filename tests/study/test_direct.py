@@ -11,6 +11,7 @@ import torch
 from attnscope.hooks.engines import ENGINES
 from attnscope.hooks.listen import listen
 from attnscope.hooks.projections import gated_projections
+from attnscope.model.selection import GATED_AFTER
 from attnscope.observe.logit_path import path_to_logits
 from attnscope.studies.ablation import Direct, direct_effects, direct_means
 from attnscope.studies.copying import copying_of
@@ -238,7 +239,7 @@ def test_no_direct_effect_where_the_way_is_not_plain(model_type, reason):
 
 def test_where_all_heads_are_of_linear_layers_that_is_why_they_have_no_direct_effect():
     passes = SimpleNamespace(loaded=as_loaded(roused_model("mamba2")), task=SimpleNamespace(ids=ids_for("mamba2")))
-    assert direct_means(passes) == Direct({}, "linear layers have none")
+    assert direct_means(passes) == Direct({}, f"linear heads have none: {GATED_AFTER}")
 
 
 @pytest.mark.parametrize("model_type", ["qwen3_next", "bitnet"])
