@@ -535,8 +535,8 @@ def dots_figure(
     mark_size, name_size = (layout.sized(size, style) for size in (MARK_SIZE, DOTS_NAME))
     units = [textwrap.wrap(probe.unit, UNIT_LETTERS) for probe in probes]
     needed = max(
-        *(layout.LETTER * len(line) * mark_size / px(1) for lines in units for line in lines),
-        *(layout.LETTER * len(probe.name) * name_size / px(1) for probe in probes),
+        *(layout.letters_wide(line, mark_size) for lines in units for line in lines),
+        *(layout.letters_wide(probe.name, name_size) for probe in probes),
     )
     most = max(1, int((room - before) // (max(DOTS_WIDE * (room == DOTS_PX), needed) + DOTS_GAP)))
     columns = math.ceil(len(probes) / math.ceil(len(probes) / most))

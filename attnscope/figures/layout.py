@@ -299,6 +299,11 @@ def wrapped(text: str, room: float, points: float) -> str:
     return "\n".join(isolated(part) for line in caption(text).split("\n") for part in _broken(line, letters))
 
 
+def letters_wide(line: str, points: float) -> float:
+    """Pixels that a line takes, by its letters."""
+    return LETTER * len(line) * points / px(1)
+
+
 def _broken(line: str, letters: float) -> list[str]:
     """Between phrases where these fit in a line: `queries “bank” (2 of 9), ` stays whole."""
     needed = sum(2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in line)

@@ -175,6 +175,9 @@ class Grid:
     hatched: Mapping[str, np.ndarray] = field(default_factory=dict)
 
 
+GRID_TITLE = 13.0  # points
+
+
 def save_grid(path: Path, grid: Grid, style: Style, title: str) -> Path:
     """Write the grids. Raises UsageError for a folder that cannot be written."""
     return save_drawn(path, style, [title, *grid.names], lambda room: grid_figure(grid, style, title))
@@ -186,7 +189,11 @@ def grid_figure(grid: Grid, style: Style, title: str) -> Figure:
     # Cells share the width, as long as each can be seen; a row is lower, so that both grids are seen at once.
     count, room = len(grid.names), (1600.0 if style.inches is None else style.inches * DPI) - left - right
     cell = float(np.clip(room / count, 4, 34))
-    wide, high = max(cell * count, 200.0), max(min(cell, 24.0) * len(grid.layers), 60.0)
+    # No narrower than the title and the foot, nor lower than the name of the colour bar.
+    lines = (title * style.titled, GRID_TITLE), (style.about.line * style.captioned, layout.NOTE_SIZE)
+    words_px = max(layout.letters_wide(line, size) for line, size in lines) - right
+    wide = max(cell * count, min(words_px, room), 200.0)
+    high = max(min(cell, 24.0) * len(grid.layers), layout.letters_wide(grid.unit, mark_size))
     hatched = UNSURE * any(map(np.any, grid.hatched.values()))
     foot_px = 38 + layout.FOOT_LINE_PX * bool(hatched)
     above, below = 38 * style.titled, 84 + foot_px * style.captioned
@@ -223,7 +230,7 @@ def grid_figure(grid: Grid, style: Style, title: str) -> Figure:
         ax.set_yticks(marks, grid.layers[::step], fontsize=mark_size, rotation=0)
         ax.set_xticks([])
     layout.name_columns(ax, grid.names, 60, mark_size, middle=0.5)
-    layout.entitle(figure, style, (title, hatched, style.about.line), 13.0, (14, 10, 8))
+    layout.entitle(figure, style, (title, hatched, style.about.line), GRID_TITLE, (14, 10, 8))
     return figure
 
 

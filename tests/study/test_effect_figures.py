@@ -90,6 +90,19 @@ def test_a_grid_has_one_colour_bar_and_hatches_what_is_unsure():
     assert UNSURE in [text.get_text() for text in figure.texts]
 
 
+def test_a_grid_of_few_cells_is_as_wide_as_its_words_and_as_high_as_its_unit():
+    grid = Grid(["L0", "L1"], ["a", "b"], {"mean": np.eye(2)}, "share of the residual")
+    style = Style().of(About(line="a model with a long name, 20 tokens and more to say of them"))
+    with drawing(Fonts()):
+        figure = grid_figure(grid, style, "What each layer reads of earlier blocks")
+        boxes = [text.get_window_extent() for text in figure.texts if text.get_text()]
+        unit = figure.axes[1].yaxis.label.get_window_extent()
+    assert len(boxes) == 2
+    assert all(box.x0 >= 0 and box.x1 <= figure.bbox.x1 for box in boxes)
+    title = max(box.y0 for box in boxes)
+    assert unit.y1 < title
+
+
 def test_the_numbers_stand_in_cells_that_have_room():
     panels = effect_panels(HEADS, [TOGETHER])
     with drawing(Fonts()):
