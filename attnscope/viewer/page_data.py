@@ -37,6 +37,7 @@ from attnscope.model.selection import (
     is_bidirectional,
     is_linear,
     looks_back,
+    mixes,
 )
 from attnscope.observe.records import HeadColumns
 from attnscope.observe.request import LayerKey, PerLayer
@@ -178,7 +179,7 @@ class Side:
         of_channel = key.stack == CHANNELS and self.seen.view.channel is not None
         signed = {"signed": True} if is_linear(key.stack) or of_channel else {}
         which = {"layer": key.layer, "stack": key.stack, "heads": heads, "kv_heads": kv or None}
-        return {**which, "visible": visible, **signed}
+        return {**which, "visible": visible, **signed, **({"shares": False} if mixes(key.stack) else {})}
 
     def _heads(self) -> Iterator[dict[str, Any]]:
         columns, scores = self.seen.columns, self.seen.columns.scores.values()

@@ -120,13 +120,15 @@ export class Page {
   }
 
   /**
-   * The share that uniform attention gives to keys: the mean over the query's word, with `words`.
+   * The share that uniform attention gives to keys: the mean over the query's word, with `words`; 0 in a layer whose
+   * weights are no shares.
    *
    * @param {number} side @param {number} at @param {number} query @param {[number, number][]} keys half-open ranges
    * @param {State} state @returns {Promise<number>}
    */
   async uniform(side, at, query, keys, state) {
     const one = this.sides[side];
+    if (!one.shares(at)) return 0;
     const reach = await one.reach(at);
     const units = one.units(state.words);
     const [start, stop] = units.range(units.of[query]);

@@ -112,6 +112,11 @@ export class Side {
     return this.layers[at]?.signed ?? false;
   }
 
+  /** @param {number} at @returns {boolean} whether the weights of a layer are shares of 1 */
+  shares(at) {
+    return this.layers[at]?.shares ?? true;
+  }
+
   /** @param {number} at @param {number} head */
   headAt(at, head) {
     return this.heads[this.indices.get(`${at}.${head}`) ?? -1];

@@ -23,6 +23,7 @@
  * @property {number | null} kv_heads
  * @property {string} visible
  * @property {boolean} [signed] whether its weights have a sign
+ * @property {boolean} [shares] false where the weights of a row have no fixed sum
  * @property {[number, number]} [queries] of several stacks: its tokens, where their texts are one behind the other
  * @property {[number, number]} [keys]
  *

@@ -210,17 +210,21 @@ class HeadView {
       heads.map(({ at, head }) => Promise.all(sources.map((source) => looks.get(at, head, source, state)))),
     );
     if (!still()) return;
-    const strength = intensity(focus ? largest(found) : 1, state.log);
-    this.#place(focus, found.map((of) => (focus ? of[0] : null)), strength);
-    this.#lines(sources, found);
+    // What is drawn in full: of one row its strongest line, of many a weight of 1, if weights are shares of 1.
+    const side = this.page.side(state);
+    const whole = heads.every(({ at }) => side.shares(at)) ? 1 : largest(found);
+    const strength = intensity(focus ? largest(found) : whole, state.log);
+    this.#place(focus, found.map((of) => (focus ? of[0] : null)), whole, strength);
+    this.#lines(sources, found, strength);
     this.#beside(focus, found[0]?.[0] ?? null);
   }
 
   /** Makes the rows of the window; those that stay are kept, so that a click meets the row it began on.
    *
-   * @param {Focus|null} focus @param {(Look|null)[]} looks one for each head @param {(weight: number) => number} strength
+   * @param {Focus|null} focus @param {(Look|null)[]} looks one for each head @param {number} whole what fills a bar
+   * @param {(weight: number) => number} strength
    */
-  #place(focus, looks, strength) {
+  #place(focus, looks, whole, strength) {
     for (const axis of /** @type {const} */ (["query", "key"])) {
       const [first, last] = this.#window(axis);
       for (const [name, row] of this.placed) {
@@ -232,7 +236,7 @@ class HeadView {
       const beside = range(first, last).map((unit) => /** @type {HTMLElement} */ (this.placed.get(`${axis}${unit}`)?.querySelector(".band")));
       const box = boxOf(beside[0]?.clientWidth ?? 0, looks.length);
       const colours = this.#inOrder(this.overlay.colours);
-      beside.forEach((band, place) => bands(band, this.#inOrder(weights[place]), axis, colours, { box, strength }));
+      beside.forEach((band, place) => bands(band, this.#inOrder(weights[place]), axis, colours, { box, whole, strength }));
     }
   }
 
@@ -283,18 +287,23 @@ class HeadView {
     return row;
   }
 
-  /** @param {Focus[]} sources @param {(Look|null)[][]} found for each head, for each source */
-  #lines(sources, found) {
+  /**
+   * @param {Focus[]} sources @param {(Look|null)[][]} found for each head, for each source
+   * @param {(weight: number) => number} strength
+   */
+  #lines(sources, found, strength) {
     const { clientHeight, clientWidth } = this.scroller;
     this.canvas.style.marginBottom = `${-clientHeight}px`;
-    paintedBy(this.canvas, (pen) => this.#stroke(pen, sources, found));
-    this.#stroke(fit(this.canvas, clientWidth, clientHeight), sources, found);
+    paintedBy(this.canvas, (pen) => this.#stroke(pen, sources, found, strength));
+    this.#stroke(fit(this.canvas, clientWidth, clientHeight), sources, found, strength);
   }
 
-  /** @param {CanvasRenderingContext2D} context @param {Focus[]} sources @param {(Look|null)[][]} found */
-  #stroke(context, sources, found) {
+  /**
+   * @param {CanvasRenderingContext2D} context @param {Focus[]} sources @param {(Look|null)[][]} found
+   * @param {(weight: number) => number} strength
+   */
+  #stroke(context, sources, found, strength) {
     const { scrollTop, clientHeight, clientWidth } = this.scroller;
-    const strength = intensity(sources.length === 1 ? largest(found) : 1, this.state.log);
     const y = (/** @type {"query"|"key"} */ axis, /** @type {number} */ unit) =>
       (unit - this.first[axis] + 0.5) * this.row - scrollTop;
     const apart = Math.min(3, SPREAD / found.length); // lines of several heads beside one another

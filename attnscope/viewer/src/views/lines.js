@@ -35,14 +35,16 @@ export function largest(found) {
  * boxes of the same head beside other tokens. `data-bands` says what is drawn: colour, weight, strength.
  *
  * @param {HTMLElement} band @param {number[]} weights @param {"query"|"key"} axis @param {string[]} colours of the heads
- * @param {{box: number, strength: (weight: number) => number}} look box: CSS pixels of a box
+ * @param {{box: number, whole: number, strength: (weight: number) => number}} look box: CSS pixels of a box;
+ *   whole: what fills a bar
  */
-export function bands(band, weights, axis, colours, { box, strength }) {
+export function bands(band, weights, axis, colours, { box, whole, strength }) {
   const side = axis === "key" ? "left" : "right";
   const boxes = weights.length > 1;
   const drawn = weights.map((one, place) => {
-    const weight = Math.min(1, Math.abs(one) || 0);
-    const share = boxes ? EMPTY + (1 - EMPTY) * Math.min(1, strength(weight)) : BAR;
+    const size = Math.abs(one) || 0;
+    const weight = Math.min(1, size / whole);
+    const share = boxes ? EMPTY + (1 - EMPTY) * Math.min(1, strength(size)) : BAR;
     return /** @type {[string, number, number]} */ ([colours[place], weight, Number.isNaN(one) ? 0 : Number(share.toFixed(3))]);
   });
   const filled = drawn.map(([colour, , share]) => `color-mix(in srgb, ${colour} ${(100 * share).toFixed(1)}%, transparent)`);

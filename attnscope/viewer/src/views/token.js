@@ -110,15 +110,12 @@ export class Masses {
         inkOn(ramp, t),
       );
     }
-    const uniform = [...new Set(answers.map((answer) => digits(answer.uniform)))];
+    const uniform = [...new Set(answers.filter((answer) => answer.uniform).map((answer) => digits(answer.uniform)))];
+    const range = uniform.length > 3 ? `${uniform[0]} … ${uniform.at(-1)}` : uniform.join(", ");
     this.legend.replaceChildren(
       colourScale(low, most, ramp),
       make("span", {}, "mass on the chosen keys"),
-      make(
-        "span",
-        {},
-        `uniform attention ${uniform.length > 3 ? `${uniform[0]} … ${uniform.at(-1)}` : uniform.join(", ")}`,
-      ),
+      make("span", {}, range && `uniform attention ${range}`),
     );
   }
 
@@ -134,7 +131,7 @@ export class Masses {
     return [
       ...lines,
       ["mass", (answer.whole ? "" : "≥ ") + said(answer.mass)],
-      ["uniform", said(answer.uniform)],
+      ...(answer.uniform ? [/** @type {[string, string]} */ (["uniform", said(answer.uniform)])] : []),
     ];
   }
 }
@@ -219,7 +216,7 @@ class TokenView {
         make("td", { class: "words" }, name),
         make("td", { class: "words wide" }, bar),
         make("td", { class: "chosen" }, (answer.whole ? "" : "≥ ") + said(answer.mass)),
-        make("td", { class: "muted" }, said(answer.uniform)),
+        make("td", { class: "muted" }, answer.uniform ? said(answer.uniform) : ""),
         make("td", { class: "words" }, roleChip(side.headAt(answer.at, answer.head))),
       ];
       const selected = String(answer.at === at && answer.head === head);
