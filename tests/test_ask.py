@@ -61,7 +61,7 @@ def test_what_lies_in_memory_alone_has_no_json(demo):
     ("change", "said"),
     [
         ({"schema": "ask/0"}, f"expected an ask of the form {SCHEMA}"),
-        ({"engin": "eager"}, "ask has no field 'engin'; it has text, keep, engine"),
+        ({"engin": "eager"}, "ask has no field 'engin'; it has chat, truncate, generate"),
         ({"engine": 3}, "ask.engine: expected a text, got 3; correct this field, or leave it out"),
         ({"listen": 1}, "ask.listen: expected true or false, got 1"),
         ({"generate": True}, "ask.generate: expected a whole number or null, got True"),

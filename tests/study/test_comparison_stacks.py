@@ -290,7 +290,7 @@ def test_two_models_of_sound_on_one_recording(tmp_path):
         (
             ("--compare-text", "b", "--text", "a", "--select", "vision.0"),
             2,
-            "shows encoder and decoder and cross layers",
+            "a comparison is of encoder and decoder and cross layers",
         ),
         (("--compare-text", "b", "--text", "a", "--select", "@induction"), 2, "@induction needs an atlas"),
         (("--compare-text", "b", "--text", "a", "--target", ""), 4, "the target is empty"),
