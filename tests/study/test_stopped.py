@@ -187,14 +187,18 @@ def test_a_command_resumes_behind_the_pass_that_broke_off(tmp_path, monkeypatch,
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_a_command_that_was_stopped_resumes(tmp_path, line, readings, number):
     folder, seen, kept = tmp_path / "out", set[str](), [0]
+
+    def names() -> set[str]:
+        return {path.name for path in (folder / readings).glob("*.*.npz")}
+
     for _ in range(2):
         process = Forked([*line, "--out", str(folder)], cwd=tmp_path, stdout=PIPE, stderr=PIPE)
-        while not (now := {path.name for path in (folder / readings).glob("*.*.npz")}) - seen:
+        while not names() - seen:
             assert process.poll() is None
             time.sleep(0.01)
         process.send_signal(number)
         err = process.communicate(HANGS)[1].decode()
-        seen |= now
+        seen = names()  # with what was written before the signal arrived
         if number == signal.SIGINT:
             assert process.returncode == 130
             kept.append(check_said(err, folder))
