@@ -223,16 +223,15 @@ class LinearMap(AttentionOperator):
 
     def together(self, questions: Iterable[Question]) -> Mapping[Question, Any]:
         distinct = list(dict.fromkeys(questions))
-        strongest = [question for question in distinct if isinstance(question, ask.TopK | ask.Strongest)]
-        sizes = [question for question in distinct if isinstance(question, ask.SizeSum)]
+        by_rows = [question for question in distinct if isinstance(question, ask.TopK | ask.Strongest | ask.SizeSum)]
         signed = [question for question in distinct if _is_product(question)]
-        spread = [question for question in distinct if question not in (*strongest, *sizes, *signed)]
+        spread = [question for question in distinct if question not in (*by_rows, *signed)]
         self.answered_by.update({type(question).__name__: "rule" for question in signed})
-        self.answered_by.update({type(question).__name__: "rows" for question in (*strongest, *sizes)})
+        self.answered_by.update({type(question).__name__: "rows" for question in by_rows})
         shares = Shares(self)
-        answers = {**super().together(sizes), **(shares.together(spread) if spread else {})}
+        answers = dict(shares.together(spread)) if spread else {}
         self.answered_by.update(shares.answered_by)
-        return answers | self._signed(signed) | self._strongest(strongest)
+        return answers | self._signed(signed) | self._by_rows(by_rows)
 
     def _signed(self, questions: Sequence[Question]) -> dict[Question, Any]:
         """M F for the features of all questions: the rule's own output of these as its values."""
@@ -249,14 +248,19 @@ class LinearMap(AttentionOperator):
         pairs = zip(questions, answers, strict=True)
         return {question: part[..., 0] if isinstance(question, ask.RowSum) else part for question, part in pairs}
 
-    def _strongest(self, questions: Sequence[ask.TopK | ask.Strongest]) -> dict[Question, Any]:
-        """The keys with the largest |w|, and w: from one pass over the rows."""
+    def _by_rows(self, questions: Sequence[Question]) -> dict[Question, Any]:
+        """Sums of |w|, and the keys with the largest |w| and their w: from one pass over the rows."""
         parts: list[list[Any]] = []
         for a, b in self.blocks() if questions else ():
             rows = self.rows(a, b)
             sizes = read_blocks([Block(rows.abs(), a, b, self.visible)], questions)
             by_size = zip(questions, sizes, strict=True)
-            parts.append([with_signs(question, size, rows, a) for question, size in by_size])
+            parts.append(
+                [
+                    with_signs(question, size, rows, a) if isinstance(question, ask.TopK | ask.Strongest) else size
+                    for question, size in by_size
+                ]
+            )
         by_question = zip(questions, zip(*parts, strict=True), strict=False)
         return {question: join(question, of_blocks) for question, of_blocks in by_question}
 
