@@ -3,8 +3,9 @@
     python benchmarks/linear.py                                   # both tables
     python benchmarks/linear.py --tokens 8192 --model-tokens "" --decay 0.1
 
-The layer has 32 heads of 128 under the gated delta rule of transformers. Asked is what `heads` asks of it: metrics, the
-strongest relation, and what each key receives. The hybrid is a random model, three linear layers to one with a softmax.
+The layer has 32 heads of 128 under the gated delta rule of transformers. Asked of it are the metrics that attention has
+too, the strongest relation, and what each key receives; not the four metrics of linear layers alone, which `heads` and
+the `capture` of the hybrid ask as well. The hybrid is a random model, three linear layers to one with a softmax.
 Without a decay no state is forgotten and no part of the map left out: that takes longest. Fresh processes in turn, one
 thread each; the table has medians of processor seconds of a first pass, and of the ratios to the first way of the same
 turn the median, the least and the most. Memory is the peak of the process on top of what its inputs and model take.

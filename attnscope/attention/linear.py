@@ -189,6 +189,7 @@ class Chunks:
         return 0
 
 
+STRONGEST = ask.TopK | ask.Strongest  # what is chosen by |w|, and shown with its sign
 AT_ONCE = 2**20  # numbers of the output that a rule gives at once: it makes several copies of that size
 
 
@@ -223,7 +224,7 @@ class LinearMap(AttentionOperator):
 
     def together(self, questions: Iterable[Question]) -> Mapping[Question, Any]:
         distinct = list(dict.fromkeys(questions))
-        by_rows = [question for question in distinct if isinstance(question, ask.TopK | ask.Strongest | ask.SizeSum)]
+        by_rows = [question for question in distinct if isinstance(question, STRONGEST | ask.SizeSum)]
         signed = [question for question in distinct if _is_product(question)]
         spread = [question for question in distinct if question not in (*by_rows, *signed)]
         self.answered_by.update({type(question).__name__: "rule" for question in signed})
@@ -257,7 +258,7 @@ class LinearMap(AttentionOperator):
             by_size = zip(questions, sizes, strict=True)
             parts.append(
                 [
-                    with_signs(question, size, rows, a) if isinstance(question, ask.TopK | ask.Strongest) else size
+                    with_signs(question, size, rows, a) if isinstance(question, STRONGEST) else size
                     for question, size in by_size
                 ]
             )
