@@ -3,9 +3,9 @@
     python benchmarks/linear.py                                   # both tables
     python benchmarks/linear.py --tokens 8192 --model-tokens "" --decay 0.1
 
-The layer has 32 heads of 128 under the gated delta rule of transformers. Asked of it are the metrics that attention has
-too, the strongest relation, and what each key receives; not the four metrics of linear layers alone, which `heads` and
-the `capture` of the hybrid ask as well. The hybrid is a random model, three linear layers to one with a softmax.
+The layer has 32 heads of 128 under the gated delta rule of transformers. Asked of it are all metrics of such a layer,
+the strongest relation, and what each key receives. The hybrid is a random model, three linear layers to one with a
+softmax.
 Without a decay no state is forgotten and no part of the map left out: that takes longest. Fresh processes in turn, one
 thread each; the table has medians of processor seconds of a first pass, and of the ratios to the first way of the same
 turn the median, the least and the most. Memory is the peak of the process on top of what its inputs and model take.
@@ -123,7 +123,7 @@ def of_layer(way: str, tokens: int, decay: float) -> Callable[[], object]:
     from attnscope.attention.linear import LinearMap
     from attnscope.attention.questions import Received, TopK
     from attnscope.hooks.mixers import delta_rule
-    from attnscope.metrics.metrics import METRICS, Texts, metrics_for, questions, stacked_means
+    from attnscope.metrics.metrics import METRICS, SIGNED, Texts, metrics_for, questions, stacked_means
     from attnscope.model.selection import LINEAR
 
     query, key, value = torch.randn(3, 1, tokens, HEADS, WIDTH)
@@ -136,7 +136,7 @@ def of_layer(way: str, tokens: int, decay: float) -> Callable[[], object]:
         "use_qk_l2norm_in_kernel": True,
     }
     texts = Texts(torch.randint(0, 500, (1, tokens)), torch.tensor([tokens]), stack=LINEAR)
-    names = metrics_for(list(METRICS), LINEAR)
+    names = metrics_for([*METRICS, *SIGNED], LINEAR)
 
     def everything() -> object:
         P = LinearMap(delta_rule(torch_chunk_gated_delta_rule, arguments))

@@ -3,7 +3,7 @@
 Shapes: B text, T token, H head, G key head, D width of a key, Q query, K key.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch.testing import assert_close
 from transformers.models.mamba2 import modeling_mamba2
 from transformers.models.qwen3_next import modeling_qwen3_next
 
-from attnscope.attention.linear import Chunks, LinearMap, LinearRule, Shares
+from attnscope.attention.linear import Chunks, LinearMap, LinearRule
 from attnscope.attention.operator import DenseAttention
 from attnscope.attention.questions import (
     AbsoluteDistance,
@@ -31,16 +31,18 @@ from attnscope.attention.questions import (
     Question,
     Received,
     RowSum,
+    SizeSum,
     Strongest,
     SumOfSquares,
     TopK,
     Window,
 )
+from attnscope.attention.spec import Visibility
 from attnscope.attention.tiling import TILE_BYTES
 from attnscope.hooks.calls import AttentionCall
 from attnscope.hooks.listen import listen
 from attnscope.hooks.mixers import delta_rule, mamba2_scan
-from attnscope.metrics.metrics import METRICS, Texts, metrics_for, questions, stacked_means
+from attnscope.metrics.metrics import METRICS, SIGNED, Texts, metrics_for, questions, stacked_means
 from attnscope.model.selection import LINEAR
 from helpers.dispatched import largest_tensor, thread_count
 from helpers.families import tiny_model
@@ -200,12 +202,15 @@ def every_question(B: int, T: int) -> list[Question]:
     ids_BT = torch.randint(0, 9, (B, T), generator=random)
     groups_BT = (torch.arange(T) // 7 - 1).expand(B, -1)
     return [
-        *(RowSum(), Entropy(), Entropy(skip_key0=True), SumOfSquares(), MaxWeight(), MaxWeight(skip_key0=True)),
+        *(RowSum(), SizeSum(), Entropy(), Entropy(skip_key0=True), SumOfSquares()),
+        *(MaxWeight(), MaxWeight(skip_key0=True)),
         *(Distance(), AbsoluteDistance(), Back(0), Back(1), Key(0), Key(3), Window(32)),
         At(torch.randint(-1, T, (B, T), generator=random)),
         EqualLabels(ids_BT, ids_BT, gap=1),
         EqualLabels(ids_BT, ids_BT.roll(1, 1), gap=2),
         Features(torch.randn(T, 2, generator=random)),
+        Features(torch.randn(T, 1, generator=random), of_size=True),
+        Features(torch.randn(T, 2, generator=random), of_size=True),
         GroupMass(groups_BT, ids_BT),
         Received(torch.full((1, T), 1 / T)),
         Received(torch.rand(B, T, generator=random)),
@@ -227,18 +232,55 @@ def in_tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
         yield
 
 
+def dense_answers(signed_BHQK: Tensor, asked: Sequence[Question]) -> dict[Question, Any]:
+    """Of shares of |w|, but for what is asked of the weights themselves: sums, products and the strongest keys."""
+    size_BHQK = signed_BHQK.abs()
+    T = signed_BHQK.shape[-1]
+    shares = DenseAttention(size_BHQK / size_BHQK.sum(-1, keepdim=True), Visibility(T, T))
+    answers = dict(shares.together(asked))
+    for question in asked:
+        match question:
+            case RowSum():
+                answers[question] = signed_BHQK.sum(-1)
+            case SizeSum():
+                answers[question] = size_BHQK.sum(-1)
+            case Features(features=features, of_size=False):
+                answers[question] = signed_BHQK @ features
+            case TopK(heads=heads):
+                size, key = answers[question]
+                own = signed_BHQK if heads is None else signed_BHQK[:, list(heads)]
+                answers[question] = own.gather(-1, key.long()).masked_fill(size.isnan(), torch.nan), key
+            case Strongest(heads=heads, query=query):
+                answers[question] = [
+                    (signed_BHQK[text][list(heads)][:, list(query[text])].gather(-1, key) + 0 * size, key)
+                    for text, (size, key) in enumerate(answers[question])
+                ]
+    return answers
+
+
 @pytest.mark.usefixtures("in_tiles")
 @pytest.mark.parametrize(("tokens", "texts", "decay"), [(37, 2, 0.05), (70, 1, 0.05), (70, 1, 9.0)])
 def test_answers_are_those_of_dense_rows(tokens: int, texts: int, decay: float) -> None:
-    """Of |w| as a share of its row, from the recurrence in float64."""
+    """Of the recurrence in float64, by tiles; sums and products are the rule's own."""
     rule = replace(gated_delta(tokens, texts, decay), chunk=8)
-    size_BHQK = delta_recurrence(rule).abs()
-    shares_BHQK = (size_BHQK / size_BHQK.sum(-1, keepdim=True)).float()
-    tiled, asked = Shares(LinearMap(rule)), every_question(texts, tokens)
-    dense, answers = DenseAttention(shares_BHQK, tiled.visible), tiled.together(asked)
-    for question, expected in dense.together(asked).items():
+    M, asked = LinearMap(rule), every_question(texts, tokens)
+    answers = M.together(asked)
+    for question, expected in dense_answers(delta_recurrence(rule).float(), asked).items():
         assert_answer(question, answers[question], expected)
-    assert set(tiled.answered_by.values()) == {"tiles"}
+    weights = answers[TopK(5)][0]
+    assert bool((weights < 0).any())
+    assert bool((weights > 0).any())
+    assert {kind for kind, who in M.answered_by.items() if who != "tiles"} == {"RowSum"}
+
+
+@pytest.mark.parametrize("decay", [0.05, 9.0])
+def test_rows_answer_as_tiles_do(decay: float) -> None:
+    rule = gated_delta(37, 2, decay)
+    M, asked = LinearMap(rule), every_question(2, 37)
+    answers = M.together(asked)
+    for question, expected in dense_answers(delta_recurrence(rule).float(), asked).items():
+        assert_answer(question, answers[question], expected)
+    assert set(M.answered_by.values()) == {"rule", "rows"}
 
 
 def assert_answer(question: Question, answer: Any, expected: Any) -> None:
@@ -246,7 +288,7 @@ def assert_answer(question: Question, answer: Any, expected: Any) -> None:
         pairs = [(answer, expected)] if isinstance(question, TopK) else zip(answer, expected, strict=True)
         for (weights, keys), (own_weights, own_keys) in pairs:
             assert_close(weights, own_weights, atol=1e-5, rtol=1e-4, equal_nan=True)
-            strong = own_weights > 1e-3
+            strong = own_weights.abs() > 1e-3
             assert float((keys[strong].long() == own_keys[strong].long()).float().mean()) > 0.999
     elif isinstance(question, Holding):
         assert float((answer - expected).abs().max()) <= 1
@@ -289,8 +331,8 @@ def test_a_hybrid_is_answered_by_tiles_as_by_rows(model_type: str, monkeypatch: 
     """All that is asked of every head, and the check of each call, in a model whose chunks are the rule's own."""
     model, ids = tiny_model(model_type), torch.randint(3, 60, (2, 140), generator=torch.Generator().manual_seed(0))
     texts = Texts(ids, torch.full((2,), 140), stack=LINEAR)
-    names = metrics_for(list(METRICS), LINEAR)
-    asked = [*questions(names, texts), Received(texts.mean_BT)]
+    names = metrics_for([*METRICS, *SIGNED], LINEAR)
+    asked = [*questions(names, texts), Received(texts.mean_BT), TopK(2)]
     scores: dict[int, list[Tensor]] = {0: [], 2**40: []}
 
     def on_call(call: AttentionCall) -> None:
@@ -298,11 +340,11 @@ def test_a_hybrid_is_answered_by_tiles_as_by_rows(model_type: str, monkeypatch: 
             for size, kept in scores.items():
                 monkeypatch.setattr("attnscope.attention.linear.SMALL", size)
                 answers = call.P.together(asked)
-                kept += [stacked_means(call.P, texts, answers, names), answers[asked[-1]]]
+                kept += [stacked_means(call.P, texts, answers, names), answers[asked[-2]], answers[asked[-1]][0]]
 
     report = listen(model, ids, on_call, mixers=True)
     assert_close(scores[0], scores[2**40], atol=1e-4, rtol=1e-4, equal_nan=True)
     checks = [call for call in report.calls if call.stack == LINEAR]
     assert checks
     assert max(check.value_error for check in checks) < 1e-6
-    assert all(set(check.answered_by.values()) == {"rows"} for check in checks)  # who read them last
+    assert all(set(check.answered_by.values()) == {"rule", "rows"} for check in checks)  # who read them last

@@ -13,17 +13,16 @@ Shapes: B text, T token, C channel, c some channels, Q query, r some queries, K 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from attnscope.attention import questions as ask
-from attnscope.attention.linear import LinearMap, LinearRule, Shares
+from attnscope.attention.linear import LinearMap, LinearRule, block_of_sizes
 from attnscope.attention.operator import AttentionOperator
-from attnscope.attention.questions import Question
+from attnscope.attention.rows import Block
 from attnscope.attention.spec import Visibility
 from attnscope.errors import InputError
 
@@ -368,12 +367,8 @@ class ChannelMap(AttentionOperator):
             self._whole = torch.cat(list(blocks), 1)[:, None]
         return self._whole[:, :, start:stop]
 
-    def together(self, questions: Iterable[Question]) -> Mapping[Question, Any]:
-        """Sums and the strongest keys of the mean |w|; how a row is spread of its shares of the row's sum."""
-        distinct = list(dict.fromkeys(questions))
-        spread = [question for question in distinct if not _of_weights(question)]
-        answers = super().together(question for question in distinct if question not in spread)
-        return {**answers, **(Shares(self).together(spread) if spread else {})}
+    def block(self, start: int, stop: int) -> Block:
+        return block_of_sizes(self, start, stop)
 
     def of_channel(self, channel: int) -> LinearMap:
         """One channel's own map, signed. Raises InputError for a channel that the layer does not have."""
@@ -381,11 +376,6 @@ class ChannelMap(AttentionOperator):
         if not 0 <= channel < C:
             raise InputError(f"expected a channel from 0 to {C - 1}, got {channel}", "choose another with {channel=0}")
         return LinearMap(self.rule.single(channel))
-
-
-def _of_weights(question: Question) -> bool:
-    products = isinstance(question, ask.Features) and not question.of_size
-    return products or isinstance(question, ask.RowSum | ask.SizeSum | ask.TopK | ask.Strongest)
 
 
 def read_before(tokens: Mapping[str, Tensor], values_BTHV: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from attnscope.attention import questions as ask
 from attnscope.attention.operator import AttentionOperator
 from attnscope.attention.questions import Question
-from attnscope.attention.rows import TINY, Block, join, read_blocks, with_signs
+from attnscope.attention.rows import TINY, Block
 from attnscope.attention.spec import HIDDEN, Visibility
 from attnscope.attention.tiles import (
     FEWEST_ROWS,
@@ -189,17 +189,18 @@ class Chunks:
         return 0
 
 
-STRONGEST = ask.TopK | ask.Strongest  # what is chosen by |w|, and shown with its sign
 AT_ONCE = 2**20  # numbers of the output that a rule gives at once: it makes several copies of that size
 
 
-class LinearMap(AttentionOperator):
+class LinearMap(TiledOperator):
     """The map of a linear layer, (B, H, Q, K) signed; what lies after a query is 0.
 
-    In `answered_by` are "rule" for what is signed, and "tiles" or "rows" for shares.
+    How a row is spread is answered of |w| as shares of its row's sum, what is asked of single weights with their signs.
+    In `answered_by` are "rule" for products with the map, "tiles" for other questions, and "rows" for a short text's.
     """
 
     signed = finds_largest = True
+    kernel = "rows"
 
     def __init__(self, rule: LinearRule) -> None:
         B, T, H = rule.shape
@@ -222,19 +223,15 @@ class LinearMap(AttentionOperator):
                     self.chunks.fill(rows_HrK[:, a - start : b - start, :b], text, every, a)
         return rows_BHrK
 
+    def block(self, start: int, stop: int) -> Block:
+        return block_of_sizes(self, start, stop)
+
     def together(self, questions: Iterable[Question]) -> Mapping[Question, Any]:
         distinct = list(dict.fromkeys(questions))
-        by_rows = [question for question in distinct if isinstance(question, STRONGEST | ask.SizeSum)]
-        signed = [question for question in distinct if _is_product(question)]
-        spread = [question for question in distinct if question not in (*by_rows, *signed)]
-        self.answered_by.update({type(question).__name__: "rule" for question in signed})
-        self.answered_by.update({type(question).__name__: "rows" for question in by_rows})
-        shares = Shares(self)
-        answers = dict(shares.together(spread)) if spread else {}
-        self.answered_by.update(shares.answered_by)
-        return answers | self._signed(signed) | self._by_rows(by_rows)
+        products = self._noted(self._products([question for question in distinct if _is_product(question)]), "rule")
+        return {**super().together(question for question in distinct if question not in products), **products}
 
-    def _signed(self, questions: Sequence[Question]) -> dict[Question, Any]:
+    def _products(self, questions: Sequence[Question]) -> dict[Question, Any]:
         """M F for the features of all questions: the rule's own output of these as its values."""
         if not questions:
             return {}
@@ -249,21 +246,19 @@ class LinearMap(AttentionOperator):
         pairs = zip(questions, answers, strict=True)
         return {question: part[..., 0] if isinstance(question, ask.RowSum) else part for question, part in pairs}
 
-    def _by_rows(self, questions: Sequence[Question]) -> dict[Question, Any]:
-        """Sums of |w|, and the keys with the largest |w| and their w: from one pass over the rows."""
-        parts: list[list[Any]] = []
-        for a, b in self.blocks() if questions else ():
-            rows = self.rows(a, b)
-            sizes = read_blocks([Block(rows.abs(), a, b, self.visible)], questions)
-            by_size = zip(questions, sizes, strict=True)
-            parts.append(
-                [
-                    with_signs(question, size, rows, a) if isinstance(question, STRONGEST) else size
-                    for question, size in by_size
-                ]
-            )
-        by_question = zip(questions, zip(*parts, strict=True), strict=False)
-        return {question: join(question, of_blocks) for question, of_blocks in by_question}
+    def swept(self, questions: Sequence[Question]) -> dict[Question, Any]:
+        """A short text's rows answer every question."""
+        short = self.batch * self.heads * self.queries * self.keys <= SMALL
+        return dict(AttentionOperator.together(self, questions)) if short else {}
+
+    def tiles(
+        self, most: int, top_heads: Sequence[int], columns: Callable[[int], Tensor | None], tile_bytes: int
+    ) -> Tiles:
+        return ShareTiles(most, top_heads, columns, tile_bytes, self, self.chunks)
+
+    @property
+    def inputs(self) -> Sequence[Tensor]:
+        return self.chunks.write, self.chunks.read
 
 
 def _is_product(question: Question) -> bool:
@@ -271,39 +266,22 @@ def _is_product(question: Question) -> bool:
     return isinstance(question, ask.RowSum) or (isinstance(question, ask.Features) and not question.of_size)
 
 
-class Shares(TiledOperator):
-    """|w| of a signed map as a share of its row's sum of |w|: rows that sum to 1. Of a long text from its chunks."""
+def block_of_sizes(P: AttentionOperator, start: int, stop: int) -> Block:
+    """Rows of a signed map, or of one of sizes, and |w| as shares of each row's sum of them."""
+    signed = P.rows(start, stop)
+    size = signed.abs()
+    return Block(size.div_(size.sum(-1, keepdim=True).clamp_min(TINY)), start, stop, P.visible, signed)
 
-    kernel = "rows"
+
+class Shares(AttentionOperator):
+    """|w| of a map as shares of each row's sum of |w|, for those who read rows that sum to 1."""
 
     def __init__(self, of: AttentionOperator) -> None:
         super().__init__(of.batch, of.heads, of.visible, None, of.device)
         self.of = of
 
     def rows(self, start: int, stop: int) -> Tensor:
-        size = self.of.rows(start, stop).abs()
-        return size / size.sum(-1, keepdim=True).clamp_min(TINY)
-
-    def swept(self, questions: Sequence[Question]) -> dict[Question, Any]:
-        """A short text's rows, and those of a map without chunks, answer every question."""
-        short = self.batch * self.heads * self.queries * self.keys <= SMALL
-        rows = short or not isinstance(self.of, LinearMap)
-        return dict(AttentionOperator.together(self, questions)) if rows else {}
-
-    def tiles(
-        self, most: int, top_heads: Sequence[int], columns: Callable[[int], Tensor | None], tile_bytes: int
-    ) -> Tiles:
-        return ShareTiles(most, top_heads, columns, tile_bytes, self.map, self.map.chunks)
-
-    @property
-    def inputs(self) -> Sequence[Tensor]:
-        return self.map.chunks.write, self.map.chunks.read
-
-    @property
-    def map(self) -> LinearMap:
-        """The map, which has chunks."""
-        assert isinstance(self.of, LinearMap)
-        return self.of
+        return self.of.block(start, stop).rows
 
 
 @dataclass(eq=False)
@@ -334,15 +312,19 @@ class ShareTiles(Tiles):
 
     def tile(self, place: TilePlace, text: Tensor | None, rooms: tuple[Room, Room]) -> Tile:
         rows, heads = place.rows, place.heads
-        p = rooms[0].of((heads.stop - heads.start, rows.stop - rows.start, rows.stop), self.device)
-        low = self.chunks.fill(p, place.text, heads, rows.start)
-        reached = p[..., low:].abs_()
-        sum_Hr1 = reached.sum(-1, keepdim=True)
-        reached.div_(sum_Hr1.clamp_min(TINY))
-        norm = (sum_Hr1 != 0).float()
+        shape = heads.stop - heads.start, rows.stop - rows.start, rows.stop
+        signed, p = (room.of(shape, self.device) for room in rooms)
+        low = self.chunks.fill(signed, place.text, heads, rows.start)
+        p[..., :low] = 0.0
+        reached = torch.abs(signed[..., low:], out=p[..., low:])
+        size_Hr1 = reached.sum(-1, keepdim=True)
+        reached.div_(size_Hr1.clamp_min(TINY))
+        norm = (size_Hr1 != 0).float()
         top_heads, top = self._largest(place, p)
         columns = None if text is None else text[place.groups]
-        return ShareTile(place, None, p, norm, torch.ones_like(norm), p.amax(-1, keepdim=True), top, top_heads, columns)
+        max_p = p.amax(-1, keepdim=True)
+        own = {"signed": signed, "size_Hr": size_Hr1[..., 0]}
+        return ShareTile(place, None, p, norm, torch.ones_like(norm), max_p, top, top_heads, columns, **own)
 
     def _largest(self, place: TilePlace, p: Tensor) -> tuple[list[int], tuple[Tensor, Tensor] | None]:
         """As `searched`, without the keys after a query."""
@@ -354,9 +336,18 @@ class ShareTiles(Tiles):
         return largest
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, kw_only=True)
 class ShareTile(Tile):
-    """A tile without logits: those of a softmax that gives the same shares are their logarithms."""
+    """A tile without logits: those of a softmax that gives the same shares are their logarithms.
+
+    size_Hr: the sum of |w| of each row.
+    """
+
+    size_Hr: Tensor
+
+    @property
+    def size(self) -> Tensor:
+        return self.size_Hr
 
     @property
     def sum(self) -> Tensor:

@@ -88,14 +88,21 @@ SLACK = 1e-6  # of a row: equal weights that reach a share exactly, such as 19 o
 class Block:
     """Query rows [start, stop) of an operator, dense fp32 (B, H, r, K), and what several questions read off them.
 
-    top: the largest weights that were searched so far, of all heads, and their keys.
+    signed: of a signed map the weights, whose sizes as shares of their row are `rows`. top: the largest entries of the
+    rows that were searched so far, of all heads, and their keys.
     """
 
     rows: Tensor
     start: int
     stop: int
     visible: Visibility
+    signed: Tensor | None = None
     top: tuple[Tensor, Tensor] | None = None
+
+    @property
+    def weights(self) -> Tensor:
+        """What a question about the weights themselves reads."""
+        return self.rows if self.signed is None else self.signed
 
     @cached_property
     def row_sum(self) -> Tensor:
@@ -201,7 +208,8 @@ def _window(block: Block, question: ask.Window) -> Tensor:
 
 
 def _features(block: Block, question: ask.Features) -> Tensor:
-    rows, features = block.rows, question.features.to(block.rows)
+    rows = block.rows if question.of_size else block.weights
+    features = question.features.to(rows)
     if features.ndim == 2:
         return rows @ features
     texts = max(len(rows), len(features))
@@ -222,6 +230,15 @@ def _received(block: Block, question: ask.Received) -> Tensor:
 
 
 def _top_k(block: Block, question: ask.TopK) -> tuple[Tensor, Tensor]:
+    size, keys = _searched(block, question)
+    if block.signed is None:
+        return size, keys
+    signed = block.signed if question.heads is None else block.signed[:, list(question.heads)]
+    return signed.gather(-1, keys).masked_fill(size.isnan(), torch.nan), keys
+
+
+def _searched(block: Block, question: ask.TopK) -> tuple[Tensor, Tensor]:
+    """The largest entries of the rows."""
     if block.top is not None and question.k + question.skip_key0 <= block.top[0].shape[-1]:
         return top_of(block.top, question)
     rows, count = block.rows, block.stop - block.start
@@ -264,14 +281,14 @@ def _largest(entries: Tensor, question: ask.TopK) -> tuple[Tensor, Tensor]:
 
 
 READ: Mapping[type[ask.Question], Callable[[Block, Any], Any]] = {
-    ask.RowSum: lambda block, question: block.row_sum,
-    ask.SizeSum: lambda block, question: block.rows.abs().sum(-1),
+    ask.RowSum: lambda block, question: block.row_sum if block.signed is None else block.signed.sum(-1),
+    ask.SizeSum: lambda block, question: block.weights.abs().sum(-1),
     ask.Entropy: _entropy,
     ask.SumOfSquares: lambda block, question: (
         (block.rows * block.rows).sum(-1) / block.row_sum.square().clamp_min(TINY)
     ),
     ask.MaxWeight: lambda block, question: (
-        _top_k(block, ask.TopK(1, None, True))[0][..., 0] if question.skip_key0 else block.rows.amax(-1)
+        _searched(block, ask.TopK(1, None, True))[0][..., 0] if question.skip_key0 else block.rows.amax(-1)
     ),
     ask.Holding: lambda block, question: holding(block.rows, block.row_sum, question.percent),
     ask.Distance: lambda block, question: mean_distance(block.rows, block.row_sum, block.first_query),
@@ -283,7 +300,7 @@ READ: Mapping[type[ask.Question], Callable[[Block, Any], Any]] = {
     ask.GroupMass: _group_mass,
     ask.Received: _received,
     ask.TopK: _top_k,
-    ask.Strongest: lambda block, question: strongest(question, block.rows, block.seen, block.start),
+    ask.Strongest: lambda block, question: strongest(question, block.rows, block.seen, block.start, block.signed),
 }
 
 
@@ -321,16 +338,23 @@ def mean_absolute_distance(p: Tensor, sum_of_p: Tensor, first_query: int, first_
     return ((p * far_rn).sum(-1) / sum_of_p.clamp_min(TINY)).masked_fill(sum_of_p == 0, 0.0)
 
 
-def strongest(question: ask.Strongest, rows: Tensor, seen: Tensor, start: int) -> list[tuple[Tensor, Tensor]]:
-    """What a block of rows from `start` on, (B, H, r, K), says of the question, and of what it sees (1 for B or H)."""
+def strongest(
+    question: ask.Strongest, rows: Tensor, seen: Tensor, start: int, signed: Tensor | None = None
+) -> list[tuple[Tensor, Tensor]]:
+    """What a block of rows from `start` on, (B, H, r, K), says of the question, and of what it sees (1 for B or H).
+
+    signed: what the strongest are given with, where the rows are sizes.
+    """
     heads, answers = torch.tensor(question.heads, device=rows.device), []
     for text, (queries, keys) in enumerate(zip(question.query, question.key, strict=True)):
         here = queries[inside(queries, start, start + rows.shape[2])]
         query_q, key_m = (torch.tensor(places, dtype=torch.long, device=rows.device) for places in (here, keys))
-        entries, visible = (
-            picked(part[text if len(part) > 1 else 0], heads, query_q - start, key_m) for part in (rows, seen)
+        entries, visible, *own = (
+            picked(part[text if len(part) > 1 else 0], heads, query_q - start, key_m)
+            for part in (rows, seen, signed)
+            if part is not None
         )
-        answers.append(largest(entries, visible, key_m, question.k))
+        answers.append(largest(entries, visible, key_m, question.k, *own))
     return answers
 
 
@@ -345,25 +369,16 @@ def picked(values_HrK: Tensor, head_h: Tensor, row_q: Tensor, key_m: Tensor) -> 
     return values_HrK[head_h[:, None, None], row_q[:, None], key_m]
 
 
-def largest(entries_hqm: Tensor, seen_hqm: Tensor, key_m: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k largest visible entries of every row and their keys, (h, q, k) each; NaN where a row has fewer."""
-    weights, place = topk(entries_hqm.masked_fill(~seen_hqm, -torch.inf), k)
-    return weights.masked_fill(weights.isneginf(), torch.nan), key_m[place]
+def largest(
+    entries_hqm: Tensor, seen_hqm: Tensor, key_m: Tensor, k: int, signed_hqm: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """The k largest visible entries of every row and their keys, (h, q, k) each; NaN where a row has fewer.
 
-
-def with_signs(question: ask.TopK | ask.Strongest, answer: Any, rows: Tensor, start: int) -> Any:
-    """What was found by size in a block of rows from `start` on, (B, H, r, K), with the sign that it has there."""
-
-    def signed(own: Tensor, size: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-        return own.gather(-1, key.long()).masked_fill(size.isnan(), torch.nan), key
-
-    if isinstance(question, ask.TopK):
-        return signed(rows if question.heads is None else rows[:, list(question.heads)], *answer)
-    of_texts = []
-    for text, (queries, (size, key)) in enumerate(zip(question.query, answer, strict=True)):
-        here = [row - start for row in queries[inside(queries, start, start + rows.shape[2])]]
-        of_texts.append(signed(rows[text][list(question.heads)][:, here], size, key))
-    return of_texts
+    signed_hqm: what is given in their place, where the entries are sizes.
+    """
+    size, place = topk(entries_hqm.masked_fill(~seen_hqm, -torch.inf), k)
+    weights = size if signed_hqm is None else signed_hqm.gather(-1, place)
+    return weights.masked_fill(size.isneginf(), torch.nan), key_m[place]
 
 
 def indicator(groups_BT: Tensor, count: int) -> Tensor:

@@ -199,6 +199,8 @@ class ReceivedReader(Reader):
 
 
 class TopKReader(Reader):
+    of_size = False  # whether of a signed map the largest share is asked for, not its weight
+
     def room(self) -> tuple[Tensor, Tensor]:
         question, P = self.question, self.P
         self.heads = list(range(P.heads)) if question.heads is None else list(question.heads)
@@ -216,17 +218,18 @@ class TopKReader(Reader):
         mine = [head for head in tile.top_heads if head in self.heads]
         if tile.top is None or not mine:
             return
-        (logit, place), p, norm = tile.top, tile.p, tile.norm
+        (logit, place), norm = tile.top, tile.norm
+        weights = tile.p if tile.signed is None or self.of_size else tile.signed
         answer: slice | list[int] = tile.place.heads
         if not self._every:
             within = [head - tile.place.heads.start for head in mine]
             logit, place = (part[[tile.top_heads.index(head) for head in mine]] for part in (logit, place))
-            p, norm, answer = p[within], norm[within], [self.heads.index(head) for head in mine]
+            weights, norm, answer = weights[within], norm[within], [self.heads.index(head) for head in mine]
         if self.question.skip_key0 and tile.low == 0:
             logit, order = logit.masked_fill(place == 0, HIDDEN).sort(dim=-1, descending=True, stable=True)
             place = place.gather(-1, order)
         logit, place = logit[..., : self.question.k], place[..., : self.question.k]
-        weight = (p.gather(-1, place) * norm).masked_fill_(logit < HIDDEN / 2, torch.nan)
+        weight = (weights.gather(-1, place) * norm).masked_fill_(logit < HIDDEN / 2, torch.nan)
         text, columns = tile.place.text, slice(0, place.shape[-1])
         self.answer[0][text][answer, tile.rows, columns] = weight
         self.answer[1][text][answer, tile.rows, columns] = (place + tile.low).int()
@@ -234,6 +237,8 @@ class TopKReader(Reader):
 
 class RestReader(TopKReader):
     """The largest weight without key 0."""
+
+    of_size = True
 
     def __init__(self, question: ask.MaxWeight, P: AttentionOperator) -> None:
         super().__init__(ask.TopK(1, None, True), P)
@@ -265,10 +270,11 @@ class StrongestReader(Reader):
             return
         head_h, query_q = torch.tensor(question.heads, device=device)[mine], torch.tensor(queries, device=device)
         here = head_h - place.heads.start, query_q - place.rows.start
-        weights = picked(tile.p, *here, key_m - tile.low) * tile.norm[here[0]][:, here[1]]
+        entries = picked(tile.p, *here, key_m - tile.low) * tile.norm[here[0]][:, here[1]]
+        signed = None if tile.signed is None else picked(tile.signed, *here, key_m - tile.low)
         seen = self.P.visible.rows(place.rows.start, place.rows.stop).to(device)
         visible = picked(seen[place.text if len(seen) > 1 else 0], head_h, here[1], key_m)
-        parts = largest(weights, visible, key_m, question.k)
+        parts = largest(entries, visible, key_m, question.k, signed)
         for answer, part in zip(self.answer[place.text], parts, strict=True):
             answer[mine, rows, : part.shape[-1]] = part
 
@@ -325,7 +331,7 @@ def _first_query(P: AttentionOperator, tile: Tile) -> int:
 
 # (H, r) each: what a tile's rows say of questions whose answers are a number for each row.
 ROWS: Mapping[type[ask.Question], Callable[[Any, AttentionOperator, Tile], Tensor]] = {
-    ask.RowSum: lambda question, P, tile: tile.sum * tile.norm[..., 0],
+    **dict.fromkeys((ask.RowSum, ask.SizeSum), lambda question, P, tile: tile.size),
     ask.Entropy: _entropy,
     ask.SumOfSquares: lambda question, P, tile: torch.linalg.vector_norm(tile.p, dim=-1).square() * tile.sees_Hr,
     ask.MaxWeight: lambda question, P, tile: (tile.max_p * tile.norm)[..., 0],

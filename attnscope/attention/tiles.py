@@ -133,8 +133,8 @@ class Tile:
     p: softmax of the logits over the keys alone; t = logits - their row's maximum, None once `energy` took it. norm
     (H, r, 1) makes p the row of P: the share that a sink logit leaves, 0 for a row that sees nothing. share (H, r, 1):
     what a sink logit leaves of the output. max_p (H, r, 1): exp 0 over the sum of exp t. top: logits of the largest
-    entries of the heads `top_heads`, and their places in the tile. Valid until the worker's next tile, which writes
-    over t and p.
+    entries of the heads `top_heads`, and their places in the tile. signed: of a signed map the weights, whose
+    sizes as shares of their row are p. Valid until the worker's next tile, which writes over t, p and signed.
     """
 
     place: TilePlace
@@ -146,6 +146,7 @@ class Tile:
     top: tuple[Tensor, Tensor] | None
     top_heads: Sequence[int]
     columns_GKC: Tensor | None
+    signed: Tensor | None = None
 
     @cached_property
     def product(self) -> Tensor:
@@ -169,6 +170,11 @@ class Tile:
     def sum(self) -> Tensor:
         """The sum of p over all keys, (H, r)."""
         return self.key0 + self.rest
+
+    @property
+    def size(self) -> Tensor:
+        """The sum of the sizes of a row's weights, (H, r)."""
+        return self.sum * self.norm[..., 0]
 
     @property
     def sees_Hr(self) -> Tensor:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from attnscope.attention.operator import AttentionOperator
 from attnscope.attention.questions import Key, Question, Strongest, TopK
-from attnscope.attention.rows import inside, join, strongest, with_signs
+from attnscope.attention.rows import inside, join, strongest
 from attnscope.attention.spec import BLOCK_BYTES, AttentionSpec
 from attnscope.metrics.texts import MAP_SIDE, Cells
 from attnscope.model.selection import consecutive
@@ -109,8 +109,8 @@ class TopKeys(ViewCollector):
             seen = self.view.seen(layer, heads, layer.P.visible.rows(a, b)).to(layer.P.device)
             entries = self.view.rows(layer, heads, a, b, self.k)
             size = entries.abs() if layer.P.signed else entries
-            top = _top(size.masked_fill(~seen, -torch.inf), self.k)
-            parts.append(with_signs(TopK(top[0].shape[-1]), top, entries, a) if layer.P.signed else top)
+            largest, key = _top(size.masked_fill(~seen, -torch.inf), self.k)
+            parts.append((entries.gather(-1, key).masked_fill(largest.isnan(), torch.nan), key))
         return torch.cat([weight for weight, _ in parts], 2), torch.cat([key for _, key in parts], 2)
 
 
@@ -155,8 +155,7 @@ class ChosenKeys(TopKeys):
         for a, b in self._runs(P.blocks()):
             seen = self.view.seen(layer, heads, P.visible.rows(a, b)).to(P.device)
             entries = self.view.rows(layer, heads, a, b)
-            pairs = strongest(question, entries.abs() if by_size else entries, seen, a)
-            parts.append(with_signs(question, pairs, entries, a) if by_size else pairs)
+            parts.append(strongest(question, entries.abs() if by_size else entries, seen, a, entries))
         return join(question, parts)
 
     def _runs(self, blocks: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
