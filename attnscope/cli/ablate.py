@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 class Taken(Heads):
     """Which heads are taken away, and what replaces them."""
 
-    panel = "What to ask"
     sets: Annotated[Path | None, 'File of sets, per line {"set": "name", "heads": ["L3H0", "L3H1"]}.', FIRST] = None
     atlas: Annotated[Path | None, "Folder of `scan`: sets are its roles, or the heads of @ROLE.", "DIR"] = None
     by: Annotated[Literal["kv"] | None, "Remove whole groups: all heads of a kv head."] = None
@@ -191,7 +190,6 @@ def ablate(studied: Studied, taken: Taken, on: On, otherwise: VariantOptions, me
     Without any, probes find the roles first. A head of a linear layer goes by its name, linear.3.2: its output
     is replaced before gate and norm.
     """
-    output.wanted_format(measured.format)  # what it refuses is refused before the work
     otherwise.check(taken)
 
     output.complain_through_talk(measured.quiet)

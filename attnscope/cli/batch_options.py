@@ -20,12 +20,11 @@ from attnscope.cli.option_groups import (
     FIRST,
     HELD,
     SETTING,
+    changed,
     command_line,
-    default_of,
     fill,
     held,
     option_group,
-    parameters,
 )
 from attnscope.cli.options import (
     MOST_TOKENS,
@@ -102,7 +101,6 @@ TABLES = ("heads", "relations")
 class Sources(GlobalTokens, Tokens):
     """Which texts, and how they are read."""
 
-    panel = "Input"
     sources: Annotated[list[str], "Files, folders, globs; - reads stdin.", "SOURCE", Argument(), HELD]
     text_field: Annotated[str | None, "Field of the text (default: text).", "NAME", FIRST, HELD] = None
     pair_field: Annotated[str | None, "Field of the second text of a pair.", "NAME", HELD] = None
@@ -198,7 +196,6 @@ class Questions(Question):
 class Dataset(Drawing, MeasuredEntries, Relations, Spreadsheet, Printing):
     """What is written of every text."""
 
-    panel = "Output"
     of_folders = CORPORA
     tables: Annotated[str, "Tables, by commas: heads, relations.", "TABLES", FIRST, HELD] = "heads,relations"
     atlas: Annotated[Path | None, SETTING] = None
@@ -233,11 +230,7 @@ class Dataset(Drawing, MeasuredEntries, Relations, Spreadsheet, Printing):
     @property
     def looks(self) -> dict[str, object]:
         """The settings of pictures that are not as they come, which all of a dataset's share."""
-        return {
-            option.spelled: value
-            for name, option in parameters(Drawing).items()
-            if option.is_setting and (value := getattr(self, name)) != default_of(Drawing, name)
-        }
+        return {option.spelled: value for option, value in changed(self, Drawing) if option.is_setting}
 
     @property
     def table_names(self) -> tuple[str, ...]:
@@ -254,7 +247,6 @@ class Dataset(Drawing, MeasuredEntries, Relations, Spreadsheet, Printing):
 class Work(Rehearsal):
     """How a corpus is worked through."""
 
-    panel = "Output"
     batch_tokens: Annotated[
         int | None, "Tokens per batch (default: by memory).", Option(min=1, max=MOST_TOKENS), SETTING
     ] = None

@@ -6,7 +6,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from attnscope.cli import output
 from attnscope.cli.config import with_options
 from attnscope.cli.figure_options import Look, StudyTable
 from attnscope.cli.heads import GROUPS
@@ -55,7 +54,6 @@ def measure_budgets(
 ) -> int:
     """What the text or its answer loses under each budget: run, draw and print."""
     keep = budgets.budgets(answered, portions)
-    output.wanted_format(table.format)  # what it refuses is refused before the work
     text = read_one(answered, table)
 
     from attnscope.inputs.tokens import defined

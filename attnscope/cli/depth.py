@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 class Tokens(Queries):
     """The tokens with rows of their own."""
 
-    panel = "What to ask"
     query: Annotated[
         str | None,
         "Tokens to list one by one (default: the mean over all). Full syntax: `attnscope help tokens`.",
@@ -57,7 +56,7 @@ def depth(asked: TextsAsked, question: Tokens, top: Top, table: StudyTable, look
     Some models mix earlier blocks by a softmax. Their table has the weights instead: of attention, or of q, k and v
     apart, of the MLP, and of the final state.
     """
-    format = output.wanted_format(table.format)  # what it refuses is refused before the work
+    format = output.wanted_format(table.format)
     meant = question.asks()
 
     from attnscope.api.depth import DepthOptions, ask_of

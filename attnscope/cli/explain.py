@@ -43,7 +43,6 @@ class StepsText(MayAsk, PairedText):
 class Steps(OneHead, Query, Seed):
     """What is explained."""
 
-    panel = "What to ask"
     query: Annotated[str, "Query token: 5, last, bank#2. Full syntax: `attnscope help tokens`."] = "last"
     toy: Annotated[bool, '"I saw a saw" with tiny numbers, without a model.', FIRST] = False
     scaling: Annotated[bool, "Standard deviation of q·k against d_k on random data, without a model.", FIRST] = False

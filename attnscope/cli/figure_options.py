@@ -10,7 +10,7 @@ from typer import Option
 
 from attnscope.cli.option_groups import DRAWN, FIRST, HELD, SETTING, fill, option_group
 from attnscope.cli.options import Question
-from attnscope.cli.output import Config, Exporting, Format
+from attnscope.cli.output import Config, Exporting, Format, wanted_format
 from attnscope.errors import UsageError, nearest
 
 if TYPE_CHECKING:
@@ -127,7 +127,6 @@ def names(text: str | None, known: tuple[str, ...], option: str) -> tuple[str, .
 class Drawing(Map):
     """Which figures are drawn, and how many heatmaps."""
 
-    panel = "Output"
     figures: Annotated[
         str | None,
         "By commas: overview, layers, heads, metrics, mass (on --key), top (one sheet of the first "
@@ -224,3 +223,7 @@ class Sequences(Rehearsal, Sampled, ManyTexts):
 @option_group
 class StudyTable(Config, Format, Exporting):
     """A table to stdout, and files to --out."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        wanted_format(self.format)  # what it refuses is refused before the work

@@ -48,7 +48,6 @@ def knockout(answered: Answered, edges: Edges, other: OtherName, compared: Compa
         if table.html is not None:
             raise UsageError("there is no page of cache budgets", "leave out --html")
         return measure_budgets(answered, edges, other, compared, table, look)
-    output.wanted_format(table.format)  # what it refuses is refused before the work
     text = read_one(answered, table)
 
     from attnscope.interventions.spec import AskedText, asked_of

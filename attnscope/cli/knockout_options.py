@@ -58,7 +58,6 @@ class Answered(MayAsk, ModelText, ManyTexts):
 class Portions(Selected, Named):
     """Which heads, and how many of them at a time."""
 
-    panel = "What to ask"
     over: Annotated[str, "Portions: none (all heads at once), heads, layers, kv (groups).", "WHAT", FIRST] = "none"
 
 
@@ -66,7 +65,6 @@ class Portions(Selected, Named):
 class Edges(Portions, Question):
     """Which edges are cut, and in what portions."""
 
-    panel = "What to ask"
     over: Annotated[str, "Portions: none (all edges at once), heads, layers, window:N (layers), keys, kv (groups)."] = (
         "none"
     )

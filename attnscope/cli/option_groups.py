@@ -30,7 +30,7 @@ import inspect
 import os
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import MISSING, dataclass, fields, replace
@@ -118,6 +118,8 @@ class Parameter:
 
     def words(self, value: Any) -> list[str]:
         """The words of a command line that give it a value: `--top 3`, `--force`, `--set dpi=200`."""
+        if isinstance(value, list):
+            return [word for part in value for word in self.words(part)]
         if self.is_setting:
             return ["--set", f"{self.key}={str(value).lower() if isinstance(value, bool) else value}"]
         return [f"--{self.spelled}"] if value is True else [f"--{self.spelled}", str(value)]
@@ -137,10 +139,6 @@ class Parameter:
         kind = next((words for kind, words in kinds.items() if kind in (self.hint, *get_args(self.hint))), "")
         ends = zip(("from", "to"), (self.info.min, self.info.max), strict=True)
         return " ".join([kind, *(f"{word} {end:,.15g}" for word, end in ends if end is not None)])
-
-    def as_hidden(self) -> Parameter:
-        """The same, which no help lists."""
-        return replace(self, extra=(*self.extra, HIDDEN))
 
     def refusal(self, where: str, value: Any, why: str, otherwise: str) -> UsageError:
         """The error for a value that it does not take. why: the reason its parser gives. otherwise: the next step."""
@@ -177,7 +175,9 @@ def _parameters(group: type) -> dict[str, Parameter]:
         for name, hint in inspect.get_annotations(cls, eval_str=True).items():
             declared[name] = _parameter(name, hint, getattr(cls, "panel", None), declared.get(name))
     options = {field.name: declared[field.name] for field in fields(group)}
-    return {name: option.as_hidden() for name, option in options.items()} if vars(group).get("hidden") else options
+    if vars(group).get("hidden"):
+        return {name: replace(option, extra=(*option.extra, HIDDEN)) for name, option in options.items()}
+    return options
 
 
 def for_typer(*groups: type, settings: bool = False) -> list[inspect.Parameter]:
@@ -241,13 +241,9 @@ def command_line(command: str, *groups: Any) -> str:
     from attnscope.export.manifest import AROUND
 
     words = ["attnscope", command]
-    for group in groups:
-        for name, option in parameters(type(group)).items():
-            value = getattr(group, name)
-            named = Mark.UNRECORDED not in option.extra and name not in AROUND
-            if named and value != default_of(type(group), name):
-                for part in value if isinstance(value, list) else [value]:
-                    words += option.words(part)
+    for option, value in (pair for group in groups for pair in changed(group)):
+        if Mark.UNRECORDED not in option.extra and option.name not in AROUND:
+            words += option.words(value)
     return visible(shlex.join(words))
 
 
@@ -258,9 +254,19 @@ def of_run(command: str, *groups: Any) -> dict[str, Any]:
     return recorded(*groups) | {COMMAND: command_line(command, *groups).removeprefix("attnscope ")}
 
 
-def default_of(group: type, name: str) -> Any:
-    """The value of an option that is not given."""
-    return next(field.default for field in fields(group) if field.name == name)
+def changed(options: Any, group: type | None = None) -> list[tuple[Parameter, Any]]:
+    """The options that have another value than their default, each with it; group: those of a class that these vary."""
+    defaults = {field.name: field.default for field in fields(options)}
+    values = ((option, getattr(options, name)) for name, option in parameters(group or type(options)).items())
+    return [(option, value) for option, value in values if value != defaults[option.name]]
+
+
+def refuse_changed(options: Any, group: type, allowed: Container[str], why: str) -> None:
+    """Raise UsageError for an option of the group that was given, and is none of the allowed ones."""
+    for option, value in changed(options, group):
+        if option.name not in allowed:
+            flag = " ".join(option.words(value)[: 1 + option.is_setting])
+            raise UsageError(f"{flag} {why}", f"leave out {{{option.name}}}")
 
 
 def held(group: Any) -> dict[str, Any]:

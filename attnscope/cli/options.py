@@ -25,12 +25,11 @@ from attnscope.cli.option_groups import (
     UNRECORDED,
     check_one_given,
     check_words,
-    default_of,
     fill,
     models,
     offer,
     option_group,
-    parameters,
+    refuse_changed,
 )
 from attnscope.cli.output import count_of, count_or_all
 from attnscope.errors import UsageError, brief
@@ -145,7 +144,6 @@ class EngineName:
 class Memory(EngineName):
     """Who computes the attention, and in how much memory."""
 
-    panel = "Model and engine"
     memory: Annotated[
         str | None, "Memory for the matrices of a layer, e.g. 4GB (default: half of the free memory).", "SIZE", SETTING
     ] = None
@@ -273,14 +271,11 @@ class GlobalTokens:
 class PairedText(Pair, GlobalTokens, ModelText):
     """One text or a pair of them, and the model that reads it."""
 
-    panel = "Input"
-
 
 @option_group
 class ModelTexts(PairedText):
     """One text and the model that reads it, and what an encoder-decoder's decoder reads."""
 
-    panel = "Input"
     target: Annotated[
         str | None, "Text of the decoder, in an encoder-decoder (default: the model's own output).", HELD
     ] = None
@@ -329,7 +324,6 @@ class TextsAsked(Generated, MayAsk, ModelTexts):
 class Answer(Generated):
     """What follows the text."""
 
-    panel = "Input"
     answer: Annotated[
         str | None, "Answer to append to the text; it begins with a space where one belongs.", UNRECORDED
     ] = None
@@ -363,11 +357,8 @@ class GivenFile:
 
     def refuse_model(self) -> None:
         """Raise UsageError for an option that needs the model."""
-        for name, option in parameters(type(self)).items():
-            value = getattr(self, name)
-            if name not in self.WITHOUT_MODEL and value != default_of(type(self), name):
-                flag = " ".join(option.words(value)[: 1 + option.is_setting])
-                raise UsageError(f"{flag} needs a model, and tensors are read without one", f"leave out {{{name}}}")
+        why = "needs a model, and tensors are read without one"
+        refuse_changed(self, type(self), self.WITHOUT_MODEL, why)
 
 
 @option_group
@@ -383,19 +374,15 @@ class OwnModule(Loading):
 
     def check_module(self) -> None:
         """Raise UsageError for an option that says how a model is loaded, where a module is given."""
-        declared = parameters(Loading)
-        for name in declared.keys() - {"trust_remote_code", "offline"} if self.module is not None else ():
-            value = getattr(self, name)
-            if value != default_of(Loading, name):
-                flag = " ".join(declared[name].words(value)[: 1 + declared[name].is_setting])
-                raise UsageError(f"{flag} needs a model, and --module gives a module", f"leave out {{{name}}}")
+        if self.module is not None:
+            why = "needs a model, and --module gives a module"
+            refuse_changed(self, Loading, ("trust_remote_code", "offline"), why)
 
 
 @option_group
 class TextRun(GivenFile, OwnModule, EngineChoice, Answer, MayAsk, ModelTexts):
     """One text through one model, or a run that was written down."""
 
-    panel = "Input"
     given: Annotated[str | None, "The text, in quotes, or the folder of a run; - reads stdin.", Argument()] = None
     from_: Annotated[
         Path | None,
@@ -499,8 +486,6 @@ class Query:
 class Queries(Named, Query):
     """Which tokens look, of those that have names too."""
 
-    panel = "What to ask"
-
     def asks(self) -> TokenFields:
         """The fields of `Request` that say which tokens are meant. Raises UsageError for what no text makes right."""
         from attnscope.inputs.tokens import check_expression, defined
@@ -516,7 +501,6 @@ class Queries(Named, Query):
 class Question(Queries):
     """Which tokens are asked about."""
 
-    panel = "What to ask"
     key: Annotated[str | None, "Tokens that are looked at, in the syntax of --query.", "TOKENS", FIRST, HELD] = None
 
 

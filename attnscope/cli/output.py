@@ -442,9 +442,7 @@ def check_file(path: Path, example: str) -> None:
     suffixes = (expected, ".htm") if expected == ".html" else (expected,)
     if path.is_dir():
         raise UsageError(f"{path} is a folder, expected a file", f"name one: {path / example}")
-    if not path.suffix:
-        raise UsageError(f"{path}: expected a file in {expected}", f"name one: {path.with_suffix(expected)}")
-    if suffix_of(path) not in ("", *suffixes):
+    if not path.suffix or suffix_of(path) not in ("", *suffixes):
         raise UsageError(f"{path}: expected a file in {expected}", f"name one: {path.with_suffix(expected)}")
     check_writable(path.parent)
 
@@ -519,7 +517,6 @@ class Noise(Quiet):
 class Writing(Noise):
     """Where files go, and which messages stderr gets."""
 
-    panel = "Output"
     files = tuple[str, ...]()  # the suffixes of files that --out may name in a folder's place
     of_folders = tuple[str, ...]()  # those that a folder's name may have, too
     out: Annotated[Path | None, "Folder for tables and figures.", "DIR", Option("-o"), FIRST] = None
@@ -565,7 +562,6 @@ def writing_to(group: type[W], help: str, *files: str) -> type[W]:
 class Exporting(Writing):
     """A folder that holds one run."""
 
-    panel = "Output"
     force: Annotated[bool, "Replace another run in --out.", UNRECORDED] = False
 
 

@@ -69,8 +69,6 @@ class Kernel:
 class KernelTexts(Implementation, ModelTexts):
     """One text and the model that reads it, and the attention that the model is loaded with."""
 
-    panel = "Input"
-
 
 @option_group
 class Certified(Printing):

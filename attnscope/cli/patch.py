@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from attnscope.cli import output
 from attnscope.cli.config import with_options
 from attnscope.cli.figure_options import Look, StudyTable
 from attnscope.cli.heads import GROUPS
@@ -46,7 +45,6 @@ class Paired(Answered):
 class Patches(Named, Selected):
     """What is patched, and in what portions."""
 
-    panel = "What to ask"
     what: Annotated[PatchTarget, "Output of a head, pattern of its rows, or keys or values of its group.", FIRST] = (
         "output"
     )
@@ -98,7 +96,6 @@ def patch(paired: Paired, patches: Patches, beside: BesideOthers, table: StudyTa
     the gain of the answer from the same heads of TEXT in the corrupted text. Both are shares of the gap between the
     two texts, if there is one.
     """
-    output.wanted_format(table.format)  # what it refuses is refused before the work
     text = read_one(paired, table)
 
     from attnscope.studies.patching import AskedPair

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from attnscope.cli.option_groups import default_of, parameters
+from attnscope.cli.option_groups import changed
 from attnscope.cli.options import ModelText, OtherSide, PairedText, TextRun
 
 if TYPE_CHECKING:
@@ -51,17 +51,11 @@ def _with_model(asked: ModelText, words: Iterable[str]) -> list[str]:
 
 def _given_words(asked: Any, text: Any, group: type) -> Iterator[str]:
     """The words of the options of a group that have another value than their default; text: what was read."""
-    for name, option in parameters(group).items():
-        value = getattr(asked, name)
-        if value == default_of(type(asked), name):
-            continue
-        if name in ("given", "text", "file") and str(value) == STDIN and isinstance(text, str):
+    for option, value in changed(asked, group):
+        if option.name in ("given", "text", "file") and str(value) == STDIN and isinstance(text, str):
             yield from ("--text", text if len(text) <= NO_ROOM else STDIN)
-        elif name == "given":
-            yield from ("--text", str(value))
         else:
-            for part in value if isinstance(value, list) else [value]:
-                yield from option.words(part)
+            yield from ("--text", str(value)) if option.name == "given" else option.words(value)
 
 
 def study_command(name: str, text: Any, asked: ModelText, *others: Any) -> str:

@@ -40,7 +40,6 @@ UNITS = {"s": 1, "m": 60, "h": 3600}
 class Served(Loading):
     """Which models, and how they are loaded."""
 
-    panel = "Model and engine"
     model: Annotated[list[str] | None, "Model to hold; may be repeated (default: demo).", FIRST] = None  # type: ignore[assignment]
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from attnscope.cli import output
 from attnscope.cli.output import ONE_BY_ONE, write_file
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from attnscope.cli.knockout_options import Answered, Texts
     from attnscope.cli.options import Checkpoint
     from attnscope.cli.output import Top, Writing
+    from attnscope.interventions.spec import AskedText
     from attnscope.model.loaded import LoadedModel
     from attnscope.studies.study import Cost, Study
     from attnscope.studies.study_folder import StudyRecord
@@ -31,16 +32,7 @@ if TYPE_CHECKING:
 
 Record = TypeVar("Record", bound="StudyRecord")
 Tabled = TypeVar("Tabled", bound="TableRecord")
-
-
-class Question(Protocol):
-    """What is asked of one text; where: the place of its record in a corpus."""
-
-    @property
-    def where(self) -> str: ...
-
-
-Asked = TypeVar("Asked", bound=Question)
+Asked = TypeVar("Asked", bound="AskedText")
 
 
 def read_one(asked: Answered, writing: Writing) -> str | list[int] | None:
@@ -86,7 +78,7 @@ def questions(
             own_field = next((name for name in fields if f"{{{name}}}" in error.hint), None)
             hint = error.hint + f', or give each record a field "{own_field}"' * (own_field is not None)
             raise UsageError(f"{item.name}: {error.message}", hint) from error
-        asked_each.append(replace(question, where=str(item.id)))  # type: ignore[type-var]
+        asked_each.append(replace(question, where=str(item.id)))
     return asked_each
 
 

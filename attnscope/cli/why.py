@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 class Logit(OneHead, Question):
     """Which logit is taken apart, and how."""
 
-    panel = "What to ask"
     query: Annotated[str, "Token that looks: 5, last, bank#2. Full syntax: `attnscope help tokens`."] = "last"
     key: Annotated[str | None, "Token that is looked at (default: the key with the most weight)."] = None
     against: Annotated[
@@ -76,7 +75,6 @@ def why(asked: TextsAsked, logit: Logit, top: Top, table: StudyTable, look: Look
     In an encoder-decoder, L3H0 is a head of the decoder; "cross L3H0" and "encoder L3H0" name others. In
     cross-attention the key's residual is the encoder's output.
     """
-    output.wanted_format(table.format)  # what it refuses is refused before the work
     head, options = logit.named, logit.options(asked)
 
     from attnscope.cli.one_text import read_given
