@@ -35,7 +35,7 @@ def generator(*row: str | int) -> np.random.Generator:
 
 def unruled(score_SN: np.ndarray, null: np.ndarray | float, g: np.random.Generator, reach: float) -> np.ndarray:
     """Half the width for all heads at once without those rules; `reach` is that of a head whose scores are equal."""
-    width_N = bootstrap_widths(score_SN - null, g, draws=DRAWS, level=LEVEL).all_heads
+    width_N = bootstrap_widths(score_SN - null, g, draws=DRAWS).all_heads
     unseen = 1 - ((1 - LEVEL) / 2 / len(width_N)) ** (1 / len(score_SN))
     return np.where(width_N == 0, reach * unseen, width_N)
 
@@ -45,7 +45,7 @@ def ends(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Of the interval for all heads at once; NaN where one is open."""
     null = np.full(score_SN.shape[1], null) if isinstance(null, float) else null
-    made = intervals(score_SN, null, g, within=within, draws=DRAWS, level=LEVEL)
+    made = intervals(score_SN, null, g, within=within, draws=DRAWS)
     return made.low_all, made.high_all
 
 

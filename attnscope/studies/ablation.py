@@ -53,7 +53,7 @@ from attnscope.studies.study import HALF, Cost, Study, cost_of_passes, effects_b
 from attnscope.studies.study_folder import Parts, StudyRecord
 from attnscope.utils.display import head_name
 from attnscope.utils.files import check_schema, check_types, damaged, read_json
-from attnscope.utils.tables import as_table, integers, numbers, words
+from attnscope.utils.tables import as_table, integers, words
 
 if TYPE_CHECKING:
     from attnscope.hooks.calls import AttentionCall
@@ -172,8 +172,7 @@ class Ablation(StudyRecord):
         places, absent_K = [column[subset.heads] for _, _, subset in rows[:tested]], np.full(len(rows) - tested, np.nan)
         columns = {name: np.concatenate([of[places], absent_K]) for name, of in self.statistics.items()}
         columns["effect"][tested:] = [self.effect(subset).mean() for _, _, subset in rows[tested:]]
-        n_K = columns.pop("n")
-        n_K[tested:] = len(self.intact_S)
+        columns["n"] = np.append(self.statistics["n"][places], np.full(len(absent_K), len(self.intact_S), np.int32))
         known = self.direct or {}  # of heads, and of what goes alone
         direct = [
             sum(known.get(head, np.nan) for head in subset.heads) if known and condition == "alone" else np.nan
@@ -187,19 +186,19 @@ class Ablation(StudyRecord):
         beside = dict(zip(("random_low", "random_high", "p_random"), beside_3K, strict=True))
         drawn = [len(self.asked.random[name]) if condition == "together" else None for condition, name, _ in rows]
         sets = list(dict.fromkeys(name for _, name, _ in rows))
+        order = sorted(range(len(rows)), key=lambda row: sets.index(rows[row][1]))
         whole = as_table(
             {
                 "set": words([name for _, name, _ in rows]).dictionary_encode(),
                 "condition": words([condition for condition, _, _ in rows]).dictionary_encode(),
                 "heads": words([str(subset) for _, _, subset in rows]),
-                "direct": numbers(np.array(direct)),
-                **{name: numbers(values) for name, values in columns.items()},
-                "n": n_K.astype(np.int32),
-                **{name: numbers(values) for name, values in beside.items()},
+                "direct": np.array(direct),
+                **columns,
+                **beside,
                 "n_random": integers(drawn, np.int32),
             }
         )
-        return whole.take(numbers(np.argsort([sets.index(name) for _, name, _ in rows], kind="stable")))
+        return whole.take(integers(order))
 
 
 @dataclass(frozen=True)

@@ -303,8 +303,7 @@ class Pairs(HeadRecord):
         places |= stack_columns(self.pairs and list(zip(*self.pairs, strict=True)), ("stack", "other_stack"))
         costs = {"pair": self.pair_SN.mean(0), "sum": self.sum_SN.mean(0)}
         known = {"synergy" if name == "effect" else name: values for name, values in self.statistics.items()}
-        columns = {**places, **costs, **known, "n": known["n"].astype(np.int32)}
-        return as_table(columns).take(integers(largest_first(self.statistics["effect"])))
+        return as_table({**places, **costs, **known}).take(integers(largest_first(self.statistics["effect"])))
 
 
 @dataclass(frozen=True)

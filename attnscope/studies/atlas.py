@@ -58,7 +58,7 @@ from attnscope.studies.study import Cost, Study
 from attnscope.studies.study_folder import Column, Parts, StudyRecord, head_array, heads_in, of_heads
 from attnscope.utils.display import head_name
 from attnscope.utils.files import save_json
-from attnscope.utils.tables import as_table, numbers, save, words
+from attnscope.utils.tables import as_table, save, words
 
 if TYPE_CHECKING:
     from attnscope.hooks.calls import AttentionCall
@@ -291,7 +291,7 @@ class Atlas(HeadNames, StudyRecord):
             columns[name] = words([getattr(one, name) for one in findings for _ in places]).dictionary_encode()
         for name in COLUMNS:
             values = np.concatenate([getattr(finding.effects, name)[places] for finding in findings])
-            columns[name] = numbers(values.astype(np.int32 if name == "n" else np.float64))
+            columns[name] = values.astype(np.int32 if name == "n" else np.float64)
         return as_table(columns)
 
     def order(self, probe: str | None = None) -> list[int]:

@@ -45,7 +45,7 @@ from attnscope.studies.statistics import effect_columns, largest_of
 from attnscope.studies.study import Cost, SetEffects, SetStudy, cost_of_passes, effects_by_set
 from attnscope.studies.study_folder import Parts, StudyRecord
 from attnscope.utils.display import layer_name, number_of, shortened
-from attnscope.utils.tables import as_table, integers, numbers, words
+from attnscope.utils.tables import as_table, integers, words
 
 if TYPE_CHECKING:
     from attnscope.model.loaded import LoadedModel
@@ -219,17 +219,16 @@ class BudgetCosts(StudyRecord):
 
     def table(self) -> pa.Table:
         """A row per budget and set of heads, in `order`; NaN is null. docs/schemas.md says what the columns are."""
-        statistics = self.statistics
         columns: dict[str, Any] = {
             "keep": words([item.budget.keep for item in self.asked]),
             "set": words([item.budget.name for item in self.asked]),
             "condition": words([item.condition for item in self.asked]).dictionary_encode(),
             **{name: integers([getattr(item, name) for item in self.asked], np.int32) for name in ("layer", "head")},
             "stack": words([self.facts["stack"]] * len(self.asked)).dictionary_encode(),
-            "kept": numbers(self.kept_N),
-            **{name: numbers(values) for name, values in statistics.items() if name != "n"},
+            "kept": self.kept_N,
+            **self.statistics,
         }
-        return as_table(columns | {"n": statistics["n"].astype(np.int32)}).take(integers(self.order))
+        return as_table(columns).take(integers(self.order))
 
     def bearable(self, below: float = BELOW) -> dict[str, str]:
         """The heads that each budget costs less than `below`, as `select` takes them, empty for none.

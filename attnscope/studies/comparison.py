@@ -546,10 +546,11 @@ def heads_table(comparison: Comparison, places: Places = None) -> pa.Table:
     return as_table(
         {
             **_which(comparison, order),
-            **{name: numbers(value) for name, value in (columns | lost).items()},
+            **columns,
+            **lost,
             "rows": comparison.rows_SN.sum(0)[order].astype(np.int64),
             "texts": np.full(len(order), comparison.texts, np.int32),
-            **{f"{name}_difference": numbers(comparison.differences[name].effect[order]) for name in METRICS},
+            **{f"{name}_difference": comparison.differences[name].effect[order] for name in METRICS},
             "stack": _stacks(comparison, order),
         }
     )
@@ -569,7 +570,7 @@ def metrics_table(comparison: Comparison, places: Places = None) -> pa.Table:
 
     which = {name: np.tile(values, len(METRICS)) for name, values in _which(comparison, order).items()}
     metric = words([name for name in METRICS for _ in order])
-    values = {name: numbers(column(part)) for name, part in SIDES.items()}
+    values = {name: column(part) for name, part in SIDES.items()}
     texts, stack = column("n").astype(np.int32), _stacks(comparison, order * len(METRICS))
     return as_table({**which, "metric": metric.dictionary_encode(), **values, "texts": texts, "stack": stack})
 

@@ -49,7 +49,6 @@ def bootstrap_widths(
     *,
     there_SN: np.ndarray | None = None,
     draws: int = DRAWS,
-    level: float = LEVEL,
     at_once: bool = True,
 ) -> Widths:
     """The widths and p of means over S sequences; NaN for all heads at once where that is not asked for.
@@ -68,7 +67,7 @@ def bootstrap_widths(
     if there_SN is not None:
         off_SN = np.where(there_SN, off_SN, 0.0)
     reach_N = np.abs(off_SN).max(0, initial=0.0)
-    own_margin_N, margin_N = (reach_N * _unseen(count_N, one, level) for one in (1, heads))
+    own_margin_N, margin_N = (reach_N * _unseen(count_N, one) for one in (1, heads))
     least = NOTHING * error_N.max(initial=0.0)
 
     # A draw is how often each sequence is taken: a product of matrices makes all resampled means of a block at once.
@@ -85,12 +84,12 @@ def bootstrap_widths(
         if at_once:
             largest_t.append(_counted(moved_BN, np.maximum(error_BN, least), collapsed_BN, margin_N).max(1, initial=0))
 
-    own_N = np.maximum(_quantile(np.concatenate(own_t), level) * error_N, own_margin_N)
+    own_N = np.maximum(_quantile(np.concatenate(own_t)) * error_N, own_margin_N)
     if not at_once:
         return Widths(own_N, *np.full((2, heads), np.nan))
     t_B = np.sort(np.concatenate(largest_t)) * TIE
     least_N = np.where(error_N > 0, np.maximum(error_N, least), 0.0)
-    all_N = np.maximum(_quantile(t_B, level) * least_N, margin_N)
+    all_N = np.maximum(_quantile(t_B) * least_N, margin_N)
     # p is the smallest 1 - level at which both widths are below |mean|.
     with np.errstate(divide="ignore", invalid="ignore"):
         reached_N = draws - np.searchsorted(t_B, np.where(least_N > 0, np.abs(mean_N) / least_N, 0.0))
@@ -99,19 +98,19 @@ def bootstrap_widths(
     return Widths(own_N, all_N, p_N)
 
 
-def _quantile(t: np.ndarray, level: float) -> np.ndarray:
-    """The |t| that 1 + (1 - level) (1 + B) of B draws reach at most, (...) of (B, ...): what p counts, turned round."""
-    place = int((1 - level) * (1 + len(t)) * TIE)
+def _quantile(t: np.ndarray) -> np.ndarray:
+    """The |t| that 1 + (1 - LEVEL) (1 + B) of B draws reach at most, (...) of (B, ...): what p counts, turned round."""
+    place = int((1 - LEVEL) * (1 + len(t)) * TIE)
     found: np.ndarray = np.partition(t, len(t) - place, axis=0)[len(t) - place] if place else np.full_like(t[0], np.inf)
     return found
 
 
-def _unseen(count_N: np.ndarray, heads: int, level: float) -> np.ndarray:
+def _unseen(count_N: np.ndarray, heads: int) -> np.ndarray:
     """The share of sequences at which an event shows in none of `count` for any of so many heads, too rarely to matter.
 
-    (1 - share)^count = (1 - level) / 2 / heads: half of the error that the level allows, the other half is the t's.
+    (1 - share)^count = (1 - LEVEL) / 2 / heads: half of the error that the level allows, the other half is the t's.
     """
-    share_N: np.ndarray = 1 - ((1 - level) / (2 * heads)) ** (1 / count_N)
+    share_N: np.ndarray = 1 - ((1 - LEVEL) / (2 * heads)) ** (1 / count_N)
     return share_N
 
 
@@ -246,7 +245,6 @@ def intervals(
     there_SN: np.ndarray | None = None,
     within: Range | None = None,
     draws: int = DRAWS,
-    level: float = LEVEL,
     at_once: bool = True,
 ) -> Intervals:
     """The intervals of mean scores less their nulls: (S, N) of the same sequences, or (N,) known numbers.
@@ -264,7 +262,7 @@ def intervals(
         return result
     here_SN = None if there_SN is None or there_SN[:, enough].all() else there_SN[:, enough]
     known_SN = difference_SN[:, enough]
-    widths = bootstrap_widths(known_SN, generator, there_SN=here_SN, draws=draws, level=level, at_once=at_once)
+    widths = bootstrap_widths(known_SN, generator, there_SN=here_SN, draws=draws, at_once=at_once)
     whole_SN = known_SN if here_SN is None else np.where(here_SN, known_SN, 0.0)
     mean_N = whole_SN.sum(0) / count_N[enough]
     result.low[enough], result.high[enough] = mean_N - widths.own, mean_N + widths.own
@@ -281,13 +279,11 @@ def intervals(
             end[enough[high_N]] = np.nan
         result.p[enough[np.where(mean_N > 0, low_N, high_N)]] = np.nan
     else:
-        _bounded(result, score_SN, null, within, 1 - level, at_once=at_once)
+        _bounded(result, score_SN, null, within, at_once=at_once)
     return result
 
 
-def _bounded(
-    result: Intervals, score_SN: np.ndarray, null: np.ndarray, within: Range, error: float, *, at_once: bool
-) -> None:
+def _bounded(result: Intervals, score_SN: np.ndarray, null: np.ndarray, within: Range, *, at_once: bool) -> None:
     """The ends and p of masses whose spread few sequences carry are those of the bound."""
     least, size = within[0], within[1] - within[0]
     varies, heads = null.ndim > 1, score_SN.shape[1]
@@ -306,7 +302,7 @@ def _bounded(
     mass_SN = np.clip(mass_SN, 0, 1)  # rounding leaves a row's mass beside 1
     for low_N, high_N, of in ((result.low, result.high, 1), (result.low_all, result.high_all, heads)):
         if of == 1 or at_once:
-            low_N[few], high_N[few] = ((end - zero_N) * size for end in mass_ends(mass_SN, error / of))
+            low_N[few], high_N[few] = ((end - zero_N) * size for end in mass_ends(mass_SN, (1 - LEVEL) / of))
     if at_once:
         # The smallest error at which a null lies outside of `mass_ends`, for any of the heads.
         above_N = mass_SN.mean(0) > zero_N

@@ -24,7 +24,7 @@ from attnscope.interventions.spec import Cut, CutPlan, HeadSet
 from attnscope.studies.statistics import effect_columns, largest_first, largest_of
 from attnscope.studies.study_folder import StudyRecord, stacks_of
 from attnscope.utils.display import number_of
-from attnscope.utils.tables import as_table, integers, numbers, words
+from attnscope.utils.tables import as_table, integers, words
 
 if TYPE_CHECKING:
     from attnscope.inputs.prompt import Prompt
@@ -254,8 +254,8 @@ class KnockoutResult(StudyRecord):
             "stack": words([stacks_of([item.cut]) for item in self.asked]).dictionary_encode(),
             "queries": words([self._places([case.queries for case in self.cases])] * len(self.asked)),
             "keys": words([self._places(item.cut.keys) for item in self.asked]),
-            "mass": numbers(np.array([self.mass(item.cut) for item in self.asked])),
-            **{name: numbers(values) for name, values in self.statistics.items() if name != "n"},
+            "mass": np.array([self.mass(item.cut) for item in self.asked]),
+            **self.statistics,
         }
         # A cut without draws has a null nowhere: why, the facts say.
         for kind, nulls in ((kind, self.nulls[kind]) for kind in KINDS):
@@ -273,11 +273,12 @@ class KnockoutResult(StudyRecord):
                     mass_D = np.array([self.mass(draw.cut) for draw in null.draws])
                     mass = self.mass(self.asked[place].cut)
                     column["p"][place] = p_of_size(own, draw_D, self.facts["rounding"], mass_D / mass)
-            columns |= {f"{name}_{kind}": numbers(values) for name, values in column.items()}
+            columns |= {f"{name}_{kind}": values for name, values in column.items()}
             columns[f"n_{kind}"] = integers([len(null.draws) for null in nulls], np.int32)
             if kind == "permuted":
                 columns["pool"] = integers([null.pool for null in nulls], np.int32)
-        return as_table(columns | {"n": self.statistics["n"].astype(np.int32)}).take(integers(self.order))
+        columns["n"] = columns.pop("n")  # the last
+        return as_table(columns).take(integers(self.order))
 
     def mass(self, cut: Cut, texts: Sequence[int] | None = None) -> float:
         """The weight that was cut: mean over rows, heads and the texts that see any of the keys."""

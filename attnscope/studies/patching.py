@@ -46,7 +46,7 @@ from attnscope.studies.study import Cost, SetStudy, cost_of_passes, effects_by_s
 from attnscope.studies.study_folder import Parts, StudyRecord, stacks_of
 from attnscope.utils import display as cells
 from attnscope.utils.display import number_of, shortened
-from attnscope.utils.tables import as_table, integers, numbers, words
+from attnscope.utils.tables import as_table, integers, words
 
 if TYPE_CHECKING:
     from attnscope.model.loaded import LoadedModel
@@ -291,13 +291,14 @@ class PatchedPairs(StudyRecord):
             "position": integers(position, np.int32),
             "stack": words([stacks_of([item.patch]) for item in self.asked]).dictionary_encode(),
             "at": words(places),
-            **{name: numbers(values) for name, values in self.statistics.items() if name != "n"},
-            "estimate": numbers(estimates[0]),
-            "restored_estimate": numbers(estimates[1]),
-            **{name: numbers(np.full(count, value)) for name, value in random.items()},
+            **self.statistics,
+            "estimate": estimates[0],
+            "restored_estimate": estimates[1],
+            **{name: np.full(count, value) for name, value in random.items()},
             "n_random": integers([len(random_D) if self.facts["over"] == "none" else None] * count, np.int32),
         }
-        return as_table(columns | {"n": self.statistics["n"].astype(np.int32)}).take(integers(self.order))
+        columns["n"] = columns.pop("n")  # the last
+        return as_table(columns).take(integers(self.order))
 
     def normalised(self, values: np.ndarray) -> np.ndarray:
         """Effects as a share of the gap between the two texts: 0 as the clean one, 1 as the corrupted one."""

@@ -90,10 +90,10 @@ def holm(p_N: np.ndarray) -> np.ndarray:
     return adjusted_N
 
 
-def medians(effect_SN: np.ndarray, level: float = LEVEL) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def medians(effect_SN: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The median of each head, and its interval between two order statistics, (N,) each; NaN for null.
 
-    The k-th smallest and the k-th largest of n, k as large as 2 P(Binomial(n, 1/2) < k) <= 1 - level allows: at least
+    The k-th smallest and the k-th largest of n, k as large as 2 P(Binomial(n, 1/2) < k) <= 1 - LEVEL allows: at least
     that level for any distribution, of each head alone. Under 6 texts no two reach 95 %.
     """
     sorted_SN, count_N = np.sort(effect_SN, axis=0), (~np.isnan(effect_SN)).sum(0)  # NaN is sorted last
@@ -102,7 +102,7 @@ def medians(effect_SN: np.ndarray, level: float = LEVEL) -> tuple[np.ndarray, np
         of = count_N == count
         median_N[of] = (sorted_SN[(count - 1) // 2, of] + sorted_SN[count // 2, of]) / 2
         at_least = binomial_tail(np.arange(count + 1), np.full(count + 1, count))
-        place = int((2 * at_least[::-1] <= 1 - level).sum())  # at_least[n - k]: k or fewer of n
+        place = int((2 * at_least[::-1] <= 1 - LEVEL).sum())  # at_least[n - k]: k or fewer of n
         if place:
             low_N[of], high_N[of] = sorted_SN[place - 1, of], sorted_SN[count - place, of]
     return median_N, low_N, high_N
@@ -184,7 +184,6 @@ def paired(
     seed: int = 0,
     flips: int = FLIPS,
     draws: int = DRAWS,
-    level: float = LEVEL,
     within: Range | None = None,
 ) -> Effects:
     """The effects of N heads over S sequences: score minus null, paired.
@@ -218,7 +217,7 @@ def paired(
     # The flips take the generator's first numbers, and the resampling those after them.
     t_N = t_of(known_SN.mean(0), (known_SN**2).mean(0), len(known_SN))
     p_symmetric_N = symmetric_p(known_SN, flips, generator)
-    ends = intervals(score_SN, null, generator, within=within, draws=draws, level=level)
+    ends = intervals(score_SN, null, generator, within=within, draws=draws)
     return Effects(
         score=spread(score_SN.mean(0)),
         null=spread(null.mean(0) if null.ndim > 1 else null),
@@ -230,7 +229,7 @@ def paired(
     )
 
 
-def effect_columns(effect_SN: np.ndarray, *, seed: int = 0) -> dict[str, np.ndarray]:
+def effect_columns(effect_SN: np.ndarray) -> dict[str, np.ndarray]:
     """What S texts show of N effects, (N,) each, NaN for null; an effect that a text lacks is NaN there.
 
     effect: the mean. low, high: its interval, effect by effect; low_all, high_all: one that holds for all effects at
@@ -246,7 +245,7 @@ def effect_columns(effect_SN: np.ndarray, *, seed: int = 0) -> dict[str, np.ndar
     """
     effect_SN = np.asarray(effect_SN, np.float64)
     there_SN = ~np.isnan(effect_SN)
-    count_N, generator = there_SN.sum(0), np.random.default_rng(seed)
+    count_N, generator = there_SN.sum(0), np.random.default_rng(0)
     whole_SN = np.where(there_SN, effect_SN, 0.0)
     with np.errstate(invalid="ignore"):
         mean_N = whole_SN.sum(0) / np.where(count_N > 0, count_N, np.nan)
@@ -255,7 +254,14 @@ def effect_columns(effect_SN: np.ndarray, *, seed: int = 0) -> dict[str, np.ndar
     ends = intervals(whole_SN, np.zeros(len(count_N)), generator, there_SN=there_SN)
     shares = dict(zip(("positive", "p_positive"), positive_share(effect_SN), strict=True))
     middles = dict(zip(("median", "median_low", "median_high"), medians(effect_SN), strict=True))
-    return {"effect": mean_N, **ends._asdict(), "p_symmetric": p_symmetric_N, **shares, **middles, "n": count_N}
+    return {
+        "effect": mean_N,
+        **ends._asdict(),
+        "p_symmetric": p_symmetric_N,
+        **shares,
+        **middles,
+        "n": count_N.astype(np.int32),
+    }
 
 
 COLUMNS = 256  # whose means are taken together, at least: one column alone costs hardly less
@@ -276,7 +282,6 @@ def means(
     *,
     seed: int = 0,
     draws: int = DRAWS,
-    level: float = LEVEL,
     within: Range | None = None,
 ) -> Means:
     """The mean of each column over the sequences or texts that have it, NaN left out, with intervals as in `paired`.
@@ -301,7 +306,7 @@ def means(
             mean_N[some] = known_SN.mean(0)
             # Each from the same seed: a mean does not depend on which others are asked for.
             null_N, generator = np.zeros(len(some)), np.random.default_rng(seed)
-            ends = intervals(known_SN, null_N, generator, within=within, draws=draws, level=level, at_once=False)
+            ends = intervals(known_SN, null_N, generator, within=within, draws=draws, at_once=False)
             low_N[some], high_N[some] = ends.low, ends.high
     return Means(mean_N, low_N, high_N, there_SN.sum(0))
 
@@ -314,9 +319,7 @@ class Ratios(NamedTuple):
     high: np.ndarray
 
 
-def ratios(
-    part_SN: np.ndarray, whole: np.ndarray, *, seed: int = 0, draws: int = DRAWS, level: float = LEVEL
-) -> Ratios:
+def ratios(part_SN: np.ndarray, whole: np.ndarray, *, seed: int = 0, draws: int = DRAWS) -> Ratios:
     """The mean of each part over the mean of its whole, with an interval from FEWEST pairs on.
 
     whole: (S,) of all parts, or (S, N). The interval holds each r for which the mean of part - r whole is within c
@@ -337,7 +340,7 @@ def ratios(
     low_N, high_N = np.full((2, len(ratio_N)), np.nan)
     if len(part_SN) < FEWEST:
         return Ratios(ratio_N, low_N, high_N)
-    ends = means(of_whole, seed=seed, draws=draws, level=level)
+    ends = means(of_whole, seed=seed, draws=draws)
     ratio_N[np.broadcast_to(~((ends.low > 0) | (ends.high < 0)), ratio_N.shape)] = np.nan
 
     known = np.flatnonzero(~np.isnan(ratio_N))
@@ -350,13 +353,11 @@ def ratios(
     moved_BN = times_BS @ rest_SN
     with np.errstate(invalid="ignore", divide="ignore"):
         t_BN = moved_BN / standard_error(moved_BN, times_BS @ rest_SN**2, count)
-    low_N[known], high_N[known] = _apart(rest_SN, off_SN, mean_N, t_BN, level)
+    low_N[known], high_N[known] = _apart(rest_SN, off_SN, mean_N, t_BN)
     return Ratios(ratio_N, ratio_N + low_N, ratio_N + high_N)
 
 
-def _apart(
-    rest_SN: np.ndarray, off_SN: np.ndarray, mean_N: np.ndarray, t_BN: np.ndarray, level: float
-) -> list[np.ndarray]:
+def _apart(rest_SN: np.ndarray, off_SN: np.ndarray, mean_N: np.ndarray, t_BN: np.ndarray) -> list[np.ndarray]:
     """How far both ends are from the ratio; NaN where an end is open.
 
     rest_SN: part - ratio whole. off_SN: how far the whole is from its mean, mean_N, which is above 0. t_BN: of
@@ -364,8 +365,8 @@ def _apart(
     both ends are the roots of a quadratic.
     """
     count = len(rest_SN)
-    either_N = np.quantile(np.abs(t_BN), level, axis=0, method="higher")
-    below_N, above_N = np.quantile(t_BN, [(1 - level) / 2, (1 + level) / 2], axis=0, method="nearest")
+    either_N = np.quantile(np.abs(t_BN), LEVEL, axis=0, method="higher")
+    below_N, above_N = np.quantile(t_BN, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0, method="nearest")
     rest_N, both_N, whole_N = (one.sum(0) / count / (count - 1) for one in (rest_SN**2, rest_SN * off_SN, off_SN**2))
     ends = []
     for side, tail_N, open_N in zip((-1, 1), (above_N, -below_N), open_ends(rest_SN), strict=True):
