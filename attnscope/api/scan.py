@@ -72,9 +72,9 @@ def study_of(model: LoadedModel, options: ScanOptions, drawn: int | None = None)
 
     Raises as `study.atlas.scan.plan` and `prompts_of`.
     """
-    planned = plan(model, seed=options.seed, sequences=options.sequences if drawn is None else drawn, pool=options.pool)
+    planned = plan(model, seed=options.seed, sequences=options.sequences, pool=options.pool, drawn=drawn)
     prompts = () if options.texts is None else prompts_of(model, options.texts)
-    return ScanStudy(model, planned, options.sequences, options.pool, prompts)
+    return ScanStudy(model, planned, prompts)
 
 
 def run_scan(

@@ -237,7 +237,7 @@ class KeptOutputs(Intervention):
     sets: Sequence[HeadSet]
     kept: Kept
     of_others: bool
-    name: str = field(default="kept outputs", init=False)
+    name = "kept outputs"
 
     def change(self, sets: Sequence[HeadSet], lengths: Sequence[int], texts: Sequence[int]) -> Change:
         def change(call: AttentionCall, output_BTHV: Tensor) -> Tensor:

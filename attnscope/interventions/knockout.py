@@ -60,7 +60,7 @@ class Knockout(Intervention):
     stack: str = DECODER
     read: OnRows | None = None
     first: int = 1
-    name: str = "knockout"
+    name = "knockout"
 
     @property
     def facts(self) -> Mapping[str, Any]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -250,17 +250,16 @@ class CacheBudget(Intervention):
 
     ends: of every text of the task, the tokens of its prompt, after which `received` and `snap` choose. stops: of every
     text, the rows that anything depends on. heads: of every layer, all that any set has: they are computed again in the
-    intact rows, too. stack: whose layers the heads are of. first: the place of the first budget in a pass, 0 without
-    the intact texts before it. kinds: budgets of other passes, in whose rows intact texts are computed again.
+    intact rows, too. first: the place of the first budget in a pass, 0 without the intact texts before it. kinds:
+    budgets of other passes, in whose rows intact texts are computed again.
     """
 
     ends: tuple[int, ...]
     stops: tuple[int, ...]
     heads: Mapping[int, tuple[int, ...]]
-    stack: str = DECODER
     first: int = 1
     kinds: tuple[str, ...] = ()
-    name: str = "budget"
+    name = "budget"
 
     @property
     def facts(self) -> Mapping[str, Any]:
@@ -278,7 +277,7 @@ class CacheBudget(Intervention):
 
         def change(call: AttentionCall, output_NQHV: Tensor) -> Tensor:
             heads = self.heads.get(call.layer, ())
-            if call.stack != self.stack or not heads:
+            if call.stack != DECODER or not heads:
                 return output_NQHV
             spec = spec_of(call, output_NQHV)
             query_NR = padded(self.rows(kinds or self.kinds, texts), spec.device).repeat(spec.batch // len(texts), 1)
@@ -337,12 +336,12 @@ class KeptShares(Intervention):
     cache: CacheBudget
     kinds: Sequence[str]
     on_kept: OnKept
-    name: str = field(default="kept", init=False)
+    name = "kept"
 
     def change(self, sets: Sequence[HeadSet], lengths: Sequence[int], texts: Sequence[int]) -> Change:
         def change(call: AttentionCall, output_BQHV: Tensor) -> Tensor:
             heads = self.cache.heads.get(call.layer, ())
-            if call.stack == self.cache.stack and heads and not call.call:  # one that attends twice is read once
+            if call.stack == DECODER and heads and not call.call:  # one that attends twice is read once
                 # Of every text and head; a row that sees nothing loses nothing.
                 spec, sizes = spec_of(call, output_BQHV), (len(texts), len(heads))
                 every_E2 = torch.cartesian_prod(*(torch.arange(size, device=spec.device) for size in sizes))

@@ -25,7 +25,7 @@ a text, E row of the pass that something changes.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from attnscope.interventions.passes import Advance, Passes
 
 BACKWARD = 3  # what a pass with its backward pass takes, in passes
+STACKS = (DECODER, LINEAR)  # whose heads are patched
 
 
 @dataclass(frozen=True)
@@ -210,14 +211,12 @@ class Patching(Intervention):
     what: a head's output before the output projection, its pattern (the weights of its rows), or its keys or values,
     which all heads of a kv group share. Where rows are computed again for it, those of the intact texts are, too. A
     linear layer's rule is run again on patched values; its keys and its map are not patched.
-    stack: whose layers the heads are of. kept: in a pass of one row, the Source of each call in the other text; None
-    where both texts are in the pass.
+    kept: in a pass of one row, the Source of each call in the other text; None where both texts are in the pass.
     """
 
     what: PatchTarget
-    stack: str = DECODER
-    name: str = "patch"
     kept: Kept | None = None
+    name = "patch"
 
     @property
     def facts(self) -> Mapping[str, Any]:
@@ -236,7 +235,7 @@ class Patching(Intervention):
         patches = [patch for patch in sets if isinstance(patch, Patch)]
 
         def change(call: AttentionCall, output_NQHV: Tensor) -> Tensor:
-            if call.stack not in (self.stack, LINEAR):
+            if call.stack not in STACKS:
                 return output_NQHV
             if self.kept is None:
                 moved, source = list(moves(patches, texts, call.index)), None
@@ -267,23 +266,23 @@ class Patching(Intervention):
         def index(places: Sequence[int]) -> Tensor:
             return torch.tensor(places, dtype=torch.long, device=device)
 
-        def of_source(own: Tensor) -> Tensor:
-            return own if source is None or source.values is None else source.values
+        def patched(own_NTHX: Tensor, per_group: int = 1) -> Tensor:
+            """The same, with what the other text has where something is moved; a kv group has some heads."""
+            changed_NTHX = own_NTHX.clone()
+            source_NTHX = own_NTHX if source is None or source.values is None else source.values
+            for move in moved:
+                groups_P = index(sorted({head // per_group for head in move.heads}))
+                at_Q1, source_Q1 = index(move.at)[:, None], index(move.source_at)[:, None]
+                changed_NTHX[move.row, at_Q1, groups_P] = source_NTHX[move.source, source_Q1, groups_P]
+            return changed_NTHX
 
         if self.what == "output":
-            changed, source_NQHV = output_NQHV.clone(), of_source(output_NQHV)
-            for move in moved:
-                heads_P, at_Q1, source_Q1 = index(move.heads), index(move.at)[:, None], index(move.source_at)[:, None]
-                changed[move.row, at_Q1, heads_P] = source_NQHV[move.source, source_Q1, heads_P]
-            return changed
+            return patched(output_NQHV)
         if (rule := rule_of(call)) is not None:
-            values_NTHV, changed_NQH = rule.values_BTHV.clone(), output_NQHV.new_zeros(output_NQHV.shape[:3]).bool()
-            source_NTHV = of_source(rule.values_BTHV)
+            changed_NQH = output_NQHV.new_zeros(output_NQHV.shape[:3]).bool()
             for move in moved:
-                heads_P, at_Q1, source_Q1 = index(move.heads), index(move.at)[:, None], index(move.source_at)[:, None]
-                values_NTHV[move.row, at_Q1, heads_P] = source_NTHV[move.source, source_Q1, heads_P]
-                changed_NQH[move.row, :, heads_P] = True
-            return put_back(call, output_NQHV, rule.run(values_NTHV), changed_NQH)
+                changed_NQH[move.row, :, index(move.heads)] = True
+            return put_back(call, output_NQHV, rule.run(patched(rule.values_BTHV)), changed_NQH)
 
         heads, spec = tuple(sorted({head for move in moved for head in move.heads})), spec_of(call, output_NQHV)
         if self.what == "pattern":  # it changes the rows that it is put into, and no others
@@ -292,11 +291,8 @@ class Patching(Intervention):
             # A key or value may change every row, and goes to all heads of its group.
             query_NR = torch.arange(spec.visible.queries, device=device).expand(spec.batch, -1)
             own_NGKX, per_group = spec.k_BGKD if self.what == "key" else spec.v_BGKV, spec.heads // spec.kv_heads
-            changed, source_NGKX = own_NGKX.clone(), of_source(own_NGKX)
-            for move in moved:
-                groups = index(sorted({head // per_group for head in move.heads}))[:, None]
-                changed[move.row, groups, index(move.at)] = source_NGKX[move.source, groups, index(move.source_at)]
-            spec = replace(spec, k_BGKD=changed) if self.what == "key" else replace(spec, v_BGKV=changed)
+            changed_NGKX = patched(own_NGKX.transpose(1, 2), per_group).transpose(1, 2)
+            spec = replace(spec, k_BGKD=changed_NGKX) if self.what == "key" else replace(spec, v_BGKV=changed_NGKX)
 
         again = RowsAgain(spec, heads)  # of a source the same rows, in the same blocks
         others = None if source is None or source.spec is None else RowsAgain(source.spec, heads).blocks(query_NR)
@@ -320,7 +316,8 @@ class Patching(Intervention):
 class Source:
     """What patches take of a call in the other text of a pair, whose intact row had a pass of its own.
 
-    at: positions of that text, ascending. values: outputs, keys or values there. spec: for patterns, the call.
+    at: positions of that text, ascending. values: outputs, keys or values there, (1, T, H or G, ...). spec: for
+    patterns, the call.
     """
 
     at: Sequence[int]
@@ -342,27 +339,26 @@ class KeptSources(Intervention):
     patching: Patching
     patches: Sequence[Patch]
     kept: Kept
-    name: str = field(default="kept sources", init=False)
+    name = "kept sources"
 
     def change(self, sets: Sequence[HeadSet], lengths: Sequence[int], texts: Sequence[int]) -> Change:
         [text], what = texts, self.patching.what
 
         def change(call: AttentionCall, output_1QHV: Tensor) -> Tensor:
             in_layer = [patch for patch in self.patches if of_layer(patch, call.index) and patch.at[text]]
-            if call.stack not in (self.patching.stack, LINEAR) or not in_layer:
+            if call.stack not in STACKS or not in_layer:
                 return output_1QHV
             at = sorted({position for patch in in_layer for position in patch.at[text]})
-            at_Q = torch.tensor(at, device=output_1QHV.device)
-            if what == "output":
-                self.kept[call.index, call.place.call] = Source(at, output_1QHV[:, at_Q])
-                return output_1QHV
-            if (rule := rule_of(call)) is not None:
-                self.kept[call.index, call.place.call] = Source(at, rule.values_BTHV[:, at_Q])
+            place, at_Q = (call.index, call.place.call), torch.tensor(at, device=output_1QHV.device)
+            rule = None if what == "output" else rule_of(call)
+            if what == "output" or rule is not None:
+                self.kept[place] = Source(at, (output_1QHV if rule is None else rule.values_BTHV)[:, at_Q])
                 return output_1QHV
             spec = spec_of(call, output_1QHV)
             of_keys = {"key": spec.k_BGKD, "value": spec.v_BGKV}.get(what)
-            source = Source(at, spec=spec) if of_keys is None else Source(at, of_keys[:, :, at_Q])
-            self.kept[call.index, call.place.call] = source
+            self.kept[place] = (
+                Source(at, spec=spec) if of_keys is None else Source(at, of_keys.transpose(1, 2)[:, at_Q])
+            )
             # Its rows are computed again as those of the patched text are, and compared with the model's own.
             heads = tuple(sorted({head for patch in in_layer for head in of_layer(patch, call.index)}))
             return self.patching.changed(call, output_1QHV, [Move(0, 0, heads, tuple(at), tuple(at))])
@@ -398,7 +394,7 @@ def estimated(passes: Passes, patches: Sequence[Patch], advance: Advance = lambd
                 for number, patch in enumerate(patches):
                     # The intact texts themselves are patched, each from its intact partner.
                     moved = [replace(move, row=move.row - len(batch)) for move in moves([patch], batch, call.index)]
-                    if call.stack in (patching.stack, LINEAR) and moved:
+                    if call.stack in STACKS and moved:
                         # Both outputs are computed again, so that what rounding does to them is no part of the cost.
                         stay = [replace(move, source=move.row, source_at=move.at) for move in moved]
                         before, after = (patching.changed(call, output_BTHV, made) for made in (stay, moved))

@@ -286,11 +286,11 @@ PERIOD = 50
 RECORD = 'write {"text": "...", "targets": [[12, 16]]}'
 
 
-def copy(loaded: LoadedModel, *, sequences: int = SEQUENCES, seed: int = 0, pool: Sequence[int] | None = None) -> Task:
+def copy(loaded: LoadedModel, *, sequences: int = SEQUENCES, seed: int = 0) -> Task:
     """The probes' repeated tokens r r, as long as PERIOD if the model reads that; of r's second copy all but its first
     token count, which nothing predicts. Drawn apart from the probes, whose sequences chose the heads of each role."""
     begin = begins(loaded)
-    trials = drafts(token_pool(loaded, pool), begin, loaded.geometry.max_positions, sequences)
+    trials = drafts(token_pool(loaded), begin, loaded.geometry.max_positions, sequences)
     repeated = {draft.period: draft for draft in trials if draft.period is not None}
     if not repeated:
         raise InputError(f"{loaded.name} reads too few tokens to repeat any", "give it a task of your own with {on}")
@@ -354,7 +354,7 @@ class Direct:
     note: str = ""
 
 
-def direct_means(passes: Passes, advance: Advance = lambda token_layers: None) -> Direct:
+def direct_means(passes: Passes) -> Direct:
     """The direct effects of all heads on a task."""
     heads = pairs(everything(passes.loaded.geometry.heads_by_layer))
     if not heads:
@@ -362,10 +362,10 @@ def direct_means(passes: Passes, advance: Advance = lambda token_layers: None) -
     way = path_to_logits(passes.loaded, passes.task.ids[0][:TRIED])
     if isinstance(way, str):
         return Direct({}, way)
-    return Direct(dict(zip(heads, direct(passes, way, advance).mean(0).tolist(), strict=True)), way.note)
+    return Direct(dict(zip(heads, direct(passes, way).mean(0).tolist(), strict=True)), way.note)
 
 
-def direct(passes: Passes, way: LogitPath, advance: Advance = lambda token_layers: None) -> np.ndarray:
+def direct(passes: Passes, way: LogitPath) -> np.ndarray:
     """(S, N) float64: what each head adds to the right tokens' centred logits, the mean over each sequence's rows."""
     effects: dict[int, np.ndarray] = {}
     for batch in passes.batches(0):
@@ -375,7 +375,6 @@ def direct(passes: Passes, way: LogitPath, advance: Advance = lambda token_layer
             row_R = torch.tensor(passes.task.rows[sequence], device=ids_BT.device)
             right_BT[number, row_R] = ids_BT[number, row_R + 1]
         effects |= dict(zip(batch, direct_effects(passes.loaded, way, ids_BT, right_BT).numpy(), strict=True))
-        advance(passes.cost(batch, []))
     return np.stack([effects[sequence] for sequence in range(len(passes.task))])
 
 

@@ -43,8 +43,8 @@ from attnscope.interventions.spec import HeadSet, Task
 from attnscope.model.geometry import Geometry
 from attnscope.model.selection import HeadIndex, HeadsByRole, everything, pairs, select_layers, stack_columns
 from attnscope.studies.statistics import effect_columns, largest_first, rank_correlation
-from attnscope.studies.study import Cost, Study, cost_of, effects_of, learning_cost, operations, task_facts
-from attnscope.studies.study_folder import Column, Parts, StudyRecord
+from attnscope.studies.study import Cost, Study, cost_of, effects_of, learning_cost, task_facts
+from attnscope.studies.study_folder import Column, Parts, StudyRecord, head_columns
 from attnscope.utils.display import head_name, head_names, layer_name
 from attnscope.utils.files import parsed_line, read_text
 from attnscope.utils.tables import as_table, integers, save
@@ -153,10 +153,11 @@ class Portion(NamedTuple):
 
 def portions(over: str, whole: HeadSet, geometry: Geometry) -> list[Portion]:
     """A set head by head, by kv groups, or by layers, as `over` says."""
-    if over == "heads":
-        return [Portion(head_name(*head), (head,), *head) for head in whole.heads]
-    if over == "kv":
-        return [Portion(part.name, part.heads, part.heads[0][0]) for part in parts(whole, geometry, True)]
+    if over in ("heads", "kv"):
+        groups = [part.heads for part in parts(whole, geometry, over == "kv")]
+        return [
+            Portion(head_names(heads), heads, heads[0][0], heads[0][1] if over == "heads" else None) for heads in groups
+        ]
     by_layer = itertools.groupby(whole.heads, lambda head: head[0])
     return [Portion(layer_name(layer), tuple(heads), layer) for layer, heads in by_layer]
 
@@ -271,7 +272,7 @@ class HeadStudy(Study[Record]):
         rows = of_all(sum(map(len, self.task.rows))) * token_layers // max(1, once)
         what = f"{self.kind} of {len(self.heads)} heads on {of_all(len(self.task))} sequences of {self.task.name}:"
         sets = [HeadSet("", (head,)) for head in self.heads]
-        return cost_of(what, token_layers, operations(self.model, token_layers, rows), passes, sets)
+        return cost_of(what, token_layers, rows, passes, sets)
 
     def measure(self, facts: dict[str, Any], parts: Parts, advance: Advance) -> Record:
         sets = [HeadSet("", tuple(self.heads))]
@@ -404,9 +405,7 @@ def curve(steps: Sequence[Step], intact: float, measure: Measure = LOSS) -> pa.T
     return as_table(
         {
             "step": np.arange(1, len(steps) + 1, dtype=np.int32),
-            "layer": np.array([step.layer for step in steps], np.int32),
-            "head": np.array([step.head for step in steps], np.int32),
-            **stack_columns([[(step.layer, step.head) for step in steps]]),
+            **head_columns([(step.layer, step.head) for step in steps]),
             measure.name: values,
             "effect": measure.worse * (values - intact),
         }
@@ -459,10 +458,8 @@ class Screen(HeadRecord):
 
     def table(self) -> pa.Table:
         """A row per head: layer, head, signed, size, ablated, in the measure's unit; the largest `signed` first."""
-        layer, head = (np.array(part, np.int32) for part in zip(*self.heads, strict=True))
         columns = {"signed": self.signed_N, "size": self.size_N, "ablated": self.ablated_N}
-        places = {"layer": layer, "head": head, **stack_columns([self.heads])}
-        return as_table({**places, **columns}).take(integers(largest_first(self.signed_N)))
+        return as_table(head_columns(self.heads) | columns).take(integers(largest_first(self.signed_N)))
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from attnscope.hooks.listen import listen
 from attnscope.inputs.prompt import Prompt
 from attnscope.interventions.passes import Advance, expected, mixes
 from attnscope.metrics.metrics import Texts
-from attnscope.model.selection import everything, is_linear, pairs, stack_columns
+from attnscope.model.selection import everything, is_linear, pairs
 from attnscope.observe.atlas import COLUMNS, NAME, OFFSETS, SCHEMA, TABLE, HeadNames, damage, read_atlas, roles_by_head
 from attnscope.observe.collectors import collect_layer
 from attnscope.observe.engine_choice import choose
@@ -55,7 +55,7 @@ from attnscope.studies.probes import (
 )
 from attnscope.studies.statistics import Effects, largest_first, paired
 from attnscope.studies.study import Cost, Study
-from attnscope.studies.study_folder import Column, Parts, StudyRecord, head_array, heads_in, of_heads
+from attnscope.studies.study_folder import Column, Parts, StudyRecord, head_array, head_columns, heads_in, of_heads
 from attnscope.utils.display import head_name
 from attnscope.utils.files import save_json
 from attnscope.utils.tables import as_table, save, words
@@ -284,9 +284,7 @@ class Atlas(HeadNames, StudyRecord):
         """
         places = list(range(len(self.heads)) if places is None else places)
         findings = [finding for finding in self.findings if probe in (None, finding.probe)]
-        layer, head = np.tile(np.array(self.heads, np.int32).reshape(-1, 2)[places].T, len(findings))
-        columns: dict[str, Any] = {"layer": layer, "head": head}
-        columns |= stack_columns([[self.heads[place] for _ in findings for place in places]])
+        columns = head_columns([self.heads[place] for _ in findings for place in places])
         for name in ("probe", "against"):
             columns[name] = words([getattr(one, name) for one in findings for _ in places]).dictionary_encode()
         for name in COLUMNS:
@@ -338,16 +336,20 @@ def load_atlas(folder: Path) -> Atlas:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a scan will read: trials, and what tells this scan from another."""
+    """What a scan will read: trials, and what tells this scan from another.
+
+    takes: {trial: the tokens of all its sequences}, of which `trials` may hold but a few.
+    """
 
     trials: Sequence[Trial]
     seed: int
     facts: Mapping[str, Any]
+    takes: Mapping[str, int]
 
     @property
     def tokens(self) -> int:
         """Of all sequences of all trials."""
-        return sum(trial.tokens for trial in self.trials)
+        return sum(self.takes[trial.name] for trial in self.trials)
 
     @property
     def probes(self) -> list[str]:
@@ -355,22 +357,29 @@ class Plan:
         return list(dict.fromkeys(contrast.probe for trial in self.trials for contrast in trial.contrasts))
 
 
-def plan(loaded: LoadedModel, *, seed: int = 0, sequences: int = SEQUENCES, pool: Sequence[int] | None = None) -> Plan:
-    """The trials that a model's vocabulary and positions allow.
+def plan(
+    loaded: LoadedModel,
+    *,
+    seed: int = 0,
+    sequences: int = SEQUENCES,
+    pool: Sequence[int] | None = None,
+    drawn: int | None = None,
+) -> Plan:
+    """The trials that a model's vocabulary and positions allow; drawn: sequences of each that are drawn, where only the
+    cost of all is wanted.
 
     Raises as `token_pool`, and MemoryLimitError for more sequences than there is room for.
     """
-    drawn_from, begin, copying, why_not = _allowed(loaded, pool)
-    planned = trials(
-        drawn_from,
-        begin,
-        loaded.geometry.max_positions,
-        seed=seed,
-        count=sequences,
-        copying=copying if isinstance(copying, Copying) else None,
-        completes=not why_not,
-    )
-    missing = {"copying": copying if isinstance(copying, str) else "", "long-range-copying": why_not}
+    check_causal(loaded, "a scan")
+    loaded.check_heads("a scan tests heads")
+    drawn_from, begin = token_pool(loaded, pool), begins(loaded)
+    few = [*begin, *drawn_from[:3]]
+    copying, why_not = copying_of(loaded, few), unable(loaded, few)
+    asks, why = (None, copying) if isinstance(copying, str) else (copying, "")
+    allowed, count = (drawn_from, begin, loaded.geometry.max_positions), sequences if drawn is None else drawn
+    planned = trials(*allowed, seed=seed, count=count, copying=asks, completes=not why_not)
+    takes = {draft.name: draft.tokens for draft in drafts(*allowed, sequences, completes=not why_not)}
+    missing = {"copying": why, "long-range-copying": why_not}
     ids = hashlib.sha256(b"".join(arm.ids_ST.tobytes() for trial in planned for arm in trial.arms.values()))
     facts = {
         "model": {"name": loaded.name, "revision": loaded.revision, "type": loaded.geometry.model_type},
@@ -381,25 +390,15 @@ def plan(loaded: LoadedModel, *, seed: int = 0, sequences: int = SEQUENCES, pool
         "ids_sha256": ids.hexdigest(),
         "not_measured": {what: why for what, why in missing.items() if why},
     }
-    return Plan(planned, seed, facts)
+    return Plan(planned, seed, facts, takes)
 
 
-def scan_cost(loaded: LoadedModel, sequences: int = SEQUENCES, pool: Sequence[int] | None = None) -> dict[str, int]:
-    """{trial: the tokens that it takes}, before any sequence is drawn. Raises as `token_pool`."""
-    drawn_from, begin, _, why_not = _allowed(loaded, pool)
-    planned = drafts(drawn_from, begin, loaded.geometry.max_positions, sequences, completes=not why_not)
-    return {draft.name: draft.tokens for draft in planned}
-
-
-def scan_seconds(loaded: LoadedModel, planned: Plan, sequences: int = SEQUENCES) -> float:
-    """About how many seconds a token of a scan takes: of one batch of the longest trial, after a text to warm up.
-
-    sequences: how many the scan will read, where fewer are planned.
-    """
+def scan_seconds(loaded: LoadedModel, planned: Plan) -> float:
+    """About how many seconds a token of a scan takes: of one batch of the longest trial, after a text to warm up."""
     trial = max(planned.trials, key=lambda one: one.tokens)
     name, arm = next(iter(trial.arms.items()))
     _, first_BT = next(batches(arm.ids_ST, BATCH_TOKENS))
-    rows = min(sequences, max(1, BATCH_TOKENS // first_BT.shape[1]))
+    rows = min(planned.facts["sequences"], max(1, BATCH_TOKENS // first_BT.shape[1]))
 
     def read(count: int) -> float:
         one = arm._replace(ids_ST=np.resize(first_BT, (count, first_BT.shape[1])))
@@ -411,28 +410,14 @@ def scan_seconds(loaded: LoadedModel, planned: Plan, sequences: int = SEQUENCES)
     return read(rows)
 
 
-def _allowed(
-    loaded: LoadedModel, pool: Sequence[int] | None
-) -> tuple[tuple[int, ...], tuple[int, ...], Copying | str, str]:
-    """The tokens that probes draw from, the begin token, what copying takes or why not, and why not over a range."""
-    check_causal(loaded, "a scan")
-    loaded.check_heads("a scan tests heads")
-    drawn_from, begin = token_pool(loaded, pool), begins(loaded)
-    few = [*begin, *drawn_from[:3]]
-    return drawn_from, begin, copying_of(loaded, few), unable(loaded, few)
-
-
 @dataclass(frozen=True)
 class ScanStudy(Study[Atlas]):
-    """What each head does in the trials of a plan. sequences, pool: what was asked for, of which `planned` may hold but
-    a few sequences, where only the cost is wanted. prompts: texts that are read after the probes."""
+    """What each head does in the trials of a plan. prompts: texts that are read after the probes."""
 
     kind, readings, schema, stage = "scan", "readings", SCHEMA, "reading probes"
 
     model: LoadedModel
     planned: Plan
-    sequences: int = SEQUENCES
-    pool: Sequence[int] | None = None
     prompts: Sequence[Prompt] = ()
 
     @property
@@ -440,18 +425,16 @@ class ScanStudy(Study[Atlas]):
         return dict(self.planned.facts)
 
     def cost(self) -> Cost:
-        whole = self.planned.facts["sequences"] == self.sequences
-        tokens = {trial.name: trial.tokens for trial in self.planned.trials}
-        tokens = tokens if whole else scan_cost(self.model, self.sequences, self.pool)
-        layers, total = len(self.model.geometry.changeable), sum(tokens.values())
-        lines, texts = [f"{len(tokens)} trials ({', '.join(tokens)}): {total} tokens x {layers} layers"], 0
+        layers, total = len(self.model.geometry.changeable), self.planned.tokens
+        names = [trial.name for trial in self.planned.trials]
+        lines, texts = [f"{len(names)} trials ({', '.join(names)}): {total} tokens x {layers} layers"], 0
         if self.prompts:
             texts, longest = sum(map(len, self.prompts)), max(map(len, self.prompts))
             cut = sum(prompt.removed > 0 for prompt in self.prompts)
             shortened = f" ({cut} cut to {longest})" if cut else ""
             lines.append(f"{len(self.prompts)} texts{shortened}: {texts} tokens x {layers} layers")
         total += texts
-        return Cost("; ".join(lines), total, lambda: total * scan_seconds(self.model, self.planned, self.sequences))
+        return Cost("; ".join(lines), total, lambda: total * scan_seconds(self.model, self.planned))
 
     def measure(self, facts: dict[str, Any], parts: Parts, advance: Advance) -> Atlas:
         """Read every trial and compare. advance: called with the tokens of every pass, and of what an earlier run had

@@ -15,7 +15,6 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +26,7 @@ from attnscope.metrics.metrics import METRICS
 from attnscope.metrics.roles import NONE, OTHER, ROLES
 from attnscope.model.selection import STACKS, TEXT_TASKS
 from attnscope.observe.request import LayerKey
-from attnscope.studies.comparison import Changes, Comparison, OfLayers, read_side
+from attnscope.studies.comparison import Changes, Comparison, read_side
 from attnscope.studies.gate import JS, LOST, VISIBLE, WEIGHT, Condition
 from attnscope.utils.files import check_schema, check_types, damaged, jsonable, read_json
 
@@ -66,45 +65,44 @@ def ids_digest(ids: Sequence[int], source: Sequence[int] = ()) -> str:
 
 def read_numbers(sides: Iterable[OneSide], advance: LayersRead = lambda layers: None) -> SideNumbers:
     """Read every text once and keep what a baseline has of it. Raises InputError as `compare_heads`."""
-    every, digests, failures = list[tuple[OfLayers, dict[LayerKey, list[str]]]](), list[str](), list[str]()
+    every: list[dict[LayerKey, tuple[LayerScores, list[str]]]] = []
+    digests, failures = list[str](), list[str]()
     for side in sides:
         side.loaded.check_task("a comparison", *TEXT_TASKS)
         side.loaded.check_queries("a comparison")
-        layers, masks = OfLayers(), dict[LayerKey, list[str]]()
+        layers: dict[LayerKey, tuple[LayerScores, list[str]]] = {}
 
         def keep(key: LayerKey, P: AttentionOperator, scores: LayerScores) -> None:
-            layers[key], masks[key] = scores, mask_names(P.visible)  # noqa: B023
+            layers[key] = scores, mask_names(P.visible)  # noqa: B023
 
         report = read_side(side, keep, advance, with_roles=True)
         failures += report.failures(side.loaded.model.dtype)
-        every.append((layers, masks))
+        every.append(layers)
         digests.append(ids_digest(side.prompt.ids, side.source.ids if side.source else ()))
-    if not every or not every[0][0]:
+    if not every or not every[0]:
         raise InputError("there is no text to read", "give at least one")
-    keys = sorted(every[0][0], key=lambda key: STACKS.index(key.stack))
-    if any(set(layers) != set(keys) for layers, _ in every):
+    keys = sorted(every[0], key=lambda key: STACKS.index(key.stack))
+    if any(set(layers) != set(keys) for layers in every):
         raise InputError("not all texts are attended to by the same layers", "give texts of about one length")
-    widths = {key: len(every[0][0][key].own) for key in keys}  # type: ignore[arg-type]
+    widths = {key: len(every[0][key][0].own) for key in keys}  # type: ignore[arg-type]
 
-    def per_head(value: Callable[[LayerKey, OfLayers, dict[LayerKey, list[str]]], Any], dtype: type) -> np.ndarray:
-        rows = [[np.broadcast_to(value(key, *part), width) for key, width in widths.items()] for part in every]
+    def per_head(value: Callable[[LayerScores, list[str]], Any], dtype: type) -> np.ndarray:
+        rows = [[np.broadcast_to(value(*layers[key]), width) for key, width in widths.items()] for layers in every]
         return np.stack([np.concatenate(row) for row in rows]).astype(dtype)
+
+    def metric(name: str) -> np.ndarray:
+        return per_head(lambda scores, _: scores.metrics[name], float)
 
     return SideNumbers(
         heads=tuple((key.layer, head) for key, width in widths.items() for head in range(width)),
         head_stacks=tuple(key.stack for key, width in widths.items() for _ in range(width)),
         texts=tuple(digests),
-        metrics={name: per_head(partial(_metric, name), float) for name in METRICS},
-        roles=per_head(lambda key, of, _: of[key].roles, object),
-        own=per_head(lambda key, of, _: of[key].own, int),
-        masks=per_head(lambda key, _, masks: np.array(masks[key], object), object),
+        metrics={name: metric(name) for name in METRICS},
+        roles=per_head(lambda scores, _: scores.roles, object),
+        own=per_head(lambda scores, _: scores.own, int),
+        masks=per_head(lambda _, masks: np.array(masks, object), object),
         failures=list(dict.fromkeys(failures)),
     )
-
-
-def _metric(name: str, key: LayerKey, layers: OfLayers, masks: object) -> np.ndarray | float:
-    value = layers[key].metrics.get(name)
-    return np.nan if value is None else value[0].cpu().numpy()
 
 
 def beside_baseline(now: SideNumbers, before: SideNumbers) -> Comparison:

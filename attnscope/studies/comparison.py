@@ -17,6 +17,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -50,6 +51,7 @@ from attnscope.observe.collectors.heads import HeadScores
 from attnscope.observe.request import Layer, LayerKey, TextInputs
 from attnscope.studies.intervals import FEWEST, SHARE, Range
 from attnscope.studies.statistics import Effects, largest_first, paired
+from attnscope.studies.study_folder import head_columns
 from attnscope.utils.display import head_name
 from attnscope.utils.files import check_schema, check_types, damaged, jsonable, read_json, read_small, refuse_links
 from attnscope.utils.folders import OVER, check, document, refuse_other_kind
@@ -173,14 +175,12 @@ class Pair(NamedTuple):
 
 
 class LayerScores(NamedTuple):
-    """What is measured of one layer of a side: {metric: (1, H)}; for a gate text roles and `own_pairs`, (H,) each."""
+    """What is measured of one layer of a side, (H,) each: metrics, NaN of another stack; for a gate text roles and
+    `own_pairs`."""
 
-    metrics: Mapping[str, torch.Tensor]
+    metrics: Mapping[str, np.ndarray]
     roles: np.ndarray | None = None
     own: np.ndarray | None = None
-
-
-OfLayers = dict[LayerKey, LayerScores]
 
 
 class Changes(NamedTuple):
@@ -308,27 +308,29 @@ def compare_heads(
         raise InputError("not all texts are attended to by the same layers", "give texts of about one length")
 
     # Texts as rows, S, and the heads of all stacks as columns, N.
-    def scores(side: int, name: str) -> np.ndarray:
-        return np.stack([passes.scores(side, name) for passes in texts])
+    def column(whose: Callable[[_Passes], Mapping[LayerKey, Any]], value: Callable[[Any], np.ndarray]) -> np.ndarray:
+        return np.stack([np.concatenate([value(whose(one)[key]) for key in one.divergences]) for one in texts])
 
+    def of_sides(value: Callable[[LayerScores], np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+        return column(lambda one: one.values[0], value), column(lambda one: one.values[1], value)
+
+    def metric(name: str) -> tuple[np.ndarray, np.ndarray]:
+        return of_sides(lambda scores: scores.metrics[name])
+
+    moved = None
+    if changes:
+        keys = [column(attrgetter("changes"), attrgetter(name)) for name in KeyChanges._fields]
+        moved = Changes(of_sides(attrgetter("roles")), of_sides(attrgetter("own")), KeyChanges(*keys))
+    divergence = {f"{name}_SN": column(attrgetter("divergences"), attrgetter(name)) for name in Divergence._fields[:4]}
     return Comparison(
         heads=tuple((key.layer, head) for key, head in heads),
         head_stacks=tuple(key.stack for key, _ in heads),
-        **{f"{name}_SN": np.stack([passes.column(name) for passes in texts]) for name in Divergence._fields[:4]},
-        metrics={name: (scores(0, name), scores(1, name)) for name in METRICS},
+        **divergence,
+        metrics={name: metric(name) for name in METRICS},
         failures=list(dict.fromkeys(line for passes in texts for line in passes.failures)),
         pair=texts[0].pair._replace(drawn=texts[0].drawn) if len(texts) == 1 else None,
-        changes=_changes(texts) if changes else None,
+        changes=moved,
     )
-
-
-def _changes(texts: Sequence[_Passes]) -> Changes:
-    def of_sides(name: str) -> tuple[np.ndarray, np.ndarray]:
-        first, other = (np.stack([passes.of_gate(side, name) for passes in texts]) for side in (0, 1))
-        return first, other
-
-    keys = (np.stack([passes.column(name, passes.changes) for passes in texts]) for name in KeyChanges._fields)
-    return Changes(of_sides("roles"), of_sides("own"), KeyChanges(*keys))
 
 
 def weights_divergence(first_HQK: torch.Tensor, other_HQK: torch.Tensor, shared: Units) -> Divergence:
@@ -400,7 +402,7 @@ class _Passes:
         self.units = {stack: tuple(text.units for text in self.pair.axes(stack)) for stack in first.asked}
         self.kept: dict[LayerKey, AttentionOperator] = {}
         self.divergences: dict[LayerKey, Divergence] = {}
-        self.values: tuple[OfLayers, OfLayers] = ({}, {})
+        self.values: tuple[dict[LayerKey, LayerScores], dict[LayerKey, LayerScores]] = ({}, {})
         self.with_changes = with_changes
         self.changes: dict[LayerKey, KeyChanges] = {}
         reports = [
@@ -447,22 +449,6 @@ class _Passes:
     def heads(self) -> tuple[tuple[LayerKey, int], ...]:
         return tuple((key, head) for key, of_layer in self.divergences.items() for head in range(len(of_layer.js)))
 
-    def column(self, name: str, layers: Mapping[LayerKey, Divergence | KeyChanges] | None = None) -> np.ndarray:
-        """One number of every head, (N,); layers: whose, their divergences without it."""
-        of = self.divergences if layers is None else layers
-        return np.concatenate([getattr(of[key], name) for key in self.divergences])
-
-    def of_gate(self, side: int, name: str) -> np.ndarray:
-        """The `roles` or `own` of every head on one side, (N,)."""
-        return np.concatenate([getattr(self.values[side][key], name) for key in self.divergences])
-
-    def scores(self, side: int, name: str) -> np.ndarray:
-        """A metric of every head on one side, (N,); NaN where it says nothing of a stack."""
-        nothing, values = torch.full((1, 1), torch.nan), self.values[side]
-        widths = {key: len(of_layer.js) for key, of_layer in self.divergences.items()}
-        by_layer = [values[key].metrics.get(name, nothing).expand(1, width)[0] for key, width in widths.items()]
-        return np.concatenate([score_H.cpu().numpy() for score_H in by_layer])
-
     @property
     def drawn(self) -> dict[str, Drawn]:
         """What can be drawn of every stack that maps were kept of."""
@@ -486,26 +472,25 @@ def read_side(
     reads, inputs = text_inputs(loaded, reading.prompt, reading.source)
     scores = HeadScores()
 
-    def with_role(layer: Layer) -> LayerScores:
-        of_layer = scores.collect(layer, layer.P.together(scores.questions(layer)))
+    def measured(layer: Layer) -> LayerScores:
         count, stack = layer.P.heads, layer.key.stack
+        if not with_roles:
+            known = measure(layer.P, layer.texts, metrics_for(tuple(METRICS), stack))
+            none_H = np.full(count, np.nan)
+            return LayerScores({name: known[name][0].cpu().numpy() if name in known else none_H for name in METRICS})
+        of_layer = scores.collect(layer, layer.P.together(scores.questions(layer)))
         parts = (of_layer.ids, of_layer.values), (of_layer.ids, of_layer.uniform), (of_layer.kinds, of_layer.support)
         value, null, support = (
             {name: part[0].expand(count).cpu().numpy() for name, part in zip(names, parts_SBH, strict=True)}
             for names, parts_SBH in parts
         )
-        metrics = dict(zip(of_layer.ids, of_layer.values, strict=True))
-        return LayerScores(metrics, roles_of(value, null, support, stack), own_pairs(layer.P))
+        return LayerScores(value, roles_of(value, null, support, stack), own_pairs(layer.P))
 
     def on_call(call: AttentionCall) -> None:
         text = texts_of_stacks[call.stack]
         if call.call == 0 and (call.P.queries, call.P.keys) == (len(text.prompt), len(text.key_prompt)):
             layer = Layer(LayerKey(call.layer, call.stack), call.P, 1, texts[call.stack])
-            if with_roles:
-                measured = with_role(layer)
-            else:
-                measured = LayerScores(measure(call.P, layer.texts, metrics_for(tuple(METRICS), call.stack)))
-            keep(layer.key, call.P, measured)
+            keep(layer.key, call.P, measured(layer))
             advance(1)
 
     # A layer that is not heard would be missing from every number.
@@ -545,7 +530,7 @@ def heads_table(comparison: Comparison, places: Places = None) -> pa.Table:
     lost = {name: getattr(comparison, f"{name}_SN").mean(0)[order] for name in ("lost", "other_lost")}
     return as_table(
         {
-            **_which(comparison, order),
+            **head_columns([comparison.heads[place] for place in order]),
             **columns,
             **lost,
             "rows": comparison.rows_SN.sum(0)[order].astype(np.int64),
@@ -568,7 +553,7 @@ def metrics_table(comparison: Comparison, places: Places = None) -> pa.Table:
     def column(part: str) -> np.ndarray:
         return np.concatenate([getattr(effect, part)[order] for effect in effects])
 
-    which = {name: np.tile(values, len(METRICS)) for name, values in _which(comparison, order).items()}
+    which = head_columns([comparison.heads[place] for place in order] * len(METRICS))
     metric = words([name for name in METRICS for _ in order])
     values = {name: column(part) for name, part in SIDES.items()}
     texts, stack = column("n").astype(np.int32), _stacks(comparison, order * len(METRICS))
@@ -660,11 +645,6 @@ def clear(folder: Path) -> None:
     for name in before.get("files", ()):
         if OF_STACKS.fullmatch(name):
             (folder / name).unlink(missing_ok=True)
-
-
-def _which(comparison: Comparison, order: Sequence[int]) -> dict[str, np.ndarray]:
-    layer, head = np.array([comparison.heads[place] for place in order], np.int32).reshape(-1, 2).T
-    return {"layer": layer, "head": head}
 
 
 def _stacks(comparison: Comparison, order: Sequence[int]) -> Any:

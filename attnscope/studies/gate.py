@@ -13,9 +13,9 @@ Shapes: S text, N head of all layers.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,9 +28,6 @@ from attnscope.studies.intervals import FEWEST, SHARE
 from attnscope.studies.statistics import Effects, paired
 from attnscope.utils.display import number_of
 from attnscope.utils.files import jsonable
-
-if TYPE_CHECKING:
-    pass
 
 SCHEMA = "gate/1"  # of the verdicts in compare.json
 VISIBLE, ROLE, SAME = "visible", "role", "same"
@@ -216,13 +213,12 @@ def _moves(
     comparison: Comparison, changes: Changes, condition: Condition, leading: Sequence[np.ndarray]
 ) -> tuple[np.ndarray, list[Move]]:
     """Which heads can show a condition, (N,), and those that moved."""
-    special: Mapping[str, Callable[[], tuple[np.ndarray, list[Move]]]] = {
-        VISIBLE: lambda: _visible(changes, condition),
-        ROLE: lambda: _roles(changes, condition, leading),
-        WEIGHT: lambda: _weights(changes, condition),
-    }
-    if condition.name in special:
-        return special[condition.name]()
+    if condition.name == VISIBLE:
+        return _visible(changes, condition)
+    if condition.name == ROLE:
+        return _roles(changes, condition, leading)
+    if condition.name == WEIGHT:
+        return _weights(changes, condition)
     if condition.name == LOST:
         sides = (comparison.lost_SN, comparison.other_lost_SN)
         effects = [paired(side_SN, np.zeros(side_SN.shape[1]), flips=0, within=SHARE) for side_SN in sides]

@@ -35,7 +35,7 @@ from attnscope.observe.atlas import columns_of
 from attnscope.observe.collect import observe
 from attnscope.observe.request import Request
 from attnscope.studies.probes import natural_prompts
-from attnscope.studies.study_folder import Column, Parts, claim, of_heads
+from attnscope.studies.study_folder import Column, Parts, claim, head_columns, of_heads
 from attnscope.utils.files import check_types, damaged, read_json
 from attnscope.utils.tables import as_table, save, words
 
@@ -72,13 +72,12 @@ class OnTexts:
     def save(self, folder: Path) -> None:
         """Write both tables: a row per pair of heads with js, and per head and look with its share of the texts."""
         one, two = np.triu_indices(len(self.heads), 1)
-        layer, head = (np.array(part, np.int32) for part in zip(*self.heads, strict=True))
-        ends = {"layer": layer[one], "head": head[one], "other_layer": layer[two], "other_head": head[two]}
+        ends, others = (head_columns([self.heads[place] for place in places]) for places in (one, two))
+        ends |= {f"other_{name}": values for name, values in others.items()}
         save(as_table({**ends, "js": self.js_NN[one, two]}), folder / DIVERGENCES)
-        rows = [(*head, look, share) for head, shares in self.shares.items() for look, share in shares.items()]
-        layers, heads, looks, shares = zip(*rows, strict=True)
-        columns = {"layer": np.array(layers, np.int32), "head": np.array(heads, np.int32), "looks_like": words(looks)}
-        save(as_table({**columns, "share": np.array(shares, np.float64)}), folder / LOOKS)
+        rows = [(head, look, share) for head, shares in self.shares.items() for look, share in shares.items()]
+        heads, looks, shares = zip(*rows, strict=True)
+        save(as_table({**head_columns(heads), "looks_like": words(looks), "share": np.array(shares)}), folder / LOOKS)
 
 
 def load_texts(folder: Path) -> OnTexts | None:

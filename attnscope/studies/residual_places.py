@@ -247,12 +247,8 @@ class _Seen:
             # The norm that is given what the last block of the encoder gives.
             last = self.gave.get(every[-1].block) if every else None
             blocks = {id(part) for run in every for part in run.block.modules()}
-            for norm, given, _ in self.normed:
-                if id(norm) in blocks or last is None:
-                    continue
-                if given.shape == last.shape and torch.equal(given, last):
-                    tail = norm
-                    break
+            behind = ((norm, given) for norm, given, _ in self.normed if id(norm) not in blocks)
+            tail = next((norm for norm, given in behind if last is not None and torch.equal(given, last)), None)
         residual = self.given.get(runs[-1].block)
         within = before or residual is None or residual.ndim != 3
         attention = frozenset(event.module for event in self.events if not isinstance(event, nn.Module)) | self.linear

@@ -196,9 +196,14 @@ class Tape(TorchDispatchMode):
             if axis == given.ndim - 2:
                 query = ran.place if ran.name == "unbind" else ran.args[2] % given.shape[axis]
                 uses = frozenset(use for use in uses if use[1] == query)
-        # What is no sum of nodes is a write of its own: of the branch that gave its parts.
+        # What is no sum of nodes is a write of its own: of the branch that gave its parts last.
         made = self._terms(ran)
-        node = _leaf(ran.output, nodes) if made is None else summed(ran.output, *made)
+        if made is None:
+            origins: frozenset[Source] = frozenset().union(*(node.origins for node in nodes if not node.carries))
+            block = block_of(origins)
+            node = Node(ran.output, blocks=() if block is None else (block,), origins=origins)
+        else:
+            node = summed(ran.output, *made)
         return replace(node, entries=_entries(ran, nodes), uses=uses)
 
     def _terms(self, ran: Operation) -> Sum | None:
@@ -261,13 +266,6 @@ class Tape(TorchDispatchMode):
         if left is None:
             return [(node, lambda x: call(_as(factor, x), x))], []
         return [(node, lambda x: call(x, _as(factor, x)))], []
-
-
-def _leaf(value: Tensor, nodes: Sequence[Node]) -> Node:
-    """A tensor that is no sum: of the branch that gave it last."""
-    origins: frozenset[Source] = frozenset().union(*(node.origins for node in nodes if not node.carries))
-    block = block_of(origins)
-    return Node(value, blocks=() if block is None else (block,), origins=origins)
 
 
 def _added(ran: Operation) -> Sum:

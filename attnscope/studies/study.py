@@ -192,8 +192,7 @@ def cost_of_passes(
     take so much and are but some of them."""
     token_layers = before + passes.token_layers(sets) * times
     rows = sum(map(len, passes.task.rows)) * (1 + len(sets) * times)
-    count = of_all(round(operations(passes.loaded, token_layers, rows)))
-    return cost_of(what, of_all(token_layers), count, passes, sets)
+    return cost_of(what, of_all(token_layers), of_all(rows), passes, sets)
 
 
 def learning_cost(passes: Passes) -> int:
@@ -201,8 +200,12 @@ def learning_cost(passes: Passes) -> int:
     return passes.token_layers([]) if passes.intervention.learns else 0
 
 
-def cost_of(what: str, token_layers: int, operations: float, passes: Passes, sets: Sequence[HeadSet]) -> Cost:
-    """So many tokens times layers, timed by a batch of some sets."""
+def cost_of(what: str, token_layers: int, rows: int, passes: Passes, sets: Sequence[HeadSet]) -> Cost:
+    """So many tokens times layers, and the logits of so many rows, timed by a batch of some sets."""
+    geometry = passes.loaded.geometry
+    unembed = geometry.vocab_size * geometry.hidden_size
+    per_layer = max(0, (geometry.parameters or 0) - unembed) / len(geometry.layers)
+    operations = 2.0 * (token_layers * per_layer + rows * unembed)
     line = f"{what} {token_layers} tokens x layers, about {operations:.0e} operations"
 
     def seconds() -> float:
@@ -295,11 +298,3 @@ def task_facts(
         **({"intervention": intervention.facts} if intervention.facts else {}),
         "measure": {"name": measure.name, "unit": measure.unit, **measure.facts},
     }
-
-
-def operations(loaded: LoadedModel, token_layers: int, rows: int) -> float:
-    """About how many operations so many tokens times layers take, and the logits of so many rows."""
-    layers = len(loaded.geometry.layers)
-    unembed = loaded.geometry.vocab_size * loaded.geometry.hidden_size
-    per_layer = max(0, (loaded.geometry.parameters or 0) - unembed) / layers
-    return 2.0 * (token_layers * per_layer + rows * unembed)

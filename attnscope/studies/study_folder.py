@@ -27,7 +27,7 @@ import numpy as np
 
 from attnscope.errors import UsageError, first_line
 from attnscope.interventions.spec import HeadSet
-from attnscope.model.selection import DECODER, LINEAR, HeadIndex, StackLayer, is_linear, stack_of
+from attnscope.model.selection import DECODER, LINEAR, HeadIndex, StackLayer, is_linear, stack_columns, stack_of
 from attnscope.utils.files import read_small, refuse_links, save_json, whole_file
 from attnscope.utils.folders import OVER, check, document, refuse_other_kind, writable
 from attnscope.utils.signals import Stopped
@@ -190,6 +190,12 @@ def head_array(heads: Sequence[HeadIndex]) -> np.ndarray:
     linear = [is_linear(stack_of(layer)) for layer, _ in heads]
     places = [(int(layer), head) for layer, head in heads]
     return np.array([(*place, own) for place, own in zip(places, linear, strict=True)] if any(linear) else places)
+
+
+def head_columns(heads: Sequence[HeadIndex]) -> dict[str, Any]:
+    """The columns `layer` and `head` of a table with a row per head; `stack` where any is of a linear layer."""
+    layer, head = np.array(heads, np.int32).reshape(-1, 2).T
+    return {"layer": layer, "head": head, **stack_columns([heads])}
 
 
 def heads_in(array: np.ndarray) -> tuple[HeadIndex, ...]:

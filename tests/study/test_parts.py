@@ -3,6 +3,7 @@
 import json
 import logging
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -102,7 +103,7 @@ def test_a_claim_that_is_damaged_is_one_line_and_force_writes_over_it(tmp_path: 
 
 def test_a_scan_reads_damaged_readings_anew(demo, tmp_path: Path, monkeypatch) -> None:
     planned = plan(demo, sequences=2)
-    planned = type(planned)([one for one in planned.trials if one.name == "offsets"], planned.seed, planned.facts)
+    planned = replace(planned, trials=[one for one in planned.trials if one.name == "offsets"])
     found, path = ScanStudy(demo, planned).run(tmp_path), tmp_path / "readings" / "offsets.npz"
     whole, trials = path.read_bytes(), []
 
@@ -174,10 +175,10 @@ def test_the_cost_of_a_million_sequences_is_that_of_few_times_as_many(
 
 
 def test_a_draft_costs_what_its_trial_takes(demo) -> None:
-    from attnscope.studies.atlas import scan_cost
-
     for sequences in (1, 2, 7):
-        assert scan_cost(demo, sequences) == {one.name: one.tokens for one in plan(demo, sequences=sequences).trials}
+        planned = plan(demo, sequences=sequences)
+        assert planned.takes == {one.name: one.tokens for one in planned.trials}
+        assert plan(demo, sequences=sequences, drawn=1).takes == planned.takes
 
 
 def test_sequences_without_room_are_refused_before_they_are_drawn(demo, monkeypatch) -> None:

@@ -7,6 +7,7 @@ import re
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from subprocess import PIPE
 from typing import Any
@@ -52,7 +53,7 @@ def scanning(demo, monkeypatch) -> Study:
     monkeypatch.setattr(findings, "BATCH_TOKENS", 4 * 65)
     planned = plan(demo, sequences=6)
     few = [one for one in planned.trials if one.name in ("offsets", "sink")]
-    return lambda folder: ScanStudy(demo, type(planned)(few, planned.seed, planned.facts)).run(folder)
+    return lambda folder: ScanStudy(demo, replace(planned, trials=few)).run(folder)
 
 
 PASSES = {"ablating": (Passes, "run"), "scanning": (findings, "_read")}
