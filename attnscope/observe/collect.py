@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -97,71 +97,44 @@ class PaddingError(Exception):
     """A text is read in another way with a longer one than alone."""
 
 
-class Reading(Protocol):
+@dataclass(frozen=True)
+class LayerSource:
     """Layers that are to come, whoever makes their weights, and what is kept of them.
 
     plain: the stack that the view's heads are of. shown: the layers with heads, by stack and index; every: all layers.
-    device: of the ids. out, directions: what a key writes, where that is asked. checks_padding: see `Pass`. asks_all:
-    whether layers are asked of which no head is kept.
+    device: of the ids. directions: where values must point, for a view of "logit". asks_all: whether layers are asked
+    of which no head is kept.
     """
 
+    request: Request
+    plain: str
+    shown: Mapping[str, Mapping[int, LayerGeometry]]
+    every: Mapping[str, Sequence[LayerGeometry]]
+    advance: Callable[[int], object]
+    device: str = "cpu"
+    directions: Directions | None = None
+    asks_all: bool = True
+
     @property
-    def request(self) -> Request: ...
+    def checks_padding(self) -> bool:
+        """Whether a layer that chooses its keys ends the pass."""
+        return False
+
     @property
-    def plain(self) -> str: ...
-    @property
-    def shown(self) -> Mapping[str, Mapping[int, LayerGeometry]]: ...
-    @property
-    def every(self) -> Mapping[str, Sequence[LayerGeometry]]: ...
-    @property
-    def device(self) -> str: ...
-    @property
-    def advance(self) -> Callable[[int], object]: ...
-    @property
-    def directions(self) -> Directions | None: ...
-    @property
-    def out(self) -> Projections | None: ...
-    @property
-    def checks_padding(self) -> bool: ...
-    @property
-    def asks_all(self) -> bool: ...
+    def out(self) -> Projections | None:
+        """How heads write, where that is asked."""
+        return None
 
 
-@dataclass(frozen=True)
-class Pass:
-    """One forward pass to come: the texts, what is kept of them, and who computes it; the rest as of `observe`.
-
-    It is a `Reading` of the model's layers.
-    """
+@dataclass(frozen=True, kw_only=True)
+class Pass(LayerSource):
+    """One forward pass to come: the texts, what is kept of them, and who computes it; the rest as of `observe`."""
 
     loaded: LoadedModel
     asked: Sequence[TextInputs]
-    request: Request
     engine: Engine
     facts: Mapping[str, Any]
-    advance: Callable[[int], object]
-    directions: Directions | None
     states: Callable[[torch.Tensor], object] | None
-
-    @property
-    def plain(self) -> str:
-        return self.loaded.geometry.stack
-
-    @property
-    def shown(self) -> Mapping[str, Mapping[int, LayerGeometry]]:
-        return self.loaded.geometry.shown
-
-    @property
-    def every(self) -> Mapping[str, Sequence[LayerGeometry]]:
-        return self.loaded.geometry.every
-
-    @property
-    def device(self) -> str:
-        return self.loaded.device
-
-    @property
-    def asks_all(self) -> bool:
-        return not self.engine.probes
 
     @property
     def is_mixed(self) -> bool:
@@ -170,12 +143,12 @@ class Pass:
 
     @cached_property
     def checks_padding(self) -> bool:
-        """Whether a layer that chooses its keys ends it: the family does not say whether padding is exact."""
+        """Where texts differ in length, and the family does not say whether padding is exact."""
         return self.is_mixed and padding.padding_is_unknown(self.loaded.model)
 
     @cached_property
     def out(self) -> Projections | None:
-        """How heads write, where that is asked: found in passes over the beginning of a text."""
+        """Found in passes over the beginning of a text."""
         if self.request.view.weights != "value":
             return None
         first, loaded = self.asked[0], self.loaded
@@ -192,7 +165,7 @@ class StackCollector:
     asked: what the stack reads of the texts of the pass.
     """
 
-    def __init__(self, forward: Reading, stack: str, asked: Sequence[TextInputs]) -> None:
+    def __init__(self, forward: LayerSource, stack: str, asked: Sequence[TextInputs]) -> None:
         self.forward, self.stack, self.asked = forward, stack, asked
         self.request = forward.request.of(stack, forward.plain)
         self.prompts, self.chosen = [text.prompt for text in asked], [text.chosen for text in asked]
@@ -480,10 +453,19 @@ def observe(
     chosen = [request.chosen(*pair) for pair in texts] if chosen is None else chosen
     asked = [TextInputs(prompt, tokens, source) for (prompt, source), tokens in zip(texts, chosen, strict=True)]
 
-    every = Pass(loaded, asked, request, engine, facts or {}, advance, directions, states)
+    geometry = loaded.geometry
+    every = Pass(
+        *(request, geometry.stack, geometry.shown, geometry.every, advance, loaded.device, directions),
+        asks_all=not engine.probes,
+        loaded=loaded,
+        asked=asked,
+        engine=engine,
+        facts=facts or {},
+        states=states,
+    )
     # Texts are read side by side where that leaves each as it would be alone; those with numbers of parts are not.
     alone = any((text.source or text.prompt).medium.inputs or text.prompt.medium.unasked for text in asked)
-    if loaded.geometry.over_patches or alone:
+    if geometry.over_patches or alone:
         return [_observed(replace(every, asked=[text]))[0] for text in asked]
     lengths = {text.lengths for text in asked}
     if len(lengths) == 1 or padding.pads(loaded.model):
@@ -607,26 +589,6 @@ class ReadyLayer(NamedTuple):
     written: Callable[..., torch.Tensor] | None = None
 
 
-@dataclass(frozen=True)
-class ReadyLayers:
-    """Such layers as the `Reading` that a `StackCollector` takes."""
-
-    request: Request
-    plain: str
-    shown: Mapping[str, Mapping[int, LayerGeometry]]
-    advance: Callable[[int], object]
-
-    device = "cpu"
-    directions = out = None
-    checks_padding = False
-    asks_all = True
-
-    @property
-    def every(self) -> Mapping[str, Sequence[LayerGeometry]]:
-        """All layers, by stack."""
-        return {stack: tuple(layers.values()) for stack, layers in self.shown.items()}
-
-
 def observe_layers(
     layers: Mapping[LayerKey, ReadyLayer],
     texts: TextInputs,
@@ -650,7 +612,8 @@ def observe_layers(
     for key, layer in layers.items():
         shown.setdefault(key.stack, {})[key.layer] = layer.geometry
     report = CaptureReport([layer.check for layer in layers.values()], attention=attention)
-    reading = ReadyLayers(request, plain, shown, advance)
+    every = {stack: tuple(of_stack.values()) for stack, of_stack in shown.items()}
+    source = LayerSource(request, plain, shown, every, advance)
     of_stacks: dict[str, Observation] = {}
     with torch.no_grad():
         # A stack has texts of its own: the same names may choose other tokens in each.
@@ -658,7 +621,7 @@ def observe_layers(
             [text] = texts.of(stack, plain)
             for line in chosen_lines(text.prompt, text.key_prompt, text.chosen, f"{stack}: " * (len(shown) > 1)):
                 say(line)
-            collector = StackCollector(reading, stack, [text])
+            collector = StackCollector(source, stack, [text])
             for key, layer in layers.items():
                 if key.stack == stack:
                     collector.ask(replace(collector.layer(key.layer, layer.P), written=layer.written))
