@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, SupportsIndex
@@ -155,7 +155,7 @@ def reading(loaded: LoadedModel, where: Where, most: int | None) -> Iterator[Rea
 
         @cache
         def reader(row: int) -> Read:
-            return opened.enter_context(INPUTS[row].reading(loaded, where, most))
+            return INPUTS[row].reader(loaded, where, most, opened)
 
         def read(ask: CaptureSpec) -> Prompt:
             if ask.pair is not None:
@@ -177,58 +177,52 @@ def reading(loaded: LoadedModel, where: Where, most: int | None) -> Iterator[Rea
         yield read
 
 
-@contextmanager
-def reading_pictures(loaded: LoadedModel, where: Where, most: int | None) -> Iterator[Read]:
+def of_pictures(loaded: LoadedModel, where: Where, most: int | None, opened: ExitStack) -> Read:
     """A text with pictures, or a picture alone for a vision tower; `reading_with_pictures` says where they are read."""
     if loaded.geometry.task == VISION_ONLY:
-        with _reading_alone(loaded) as alone:
-            yield alone
-        return
+        return _of_one_picture(loaded, opened)
     loaded.check_bare("a text with pictures")
-    with reading_with_pictures(loaded) as with_pictures:
+    with_pictures = opened.enter_context(reading_with_pictures(loaded))
 
-        def read(ask: CaptureSpec) -> Prompt:
-            pictures, answer = open_pictures(ask.picture), ask.answer
-            if not isinstance(ask.text, str):
-                raise UsageError("a picture needs a text, got token ids", "give {text}, or leave out {picture}")
-            if not ask.text.strip():
-                message = "the text is empty, and this model reads pictures with one"
-                raise InputError(message, "give a text with at least one word")
-            if ask.truncate is not None:
-                raise UsageError("a text with pictures is not cut: they would lose patches", "leave out {truncate}")
-            prompt = with_pictures(ask.text, pictures, ask.chat, answer is not None)
-            return _answered(loaded, prompt, ids_of(loaded, answer) if isinstance(answer, str) else answer)
+    def read(ask: CaptureSpec) -> Prompt:
+        pictures, answer = open_pictures(ask.picture), ask.answer
+        if not isinstance(ask.text, str):
+            raise UsageError("a picture needs a text, got token ids", "give {text}, or leave out {picture}")
+        if not ask.text.strip():
+            message = "the text is empty, and this model reads pictures with one"
+            raise InputError(message, "give a text with at least one word")
+        if ask.truncate is not None:
+            raise UsageError("a text with pictures is not cut: they would lose patches", "leave out {truncate}")
+        prompt = with_pictures(ask.text, pictures, ask.chat, answer is not None)
+        return _answered(loaded, prompt, ids_of(loaded, answer) if isinstance(answer, str) else answer)
 
-        yield read
+    return read
 
 
-@contextmanager
-def _reading_alone(loaded: LoadedModel) -> Iterator[Read]:
+def _of_one_picture(loaded: LoadedModel, opened: ExitStack) -> Read:
     """What makes a Prompt of a picture for a model that reads nothing else."""
-    side = patch_side(loaded.model.config)
+    side, pixels_of = patch_side(loaded.model.config), opened.enter_context(reading_pixels(loaded))
     assert side is not None  # of every tower that is loaded
-    with reading_pixels(loaded) as pixels_of:
 
-        def read(ask: CaptureSpec) -> Prompt:
-            others = {"text": ask.text != "", "chat": ask.chat, "answer": ask.answer, "truncate": ask.truncate}
-            other = next((name for name, value in others.items() if value), None)
-            if other is not None:
-                raise UsageError(f"{loaded.name} reads a picture alone", f"leave out {{{other}}}")
-            pictures = open_pictures(ask.picture)
-            if len(pictures) > 1:
-                message = f"{loaded.name} reads one picture at a time, got {len(pictures)}"
-                raise UsageError(message, "give one {picture}")
-            pixels = pixels_of(pictures[0])
-            inputs = {name: value.to(loaded.device) for name, value in pixels.inputs.items()}
-            values = inputs.pop("pixel_values").to(loaded.model.dtype)
-            patches = patch_tokens(loaded.model, values, inputs, side)
-            return pixels.prompt(patches.tokens, patches.grid, side)
+    def read(ask: CaptureSpec) -> Prompt:
+        others = {"text": ask.text != "", "chat": ask.chat, "answer": ask.answer, "truncate": ask.truncate}
+        other = next((name for name, value in others.items() if value), None)
+        if other is not None:
+            raise UsageError(f"{loaded.name} reads a picture alone", f"leave out {{{other}}}")
+        pictures = open_pictures(ask.picture)
+        if len(pictures) > 1:
+            message = f"{loaded.name} reads one picture at a time, got {len(pictures)}"
+            raise UsageError(message, "give one {picture}")
+        pixels = pixels_of(pictures[0])
+        inputs = {name: value.to(loaded.device) for name, value in pixels.inputs.items()}
+        values = inputs.pop("pixel_values").to(loaded.model.dtype)
+        patches = patch_tokens(loaded.model, values, inputs, side)
+        return pixels.prompt(patches.tokens, patches.grid, side)
 
-        yield read
+    return read
 
 
-@contextmanager
-def reading_sounds(loaded: LoadedModel, where: Where, most: int | None) -> Iterator[Read]:
+def of_sounds(loaded: LoadedModel, where: Where, most: int | None, opened: ExitStack) -> Read:
     """A sound instead of a text, or the frames of one; how long it may be, the model says."""
 
     def read(ask: CaptureSpec) -> Prompt:
@@ -237,33 +231,31 @@ def reading_sounds(loaded: LoadedModel, where: Where, most: int | None) -> Itera
         assert isinstance(ask.text, Prompt)
         return ask.text
 
-    yield read
+    return read
 
 
-@contextmanager
-def reading_texts(loaded: LoadedModel, where: Where, most: int | None) -> Iterator[Read]:
+def of_texts(loaded: LoadedModel, where: Where, most: int | None, opened: ExitStack) -> Read:
     """A text, or a chat; with its answer it is tokenised as one, of any length."""
-    with prompts.reading(loaded.tokenizer, where) as tokenised:
+    tokenised = opened.enter_context(prompts.reading(loaded.tokenizer, where))
 
-        def read(ask: CaptureSpec) -> Prompt:
-            text, answer = ask.text, ask.answer
-            assert isinstance(text, str)
-            if answer is not None:
-                loaded.check_bare("an answer")
-            if not text.strip():
-                raise InputError("the text is empty", "give a text with at least one word")
-            if not isinstance(answer, str | None):
-                raise UsageError("the text is words, and its answer is token ids", SAME_FORM)
-            limit = most if answer is None else None
-            prompt = tokenised(text, ask.chat, limit, ask.truncate, answer, ask.pair)
-            loaded.check_ids(prompt.ids)
-            return _behind_virtual(loaded, prompt)
+    def read(ask: CaptureSpec) -> Prompt:
+        text, answer = ask.text, ask.answer
+        assert isinstance(text, str)
+        if answer is not None:
+            loaded.check_bare("an answer")
+        if not text.strip():
+            raise InputError("the text is empty", "give a text with at least one word")
+        if not isinstance(answer, str | None):
+            raise UsageError("the text is words, and its answer is token ids", SAME_FORM)
+        limit = most if answer is None else None
+        prompt = tokenised(text, ask.chat, limit, ask.truncate, answer, ask.pair)
+        loaded.check_ids(prompt.ids)
+        return _behind_virtual(loaded, prompt)
 
-        yield read
+    return read
 
 
-@contextmanager
-def reading_tokens(loaded: LoadedModel, where: Where, most: int | None) -> Iterator[Read]:
+def of_tokens(loaded: LoadedModel, where: Where, most: int | None, opened: ExitStack) -> Read:
     """Token ids, or a Prompt, which is read as it is."""
 
     def read(ask: CaptureSpec) -> Prompt:
@@ -281,7 +273,7 @@ def reading_tokens(loaded: LoadedModel, where: Where, most: int | None) -> Itera
             raise UsageError("the text is token ids, and its answer is words", SAME_FORM)
         return _answered(loaded, _behind_virtual(loaded, text), answer)
 
-    yield read
+    return read
 
 
 def _is_sound(ask: CaptureSpec) -> bool:
@@ -289,17 +281,20 @@ def _is_sound(ask: CaptureSpec) -> bool:
 
 
 class Input(NamedTuple):
-    """One kind of input: whether an ask that no kind before it takes is of it, and what opens its `reading`."""
+    """One kind of input: whether an ask that no kind before it takes is of it, and what makes its reader.
+
+    What a reader needs for as long as texts are read, such as a process, it opens within the stack.
+    """
 
     takes: Callable[[CaptureSpec], bool]
-    reading: Callable[[LoadedModel, Where, int | None], AbstractContextManager[Read]]
+    reader: Callable[[LoadedModel, Where, int | None, ExitStack], Read]
 
 
 INPUTS = (
-    Input(lambda ask: ask.picture is not None, reading_pictures),
-    Input(_is_sound, reading_sounds),
-    Input(lambda ask: isinstance(ask.text, str), reading_texts),
-    Input(lambda ask: True, reading_tokens),
+    Input(lambda ask: ask.picture is not None, of_pictures),
+    Input(_is_sound, of_sounds),
+    Input(lambda ask: isinstance(ask.text, str), of_texts),
+    Input(lambda ask: True, of_tokens),
 )
 
 
