@@ -22,7 +22,7 @@ from attnscope import figures
 from attnscope.errors import UsageError, visible
 from attnscope.figures import About, Depth, Maps, Panel, Part, Patches, PatchSheet, Style
 from attnscope.figures.drawing_process import DrawingProcess, take_process, worker_count
-from attnscope.figures.style import Quantity, StyleFields, count, layer_name
+from attnscope.figures.style import Quantity, StyleFields, layer_name
 from attnscope.metrics.metrics import COLUMNS, KNOWN, MASS, ends, order_of
 from attnscope.metrics.roles import NEEDED_ROWS, NONE, OTHER, ROLE_METRICS, roles_for
 from attnscope.model.selection import (
@@ -37,7 +37,7 @@ from attnscope.model.selection import (
     prefix,
 )
 from attnscope.observe.request import LayerKey, PerLayer
-from attnscope.utils.display import decimals_of, head_name, model_name, printed, shortened
+from attnscope.utils.display import decimals_of, head_name, model_name, number_of, printed, shortened
 from attnscope.utils.files import write_whole
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def score_panels(seen: Observation, metrics: Sequence[str] = ()) -> tuple[tuple[
             uniform=tuple(uniform.tolist()) if len(uniform) <= MOST_UNIFORM else (),
             few_L=tuple(there < needed for there in rows),
             always=bool(metrics),
-            support=f"{count(min(rows), 'row')}, {needed} needed" if min(rows) < needed else "",
+            support=f"{number_of(min(rows), 'row')}, {needed} needed" if min(rows) < needed else "",
         )
         panels.append(panel)
     return tuple(layers), tuple(panels)

@@ -39,7 +39,7 @@ from attnscope.figures.curves import (
     save_tokens,
 )
 from attnscope.figures.pictures import Grid, save_grid
-from attnscope.figures.style import ROLE_COLOURS, count, effect_scale
+from attnscope.figures.style import ROLE_COLOURS, effect_scale
 from attnscope.inputs.spans import WORDS
 from attnscope.metrics.metrics import METRICS, metrics_for
 from attnscope.model.libraries import versions
@@ -47,7 +47,7 @@ from attnscope.model.selection import HeadIndex
 from attnscope.studies.atlas import LEAST, NAMED_BY, Atlas
 from attnscope.studies.comparison import NAME, SCHEMA, Places, clear, heads_table, metrics_table, tokens_table
 from attnscope.studies.head_distances import clustered
-from attnscope.utils.display import head_name, model_name, shortened
+from attnscope.utils.display import head_name, model_name, number_of, shortened
 from attnscope.utils.files import save_json, sha256_of
 from attnscope.utils.folders import writable
 from attnscope.utils.tables import save, words
@@ -106,7 +106,7 @@ def save_ablation(
     interval = "in black 95 % intervals for all rows at once" * any(not math.isnan(cost.interval[0]) for cost in costs)
     of_sets = "; ".join(filter(None, (note, interval, left)))
     paths = [folder / f"{name}.{style.image}" for name in ("ablation", "ablation_heads")]
-    title = f"What is lost without {count(len(costs), 'set')} of heads"
+    title = f"What is lost without {number_of(len(costs), 'set')} of heads"
     figures.save_sets(paths[0], costs[:MOST_SETS], style, title=title, note=of_sets, unit=unit)
     if shown := shown_of(record, atlas):
         save_effects(paths[1], heads, shown, style, note)
@@ -124,7 +124,7 @@ def costs_of(rows: Mapping[str, Sequence[Any]]) -> list[SetCost]:
             # `induction, 3 heads`; a head alone by its name
             several, label = len(re.findall(r"\bL\d", str(heads))), str(name)
             if several > 1 or not name:
-                label = f"{shortened(label, LONGEST_SET)}, {count(several, 'head')}"
+                label = f"{shortened(label, LONGEST_SET)}, {number_of(several, 'head')}"
             effect, low, high, least, most = (math.nan if end is None else float(end) for end in numbers)
             costs.append(SetCost(label, effect, (low, high), (least, most)))
     return costs
@@ -211,7 +211,8 @@ def save_probes(atlas: Atlas, folder: Path, name: str, style: Style = Style(), p
     every = [probe_dots(first[name]) for name in sorted(first, key=lambda name: kinds.index(_kind(name)))]
     drawn = [dots for dots in every if dots.named_N.any() or dots.name == probe] or every
     note, foot = probes_words(atlas, [dots.name for dots in every if dots not in drawn])
-    title = f"Probes of {count(len(atlas.heads), 'head')} in {count(len({layer for layer, _ in atlas.heads}), 'layer')}"
+    layers = {layer for layer, _ in atlas.heads}
+    title = f"Probes of {number_of(len(atlas.heads), 'head')} in {number_of(len(layers), 'layer')}"
     heads = [head_name(*head) for head in atlas.heads]
     path, look = folder / f"probes.{style.image}", style.of_model(name)
     return figures.save_dots(
@@ -267,7 +268,7 @@ def save_head_js(texts: OnTexts, atlas: Atlas, path: Path, style: Style = Style(
         colours=[[legend[role] for role in names] for names in roles],
         legend=legend,
     )
-    note = f"Jensen-Shannon divergence, mean over the rows of {count(texts.texts, 'text')}; tree: average linkage"
+    note = f"Jensen-Shannon divergence, mean over the rows of {number_of(texts.texts, 'text')}; tree: average linkage"
     title = f"How far apart {len(roles)} heads are"
     return figures.save_pairs(path, pairs, style, title=title, note=note, unit="JS, bits")
 

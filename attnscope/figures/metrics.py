@@ -28,7 +28,7 @@ from attnscope.figures.colours import (
     label_colourbar,
 )
 from attnscope.figures.fonts import fonts_for
-from attnscope.figures.style import DPI, UNSURE, Panel, Style, count
+from attnscope.figures.style import DPI, UNSURE, Panel, Style
 from attnscope.figures.writer import Reused, drawing, drawn_pixels, px, runs, save_figure, save_pixels
 from attnscope.utils import display as cells
 
@@ -200,8 +200,8 @@ class Sheet:
             pitch=(name_room + wide + beside, title_room + high + mark_room),
         )
         measured = int(np.isfinite([panel.values_LH for panel in panels]).any(0).sum())
-        layers -= len([name for name in panels[0].without_L if name])
-        title = self.style.headed(words[0] or f"Metrics of {count(measured, 'head')} in {count(layers, 'layer')}")
+        attending = cells.number_of(layers - len([name for name in panels[0].without_L if name]), "layer")
+        title = self.style.headed(words[0] or f"Metrics of {cells.number_of(measured, 'head')} in {attending}")
         # The note says which metrics are not drawn, and why; the foot explains the signs that some panel has.
         shown = self.shown
         left = [panel for panel in panels if not any(panel is other for other in shown)]

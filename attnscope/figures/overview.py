@@ -54,7 +54,6 @@ from attnscope.figures.style import (
     Style,
     alone,
     bin_note,
-    count,
     layer_name,
     parallel_note,
     role_title,
@@ -71,7 +70,7 @@ from attnscope.figures.writer import (
     save_behind,
     save_figure,
 )
-from attnscope.utils.display import printed
+from attnscope.utils.display import number_of, printed
 
 SCREEN_PX, GAP_PX = 1800, 8  # a gap holds the frames of two neighbours
 OVERVIEW_PX, LEAST_THUMB_PX, LARGEST_THUMB_PX, LARGEST_THUMB_CELL = 1680, 40, 150, 16
@@ -172,8 +171,8 @@ def _overview_figure(layers: Sequence[Maps], style: Style, subtitle: str, room: 
         f"frames: roles by {drawn[0].roles_by}" * bool(roles and drawn[0].roles_by),
     )
     bar = add_bar(bar_ax, image, limits, style, quantity)
-    heads = count(len(numbers), "kv head" if drawn[0].by_kv else "head")
-    title = style.headed(f"{drawn[0].stack.capitalize()}{count(len(drawn), 'layer')} × {heads}")
+    heads = number_of(len(numbers), "kv head" if drawn[0].by_kv else "head")
+    title = style.headed(f"{drawn[0].stack.capitalize()}{number_of(len(drawn), 'layer')} × {heads}")
     below = foot(replace(drawn[0], kv_heads=(), sinks=drawn[0].sinks if max(pool) == 1 else ()), style, tokens=False)
     words = layout.Words(figure, (title, "; ".join(filter(None, notes)), below), TITLE_SIZE, style, roles)
     place_mosaic(figure, ax, bar, mosaic.pixels(*grid, cell), words)

@@ -474,11 +474,6 @@ def ordinal(number: int) -> str:
     return f"{number}{'th' if number % 100 in (11, 12, 13) else ending}"
 
 
-def count(number: int, what: str) -> str:
-    """`1 head`, `6 heads`."""
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
-
-
 def bin_note(maps: Maps) -> str:
     """Which tokens are drawn, and what one cell holds, or nothing when it is one query and one key of all."""
     rule = f": {maps.bin_rule}" if maps.bin_rule else ""

@@ -217,11 +217,15 @@ def module_input(loaded: LoadedModule, value: Any) -> ModuleInput:
 
 
 def with_tokens(loaded: LoadedModule, given: ModuleInput) -> ModuleInput:
-    """The same with its tokens, where it is of ids that the tokenizer names."""
-    if given.prompt is not None or loaded.tokenizer is None:
+    """The same with its tokens, where its first tensor is of ids, which the tokenizer names."""
+    if given.prompt is not None or loaded.tokenizer is None or not given.tensors:
         return given
-    ids = _ids_among(given.tensors, loaded.row)
-    return given if ids is None else given._replace(prompt=tokens_of(loaded.tokenizer, ids))
+    ids = given.tensors[0]
+    if ids.is_floating_point() or ids.ndim not in (1, 2):
+        return given
+    ids_BT = torch.atleast_2d(ids)
+    shown = map(int, ids_BT[min(loaded.row, len(ids_BT) - 1)].tolist())
+    return given._replace(prompt=tokens_of(loaded.tokenizer, list(shown)))
 
 
 def tokens_of(tokenizer: Any, text: str | list[int]) -> Prompt:
@@ -253,14 +257,6 @@ def _placed(item: Any, device: torch.device) -> Any:
     if hasattr(item, "__array_interface__"):
         return torch.as_tensor(item, device=device)
     return item.to(device) if isinstance(item, Tensor) else item
-
-
-def _ids_among(tensors: Sequence[Tensor], row: int) -> list[int] | None:
-    """The ids of the text that is shown, where the first tensor is of ids."""
-    if not tensors or tensors[0].is_floating_point() or tensors[0].ndim not in (1, 2):
-        return None
-    ids_BT = torch.atleast_2d(tensors[0])
-    return [int(token) for token in ids_BT[min(row, len(ids_BT) - 1)].tolist()]
 
 
 # The pass.
@@ -521,7 +517,7 @@ def module_line(heard: HeardModule) -> str:
     >>> module_line(heard)
     'NanoGPT  cpu  float32  2 layers x 4 heads (h.0.attn to h.1.attn)  10 tokens'
     """
-    loaded, layers = heard.loaded, [layer for _, layer in _in_order(heard.layers)]
+    loaded, layers = heard.loaded, [heard.layers[key] for key in sorted(heard.layers)]
     heads = sorted({layer.geometry.heads for layer in layers})
     counted = str(heads[0]) if len(heads) == 1 else f"{heads[0]} to {heads[-1]}"
     paths = [layer.check.path or loaded.name for layer in layers]
@@ -531,13 +527,9 @@ def module_line(heard: HeardModule) -> str:
     return f"{loaded.name}  {loaded.device}  {loaded.dtype}  {tokens}"
 
 
-def _in_order(layers: Mapping[LayerKey, ReadyLayer]) -> list[tuple[LayerKey, ReadyLayer]]:
-    return sorted(layers.items(), key=lambda item: item[0])
-
-
 def facts_of(loaded: LoadedModule, layers: Mapping[LayerKey, ReadyLayer], engine: str) -> dict[str, Any]:
     """What a manifest says of the module, and which part of it each layer is."""
-    in_order = _in_order(layers)
+    in_order = [(key, layers[key].check) for key in sorted(layers)]
     return {
         "model": {
             "name": loaded.name,
@@ -545,8 +537,8 @@ def facts_of(loaded: LoadedModule, layers: Mapping[LayerKey, ReadyLayer], engine
             "type": type(loaded.module).__name__,
             "layers": len(layers),
             "layers_without_attention": {},
-            "modules": {str(key.layer): layer.check.path for key, layer in in_order},
-            "heard_by": {str(key.layer): layer.check.route for key, layer in in_order},
+            "modules": {str(key.layer): check.path for key, check in in_order},
+            "heard_by": {str(key.layer): check.route for key, check in in_order},
         },
         "device": loaded.device,
         "dtype": "float32" if loaded.dtype == "float64" else loaded.dtype,  # what weights are read in

@@ -133,10 +133,11 @@ def read_atlas(folder: Path) -> tuple[HeadNames, Mapping[str, list[Any]]]:
 
 
 def _facts_of(folder: Path) -> dict[str, Any]:
-    """What atlas.json says. Raises ValueError for a damaged one, InputError for one of another version."""
-    facts: dict[str, Any] = read_json(folder / NAME)
-    check_schema(facts, SCHEMA, folder, "scan the model again", InputError)
-    check_types(facts, {"model": {"name": str, "revision": (str, NoneType)}, "roles": dict})
+    """What atlas.json says. Raises InputError for a damaged one, and for one of another version."""
+    with damage(folder):
+        facts: dict[str, Any] = read_json(folder / NAME)
+        check_schema(facts, SCHEMA, folder, "scan the model again", InputError)
+        check_types(facts, {"model": {"name": str, "revision": (str, NoneType)}, "roles": dict})
     return facts
 
 
@@ -205,7 +206,7 @@ def _beside(model: Weights, read: Callable[[Path], HeadNames]) -> HeadNames | No
         return None
     states = tuple(state_of(path) for path in (folder / NAME, folder / TABLE) if path.exists())
     try:
-        if _fits(_read_once(folder, states, _whole_facts), model):  # before the table is read: it may be of another
+        if _fits(_read_once(folder, states, _facts_of), model):  # before the table is read: it may be of another
             return _read_once(folder, states, read)
     except InputError as error:
         logger.warning("%s", error)
@@ -221,11 +222,6 @@ def _fits(facts: Mapping[str, Any], model: Weights) -> bool | None:
         return True
     before, now = scanned.get("weights_sha256"), weights_sha256(model.source_folder, model.base_folder)
     return before == now if before and now else None
-
-
-def _whole_facts(folder: Path) -> dict[str, Any]:
-    with damage(folder):
-        return _facts_of(folder)
 
 
 @lru_cache(maxsize=16)

@@ -111,7 +111,12 @@ def choose(
         return choice._replace(engine=engine_named(choice.engine.name, listen))
     if needed <= room:
         return choice
-    raise does_not_fit(geometry, tokens, needed, room, (loaded.device, width), can_fuse)
+    otherwise = ", or use {engine=fused}" if can_fuse else ""
+    raise MemoryLimitError(
+        f"eager attention over {tokens} tokens takes {human_bytes(needed)} for one layer, and {loaded.device} has "
+        f"{human_bytes(room)} for it",
+        f"{tokens_that_fit(geometry, room, width)} tokens fit: shorten the text{otherwise}",
+    )
 
 
 def _probe(loaded: LoadedModel, engine: Engine, request: Request | None) -> Choice:
@@ -186,19 +191,6 @@ def kernel_reads(loaded: LoadedModel, request: Request) -> bool:
     """Whether the kernel is here and answers all that is asked, so that short texts are faster too, many at once."""
     case = Case(loaded.geometry, loaded.device, loaded.dtype, calls_interface(loaded.model))
     return case.device == "cpu" and kernels_cpu.installed() and not case.keeps_eager(request) and _swept(request)
-
-
-def does_not_fit(
-    geometry: Geometry, tokens: int, needed: int, room: int, where: tuple[str, int], can_fuse: bool
-) -> MemoryLimitError:
-    """The refusal of a text that eager attention has no room for; where: device, bytes per number."""
-    device, width = where
-    otherwise = ", or use {engine=fused}" if can_fuse else ""
-    return MemoryLimitError(
-        f"eager attention over {tokens} tokens takes {human_bytes(needed)} for one layer, and {device} has "
-        f"{human_bytes(room)} for it",
-        f"{tokens_that_fit(geometry, room, width)} tokens fit: shorten the text{otherwise}",
-    )
 
 
 def difference_to_eager(

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -23,10 +23,6 @@ from attnscope.errors import InputError
 from attnscope.inputs.tensor_files import check_room
 from attnscope.inputs.tensors import GivenLayer
 from attnscope.model.selection import as_ranges
-
-if TYPE_CHECKING:
-    pass
-
 
 AS_GIVEN = "mask as given"
 Side = int | tuple[int, ...] | None  # so many keys; to the end of the run of tokens, by where runs begin; or all

@@ -210,7 +210,9 @@ def _check_numbers(name: str, weights_HQK: Tensor, sink_logits: bool) -> tuple[s
         off_Q = (sum_Q - 1).clamp_min(0) if sink_logits else (sum_Q - 1).abs()
         error = float(off_Q.max())
         if error > tolerance(dtype)[0]:
-            dtype = _precision(weights)
+            # The narrowest dtype that holds all the numbers as they are: what they were rounded to before.
+            held = (name for name in NARROW if torch.equal(weights.to(getattr(torch, name)).to(weights.dtype), weights))
+            dtype = next(held, "float32")
         if error > tolerance(dtype)[0]:
             row = int(off_Q.argmax())
             raise InputError(
@@ -219,14 +221,6 @@ def _check_numbers(name: str, weights_HQK: Tensor, sink_logits: bool) -> tuple[s
             )
         furthest = max(furthest, error)
     return dtype, furthest
-
-
-def _precision(weights: Tensor) -> str:
-    """The narrowest dtype that holds all the numbers as they are: what they were rounded to before."""
-    for name in NARROW:
-        if torch.equal(weights.to(getattr(torch, name)).to(weights.dtype), weights):
-            return name
-    return "float32"
 
 
 def without_padding(given: GivenTensors, layers: Layers) -> tuple[GivenTensors, Layers, list[str]]:
