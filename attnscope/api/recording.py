@@ -92,9 +92,7 @@ def recording(
     # A layer without a softmax keeps a state in its cache, and no keys of which forwards could be joined.
     if any(map(mixes, heads)) or all(mixes(stack) for stack, layers in there.items() if layers):
         raise UsageError("a recording is of attention, and has no linear layers", "use attnscope.capture")
-    if heads:
-        request = request.selecting(heads, geometry.stack, len(geometry.shown) > 1)
-    return Recording(loaded, request)
+    return Recording(loaded, request.selecting(select, there, geometry.stack))
 
 
 class Place(NamedTuple):

@@ -44,7 +44,7 @@ from attnscope.model.geometry import with_tower
 from attnscope.model.libraries import ProcessWide
 from attnscope.model.loaded import LoadedModel, pads
 from attnscope.model.loading import load
-from attnscope.model.selection import MIXING, NAMES, SEQ2SEQ, select_stacks
+from attnscope.model.selection import MIXING, NAMES, SEQ2SEQ
 from attnscope.observe.collect import observe
 from attnscope.observe.engine_choice import FASTER_SCORES, Choice, choose, kernel_reads
 from attnscope.observe.inputs import reading_targets
@@ -197,12 +197,8 @@ class Worker:
         if job.max_tokens is not None and positions is not None and job.max_tokens > positions:
             message = f"texts of {job.max_tokens} tokens are too long: the model reads at most {positions}"
             raise UsageError(message, f"give {{max_tokens={positions}}} or less")
-        self.request = job.request
         heads = geometry.heads_of_stacks
-        if job.select is not None:
-            self.request = job.request.selecting(
-                select_stacks(job.select, heads, geometry.stack), geometry.stack, len(geometry.shown) > 1
-            )
+        self.request = job.request.selecting(job.select, heads, geometry.stack)
         self.replicas = Replicas(self.loaded)
         self.limit = batch_limit(self.loaded) if job.batch_tokens is None else job.batch_tokens
         self._heads = sum(sum(of.values()) for of in heads.values())

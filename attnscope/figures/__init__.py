@@ -45,17 +45,7 @@ __all__ = [
     "save_sets",
 ]
 
-_HOME = {
-    name: module
-    for module, names in {
-        "curves": ("Course", "Dots", "SetCost", "save_courses", "save_depth", "save_dots", "save_sets"),
-        "heads": ("head_maps", "save_head_maps"),
-        "metrics": ("save_metrics",),
-        "overview": ("save_layer", "save_layers", "save_overview"),
-        "pictures": ("Pairs", "save_pairs", "save_patches"),
-    }.items()
-    for name in names
-}
+OF_A_TEXT = ("heads", "metrics", "overview")  # what draws a text; the others load several times as long
 
 
 def load_in_thread() -> None:
@@ -65,12 +55,14 @@ def load_in_thread() -> None:
 
 def load_drawing() -> None:
     """Load what draws a text."""
-    for module in sorted({_HOME[name] for name in ("save_head_maps", "save_layers", "save_metrics", "save_overview")}):
+    for module in OF_A_TEXT:
         with suppress(ImportError):  # told where it is needed
             import_module(f"{__name__}.{module}")
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+    for module in (*OF_A_TEXT, "pictures", "curves") if name in __all__ else ():
+        home = import_module(f"{__name__}.{module}")
+        if hasattr(home, name):
+            return getattr(home, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

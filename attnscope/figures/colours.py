@@ -28,16 +28,7 @@ DARK_INK, LIGHT_INK = "#262626", "#ffffff"
 LOWEST_FLOOR = 1e-6
 LIGHT_CELL = 0.408  # seaborn's threshold on the relative luminance
 # Perceptual and safe for colour-blind readers. A signed one is light at 0, as paper is.
-CMAPS: dict[Quantity, str] = {
-    "weight": "viridis",
-    "norm": "viridis",
-    "share": "viridis",
-    "logit": "RdBu_r",
-    "difference": "RdBu_r",
-    "signed": "RdBu_r",
-    "channel": "RdBu_r",
-    "size": "viridis",
-}
+CMAP, SIGNED_CMAP = "viridis", "RdBu_r"
 NAMES: dict[Quantity, str] = {
     "weight": "attention weight",
     "norm": "norm of what the key writes",
@@ -134,8 +125,10 @@ def drawable(values: np.ndarray, limits: Limits, style: Style) -> np.ma.MaskedAr
 
 def cmap_of(style: Style, quantity: Quantity) -> Colormap:
     """The style's colour map, or the one for what the values are; one of a style file is for values of one sign."""
-    of_sheet = style.sheet.get("image.cmap") if style.sheet and quantity not in SIGNED else None
-    return find_cmap(style.cmap or of_sheet or CMAPS[quantity])
+    if quantity in SIGNED:
+        return find_cmap(style.cmap or SIGNED_CMAP)
+    of_sheet = style.sheet.get("image.cmap") if style.sheet else None
+    return find_cmap(style.cmap or of_sheet or CMAP)
 
 
 def find_cmap(name: str) -> Colormap:

@@ -25,7 +25,7 @@ from matplotlib.text import Text
 
 from attnscope.figures import layout
 from attnscope.figures.colours import (
-    CMAPS,
+    CMAP,
     Limits,
     cell_number,
     cmap_of,
@@ -262,7 +262,7 @@ def head_maps(
     workers: int | None = 1,
 ) -> Generator[Path, None, None]:
     """`save_head_maps`, one path at a time."""
-    find_cmap(style.cmap or CMAPS["weight"])
+    find_cmap(style.cmap or CMAP)
     style = style.for_maps(jobs[0][1]) if jobs else style  # all are of one text
     titles = {title(maps, index) for _, maps, index in jobs}
     fonts = fonts_for(titles | texts_of((maps for _, maps, _ in jobs), style))

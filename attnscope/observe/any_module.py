@@ -36,7 +36,7 @@ from attnscope.inputs.labels import visible_blanks
 from attnscope.inputs.prompt import Medium, Patch, Prompt, from_ids, from_text, unnamed_tokens
 from attnscope.model.geometry import LayerGeometry
 from attnscope.model.loaded import LoadedModule
-from attnscope.model.selection import CROSS, DECODER, ENCODER, select_stacks
+from attnscope.model.selection import CROSS, DECODER, ENCODER
 from attnscope.observe.collect import ReadyLayer, observe_layers
 from attnscope.observe.observation import Observation
 from attnscope.observe.request import CaptureSpec, LayerKey, RunInfo, TextInputs
@@ -129,13 +129,10 @@ class HeardModule:
 
     def observe(self, ask: CaptureSpec, tell: Progress = NO_PROGRESS) -> Observation:
         """What the ask keeps of the layers."""
-        request = ask.keep
-        if ask.select is not None:
-            if "@" in ask.select:
-                what = f"{ask.select!r} names a role, and a module of other code has no atlas"
-                raise UsageError(what, "name heads, as {select=1.4}")
-            heads = select_stacks(ask.select, self.heads, self.plain, of="this module")
-            request = request.selecting(heads, self.plain, len(self.heads) > 1)
+        if ask.select is not None and "@" in ask.select:
+            what = f"{ask.select!r} names a role, and a module of other code has no atlas"
+            raise UsageError(what, "name heads, as {select=1.4}")
+        request = ask.keep.selecting(ask.select, self.heads, self.plain, of="this module")
         texts = TextInputs(self.prompt, request.chosen(self.prompt, self.source), self.source)
         facts = facts_of(self.loaded, self.layers, ask.engine)
         facts |= {name: list(lines) for name, lines in (("unread", self.unread), ("notes", self.notes)) if lines}

@@ -121,24 +121,22 @@ def chosen_by_class(loaded: LoadedModel, ids_BT: Tensor) -> Tensor | None:
 
     def stop(module: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         handed.update(kwargs)
-        raise _BodyBeginsError
+        raise _ReachedError
 
-    handle = body.register_forward_pre_hook(stop, with_kwargs=True)
+    hooks = [body.register_forward_pre_hook(stop, with_kwargs=True)]
     try:
-        with running(model, None), suppress(_BodyBeginsError):
+        with temporary(hooks), running(model, None), suppress(_ReachedError):
             model(ids_BT[:, None] if type(model) in MODEL_FOR_MULTIPLE_CHOICE_MAPPING.values() else ids_BT)
     except Exception as error:  # any class's own code, with any text
         raise InputError(
             f"{type(model).__name__} cannot tell which tokens of this text are global: {first_line(error)}",
             "give both texts of a pair with {pair}, or name the tokens with {global_tokens=first}",
         ) from error
-    finally:
-        handle.remove()
     return handed.get(GLOBAL)
 
 
-class _BodyBeginsError(Exception):
-    """What follows is not wanted."""
+class _ReachedError(Exception):
+    """The module that was waited for is reached, and what follows of the pass is not needed."""
 
 
 Read = Callable[["CaptureSpec"], Prompt]
@@ -540,10 +538,6 @@ def patch_tokens(
     return PatchTokens(tuple(tokens), grid)
 
 
-class _EnteredError(Exception):
-    """The first attention layer is reached, and what follows of the pass is not needed."""
-
-
 class _States:
     """What enters the first attention layer of a model, (T, E), for changed pixels or a changed parameter."""
 
@@ -558,7 +552,7 @@ class _States:
         self._entered.clear()
         modules = attention_modules(self.model)
         hooks = [module.register_forward_pre_hook(self._enter, with_kwargs=True) for module in modules]
-        with suppress(_EnteredError), temporary(hooks), own_errors(self.model), running(self.model, None):
+        with suppress(_ReachedError), temporary(hooks), own_errors(self.model), running(self.model, None):
             functional_call(self.part, dict(changed or {}), (pixels_BCHW,), dict(self.inputs))
         states = self._entered[0] if self._entered else torch.empty(0)
         if states.ndim != 3 or len(states) != 1:
@@ -569,7 +563,7 @@ class _States:
         values = (*args, *kwargs.values())
         tensors = (value for value in values if isinstance(value, Tensor) and value.is_floating_point())
         self._entered += [value.detach().clone() for value in tensors][:1]
-        raise _EnteredError
+        raise _ReachedError
 
     def moved(self, states_TE: Tensor) -> Tensor:
         """Which tokens differ from what they are unchanged, (T,) boolean."""

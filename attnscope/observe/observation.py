@@ -542,16 +542,14 @@ def head_tokens(obs: Observation, mean: Mean = "none") -> list[HeadTokens]:
 
 
 def _of_stack(obs: Observation, mean: Mean, stack: str) -> list[HeadTokens]:
-    weights = [head for key in obs.per_token for head in _of_layer(obs, key, stack)]
-    if mean == "none" or not weights:
-        return weights
-    if mean == "all":
+    per_layer = {key.layer: _of_layer(obs, key, stack) for key in obs.per_token}
+    if mean == "layer":
+        of_layers = sorted(per_layer.items())
+        return [_averaged(of, f"{stack}L{layer}, mean of {len(of)} heads", layer) for layer, of in of_layers]
+    weights = [*chain.from_iterable(per_layer.values())]
+    if mean == "all" and weights:
         return [_averaged(weights, f"{stack}mean of {len(weights)} heads", None)]
-    layers = sorted({head.layer for head in weights if head.layer is not None})
-    per_layer = [[head for head in weights if head.layer == layer] for layer in layers]
-    return [
-        _averaged(group, f"{stack}L{group[0].layer}, mean of {len(group)} heads", group[0].layer) for group in per_layer
-    ]
+    return weights
 
 
 def coloured(obs: Observation) -> Prompt:

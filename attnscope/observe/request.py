@@ -26,7 +26,9 @@ from attnscope.metrics.metrics import METRICS, SIGNED
 from attnscope.metrics.texts import MAP_SIDE
 from attnscope.model.selection import (
     DECODER,
+    MODEL,
     STACKS,
+    HeadsByRole,
     StackLayer,
     has_summaries,
     is_causal,
@@ -35,6 +37,7 @@ from attnscope.model.selection import (
     is_vision,
     mixes,
     prefix,
+    select_stacks,
     sides,
     stack_of,
 )
@@ -328,9 +331,23 @@ class Request:
         if self.view.weights == "logit" and self.maps:
             raise UsageError("effects on a logit have no map", "ask for {relations}")
 
-    def selecting(self, heads: Mapping[str, Mapping[int, Sequence[int]]], plain: str, several: bool) -> Request:
-        """The same of these heads alone, by stack; plain: that of the view's heads. several: whether there are more."""
-        return replace(self, view=replace(self.view, heads=heads.get(plain, {})), stacks=heads if several else None)
+    def selecting(
+        self,
+        select: str | None,
+        heads: Mapping[str, Mapping[int, int]],
+        plain: str,
+        named: HeadsByRole | None = None,
+        of: str = MODEL,
+    ) -> Request:
+        """The same of the heads that an expression names, None for all; the rest as of `select_stacks`.
+
+        plain: the stack that the view's heads are of.
+        """
+        if select is None:
+            return self
+        chosen = select_stacks(select, heads, plain, named, of=of)
+        view = replace(self.view, heads=chosen.get(plain, {}))
+        return replace(self, view=view, stacks=chosen if len(heads) > 1 else None)
 
     def view_of(self, asked: bool | Mapping[int, Sequence[int]]) -> View:
         """The view, of the heads that `weights` or `operands` asks for."""

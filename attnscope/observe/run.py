@@ -37,7 +37,6 @@ from attnscope.model.selection import (
     VISION,
     VISION_ONLY,
     HeadsByRole,
-    select_stacks,
 )
 from attnscope.observe.collect import observe
 from attnscope.observe.engine_choice import NO_ROOM, Choice, choose, difference_to_eager
@@ -216,7 +215,11 @@ def prepare(
         named_by = atlas_of(loaded, ask.atlas)
     elif folder:
         named_by = NamesBeside(loaded.name, loaded.revision, folder, loaded.base_folder)
-    request = _selected(loaded, ask, named_by)
+    select, geometry = ask.select, loaded.geometry
+    if select is None and ask.keep.per_token and of_two:
+        select = CROSS  # of three stacks what is asked for most: which tokens of the text a target looks at
+    roles = None if select is None else _roles(named_by)
+    request = ask.keep.selecting(select, geometry.heads_of_stacks, geometry.stack, roles)
     longest = max([len(prompt) + more, *map(len, prompt.medium.tower)])
     choice = choose(loaded, longest, ask.engine, ask.memory, listen=ask.listen, request=request)
     # What the model makes is made by the engine that reads it.
@@ -286,17 +289,6 @@ def _check(loaded: LoadedModel, ask: CaptureSpec) -> None:
         answers.check_answer(generate, answer, None if task == SEQ2SEQ else ask.truncate)
         if task != SEQ2SEQ:
             loaded.check_logits("an answer" if generate is None else "a generated answer")
-
-
-def _selected(loaded: LoadedModel, ask: CaptureSpec, named_by: HeadNames | NamesBeside | None) -> Request:
-    """What is kept, of the heads that are named."""
-    select, geometry = ask.select, loaded.geometry
-    if select is None and ask.keep.per_token and geometry.task == SEQ2SEQ:
-        select = CROSS  # of three stacks what is asked for most: which tokens of the text a target looks at
-    if select is None:
-        return ask.keep
-    heads = select_stacks(select, geometry.heads_of_stacks, geometry.stack, _roles(named_by))
-    return ask.keep.selecting(heads, geometry.stack, len(geometry.shown) > 1)
 
 
 def _roles(named_by: HeadNames | NamesBeside | None) -> HeadsByRole | None:

@@ -34,7 +34,7 @@ from attnscope.inputs.prompt import Medium, Prompt
 from attnscope.inputs.tensor_files import check_room
 from attnscope.inputs.tensors import ARRAYS, FLAGS, MASK, MEMORY, SEEN, WHOLE, GivenLayer, GivenTensors, axes_of
 from attnscope.model.geometry import KEYS_NOT_KNOWN, LayerGeometry
-from attnscope.model.selection import CROSS, DECODER, ENCODER, as_ranges, prefix, select_stacks
+from attnscope.model.selection import CROSS, DECODER, ENCODER, as_ranges, prefix
 from attnscope.observe.collect import ReadyLayer, observe_layers
 from attnscope.observe.masks import (
     AS_GIVEN,
@@ -407,12 +407,10 @@ def _selected(ask: CaptureSpec, shown: Mapping[str, Mapping[int, LayerGeometry]]
     select = ask.select
     if select is None and ask.keep.per_token and len(shown) > 1 and CROSS in shown:
         select = CROSS  # as of a pass: which tokens of the text a target looks at
-    if select is None:
-        return ask.keep
-    if "@" in select:
+    if select is not None and "@" in select:
         raise UsageError(f"{select!r} names a role, and weights alone have no atlas", "name heads, as {select=1.4}")
     heads = {stack: {index: layer.heads for index, layer in layers.items()} for stack, layers in shown.items()}
-    return ask.keep.selecting(select_stacks(select, heads, plain, of=THESE), plain, len(shown) > 1)
+    return ask.keep.selecting(select, heads, plain, of=THESE)
 
 
 def _check_room(whole: CheckedTensors, request: Request, plain: str) -> None:

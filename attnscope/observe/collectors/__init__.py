@@ -121,8 +121,11 @@ class ViewCollector(Collector):
         """`collect` of a layer with these heads."""
 
     def part(self, collected: Any, places: slice, heads: list[int]) -> Any:
-        """Of what `keep` kept that of the heads at some places, whose numbers in their layer are `heads`."""
-        raise NotImplementedError(f"{type(self).__name__} keeps its layers one by one")
+        """Of what `keep` kept that of the heads at some places, whose numbers in their layer are `heads`.
+
+        Here of a record with the numbers of its heads, then what is kept of them, (B, H, ...) each.
+        """
+        return type(collected)(heads, *(of_heads[:, places] for of_heads in collected[1:]))
 
 
 @cache

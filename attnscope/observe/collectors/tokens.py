@@ -83,9 +83,6 @@ class TokenCollector(ViewCollector):
             hidden_BHT |= ~layer.texts.has_query_T
         return TokenWeights(heads, *(part.masked_fill(hidden_BHT, torch.nan) for part in (weight_BHT, uniform_BHT)))
 
-    def part(self, collected: TokenWeights, places: slice, heads: list[int]) -> TokenWeights:
-        return TokenWeights(heads, collected.weight[:, places], collected.uniform[:, places])
-
     def of_text(self, collected: TokenWeights, row: int, text: TextInputs) -> TokenWeights:
         count = len(text.prompt if text.chosen.keys_alone else text.key_prompt)
         return TokenWeights(collected.heads, collected.weight[row, :, :count], collected.uniform[row, :, :count])
@@ -142,9 +139,6 @@ class SpanCollector(ViewCollector):
         means = (self._means(mass, sees_BHQS) for mass in (answers[self._here(layer)], expected_BHQS))
         pairs = (mean.expand(layer.P.batch, layer.P.heads, -1, -1).contiguous() for mean in means)
         return SpanPairs(heads, *(self.view.select(layer, heads, pair) for pair in pairs))
-
-    def part(self, collected: SpanPairs, places: slice, heads: list[int]) -> SpanPairs:
-        return SpanPairs(heads, collected.mass[:, places], collected.uniform[:, places])
 
     def of_text(self, collected: SpanPairs, row: int, text: TextInputs) -> SpanPairs:
         return SpanPairs(collected.heads, collected.mass[row], collected.uniform[row])
