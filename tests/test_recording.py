@@ -210,7 +210,7 @@ def test_a_join_that_is_off_by_one_is_refused(monkeypatch: pytest.MonkeyPatch) -
     moved = [segment.forward for segment in segments[1:]]
     for forward in moved:
         rows = next(iter(forward.calls.values()))
-        rows.k_BGQD = rows.k_BGQD.roll(1, -1)
+        rows.spec.k_BGKD = rows.spec.k_BGKD.roll(1, -1)
     with pytest.raises(ModelError, match="cannot be joined: in layer 0"):
         seen.of(ids)
 

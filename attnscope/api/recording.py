@@ -376,7 +376,7 @@ class ModuleRecording:
 
 def _geometry(index: int, layer: JoinedLayer) -> LayerGeometry:
     """A layer that its config does not say, as it was heard."""
-    return LayerGeometry(index, "full", layer.P.heads, layer.rows.kv_heads, 0, 0, None)
+    return LayerGeometry(index, "full", layer.P.heads, layer.kv_heads, 0, 0, None)
 
 
 def _matches(forwards: Sequence[Forward], ids: list[int]) -> Iterator[tuple[Place, int]]:

@@ -4,7 +4,7 @@
     answers[Entropy()]
 
 `rows.py` says how a dense block of rows answers each of them; an engine with a faster way has a table of its own
-(`tile_readers.py`, `operator.UniformAttention`) and leaves what it does not know to the rows. No torch is imported here.
+(`tile_readers.py`, `operator.UniformAttention`) and leaves what it does not know to the rows. Torch is not imported.
 
 Shapes: B text, H head, Q query, K key, M feature, G group of tokens, k kept keys.
 """

@@ -75,7 +75,7 @@ class Visibility:
 
     def _rows(self, start: int, stop: int) -> Tensor:
         if self.mask is not None:
-            return _allowed(self.mask[..., start:stop, : self.keys])
+            return allowed(self.mask[..., start:stop, : self.keys])
         return self.seen_from(self.position_Q[start:stop])[None, None]
 
     def drawn(self, start: int, stop: int) -> Tensor:
@@ -110,7 +110,7 @@ class Visibility:
         """Boolean (B or 1, H or 1, Q): which queries see a key."""
         if self.mask is None:
             return self.at(torch.full((1, self.queries), key, dtype=torch.long, device=self.device))
-        return _allowed(self.mask[..., key])
+        return allowed(self.mask[..., key])
 
     @cached_property
     def ahead(self) -> Tensor:
@@ -123,7 +123,7 @@ class Visibility:
         if self.mask is None:
             share = torch.nan if self.queries < 2 else float(not self.causal)
             return torch.tensor(share)
-        return _allowed(self.mask[..., : self.keys].diagonal(1 + self.keys - self.queries, -2, -1)).float().mean()
+        return allowed(self.mask[..., : self.keys].diagonal(1 + self.keys - self.queries, -2, -1)).float().mean()
 
     @cached_property
     def counts_BHQ(self) -> Tensor:
@@ -217,7 +217,7 @@ def _joined(blocks: Sequence[Tensor]) -> Tensor:
     return torch.cat(list(blocks), dim=-1) if len(blocks) > 1 else blocks[0]
 
 
-def _allowed(mask: Tensor) -> Tensor:
+def allowed(mask: Tensor) -> Tensor:
     """Boolean: True where a boolean or additive mask lets a query look."""
     return mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
 

@@ -16,10 +16,9 @@ kv head, V width of v.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -28,6 +27,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from attnscope.hooks.calls import same_numbers
+from attnscope.hooks.forward import bound
 from attnscope.model.families import Family, family, family_of
 from attnscope.model.libraries import knows_interface
 from attnscope.model.selection import CROSS, CROSSING, DECODER, ENCODER, VISION, main_stack
@@ -130,7 +130,7 @@ class ModuleStacks:
         self._states = states if isinstance(states, Tensor) else None
 
     def _watch(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        arguments = {**dict(zip(_argument_names(type(module).forward), args, strict=False)), **kwargs}
+        arguments = bound(module, args, kwargs)
         by_name = any(isinstance(arguments.get(name), Tensor) for name in FROM_ENCODER)
         own = None if self._states is None else _address(self._states)
         tensors = (value for value in arguments.values() if isinstance(value, Tensor))
@@ -142,12 +142,6 @@ def _address(tensor: Tensor) -> int:
         return tensor.untyped_storage().data_ptr()
     except (RuntimeError, NotImplementedError):  # a tensor that keeps its numbers elsewhere
         return id(tensor)
-
-
-@lru_cache
-def _argument_names(forward: Callable[..., Any]) -> tuple[str, ...]:
-    """What the forward of a class calls its arguments, in order."""
-    return tuple(inspect.signature(forward).parameters)[1:]
 
 
 def weights_in(output: Any, family: Family) -> list[Tensor]:

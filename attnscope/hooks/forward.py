@@ -117,25 +117,30 @@ def named_attention(module: nn.Module) -> bool:
     return "attention" in type(module).__name__.lower()
 
 
-_names: WeakKeyDictionary[FunctionType, frozenset[str]] = WeakKeyDictionary()
+_names: WeakKeyDictionary[FunctionType, tuple[str, ...]] = WeakKeyDictionary()
 
 
-def argument_names(forward: Callable[..., Any]) -> frozenset[str]:
-    """The names of what a forward is given; of each function they are read once.
+def argument_names(forward: Callable[..., Any]) -> tuple[str, ...]:
+    """The names of what a forward is given, in order, a method's own object first; of each function read once.
 
     >>> "input_ids" in argument_names(attnscope.load("demo").model.forward)
     True
     """
     function = getattr(forward, "__func__", forward)
     if not isinstance(function, FunctionType):  # such as the wrapper that accelerate puts around a module's own
-        return frozenset(inspect.signature(forward).parameters)
+        return tuple(inspect.signature(forward).parameters)
     if function not in _names:
-        _names[function] = frozenset(inspect.signature(forward).parameters)
+        _names[function] = tuple(inspect.signature(function).parameters)
     return _names[function]
 
 
-def arguments(model: nn.Module) -> frozenset[str]:
-    """What the forward of a model's backbone is given, by name."""
+def bound(module: nn.Module, args: Iterable[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """What a module's forward is given, by name."""
+    return {**dict(zip(argument_names(type(module).forward)[1:], args, strict=False)), **kwargs}
+
+
+def arguments(model: nn.Module) -> tuple[str, ...]:
+    """The names of what the forward of a model's backbone is given."""
     return argument_names(backbone(model).forward)
 
 
@@ -159,7 +164,7 @@ def with_logits(model: nn.Module, ids_BT: Tensor, at: Sequence[int], inputs: Map
 
 def without_cache(model: nn.Module) -> dict[str, Any]:
     """The argument that leaves out the cache, where the model has one."""
-    return {"use_cache": False} if {"use_cache", "kwargs"} & argument_names(model.forward) else {}
+    return {"use_cache": False} if {"use_cache", "kwargs"}.intersection(argument_names(model.forward)) else {}
 
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -12,25 +12,24 @@ Shapes: B text, H head, G kv head, Q query of a forward, K key, D width of q and
 
 from __future__ import annotations
 
-import inspect
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import lru_cache
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from attnscope.attention.spec import Visibility
+from attnscope.attention.spec import AttentionSpec, Visibility
 from attnscope.hooks.calls import AttentionCall, CallSite
-from attnscope.hooks.forward import temporary
+from attnscope.hooks.forward import bound, temporary
 from attnscope.hooks.report import tolerance
 from attnscope.model.selection import CROSS, DECODER, ENCODER
 
 Layer = tuple[str, int]  # a stack and the number of a layer
 UNKNOWN = -1  # the id of a token with an embedding alone
+UNSEEN = Visibility(0, 0)  # of calls whose keys are told apart by SeenKeys
 
 
 @dataclass(eq=False)
@@ -72,28 +71,33 @@ class SeenKeys:
 
 @dataclass(eq=False)
 class CallRows:
-    """What is kept of one call: of its queries q, of their own tokens k and v, and what its rows are made with.
+    """What is kept of one call: how its rows are made, with the keys and values of its own tokens alone.
 
-    begin: the column of the first query's own key; earlier tokens are before it. weights_BHQK: instead of q and k, of a
-    family that shows its weights alone. last_BHV: what the model's own attention gave for the last query.
+    begin: the column of the first query's own key; earlier tokens are before it. spec: of those keys, which `sight`
+    tells apart; None of a family that shows its weights alone, weights_BHQK, whose keys may be in the cache.
+    last_BHV: what the model's own attention gave for the last query.
     """
 
     place: CallSite
     sight: SeenKeys
     begin: int
-    heads: int
-    kv_heads: int
     dtype: torch.dtype
-    q_BHQD: Tensor | None = None
-    k_BGQD: Tensor | None = None
-    v_BGQV: Tensor | None = None
-    scale: float = 1.0
-    softcap: float | None = None
-    bias: Tensor | None = None
-    sinks: Tensor | None = None
-    sinks_scale_output: bool = False
+    spec: AttentionSpec | None = None
     weights_BHQK: Tensor | None = None
+    cached_BGQD: Tensor | None = None
     last_BHV: Tensor | None = None
+
+    @property
+    def queries(self) -> Tensor:
+        """A tensor of a row per query, (B, H, Q, ...)."""
+        queries = self.weights_BHQK if self.spec is None else self.spec.q_BHQD
+        assert queries is not None
+        return queries
+
+    @property
+    def keys_BGQD(self) -> Tensor | None:
+        """The keys of its own tokens, where they are known."""
+        return self.cached_BGQD if self.spec is None else self.spec.k_BGKD
 
 
 class Parent(NamedTuple):
@@ -203,8 +207,7 @@ class ForwardKeeper:
         if self._open is None or self._open.module is module:  # the same again: an error has ended it
             self._open = _OpenForward(module, Forward(len(self.forwards)), self.others)
             self.begin()
-        names = _argument_names(type(module).forward)
-        self._open.read({**dict(zip(names, args, strict=False)), **kwargs}, self.readers[module])
+        self._open.read(bound(module, args, kwargs), self.readers[module])
 
     def leave(self, module: nn.Module, args: Any, output: Any) -> None:
         """A module ends; without an output an error has ended it."""
@@ -251,8 +254,9 @@ class ForwardKeeper:
         if first is not None:
             forward.run, forward.encoder = first.forward.run, first.forward.encoder
             for (stack, _), rows in forward.calls.items():
-                if stack == CROSS:  # the source's keys are those of the first forward
-                    rows.k_BGQD = rows.v_BGQV = None
+                if stack == CROSS and (spec := rows.spec):  # the source's keys are those of the first forward
+                    k, v = (part[:, :, :0].clone() for part in (spec.k_BGKD, spec.v_BGKV))
+                    rows.spec = replace(spec, k_BGKD=k, v_BGKV=v)
         else:
             encoders = (other for other in (forward, *reversed(self.forwards)) if ENCODER in other.ids)
             forward.encoder = next(encoders, None) if forward.main == DECODER else None
@@ -287,8 +291,7 @@ class _OpenForward:
         self.masks: dict[str, Tensor] = {}
         self.deepest: tuple[Layer, Tensor] | None = None  # the keys that the last layer's queries saw
         self._queries: dict[Layer, Tensor] = {}
-        self._sights: dict[int, tuple[Visibility, SeenKeys]] = {}
-        self._biases: dict[int, tuple[Tensor, Tensor]] = {}
+        self._made: dict[int, tuple[Any, Any]] = {}
 
     def read(self, arguments: Mapping[str, Any], stack: str) -> None:
         """Note what a module is given, which reads ids for a stack: the first of each kind is that of the texts."""
@@ -336,7 +339,7 @@ class _OpenForward:
         # The source's keys are the same in every forward; those of the first are kept.
         width = (0 if first else K) if call.stack == CROSS else Q
         spec, output = call.spec, call.output_BQHV
-        rows = CallRows(call.place, self._sight(call.visible), begin, call.P.heads, call.P.heads, torch.float32)
+        rows = CallRows(call.place, self._once(call.visible, SeenKeys.of), begin, torch.float32)
         if output is not None and output.ndim == 4 and output.shape[1:3] == (Q, call.P.heads):
             rows.last_BHV = output[:, -1].detach().clone()
         if spec is None:
@@ -346,34 +349,25 @@ class _OpenForward:
             # Autocast rounds what it multiplies, whatever the rest is computed in.
             rounded = {part.dtype for part in (spec.q_BHQD, spec.v_BGKV, output) if part is not None}
             rows.dtype = max(rounded, key=lambda dtype: tolerance(dtype)[1]) if len(rounded) > 1 else rounded.pop()
-            rows.q_BHQD, rows.kv_heads = _own(spec.q_BHQD), spec.kv_heads
-            rows.k_BGQD, rows.v_BGQV = (
-                part[:, :, begin : begin + width].detach().clone() for part in (spec.k_BGKD, spec.v_BGKV)
-            )
-            rows.scale, rows.softcap, rows.sinks = float(spec.scale), spec.softcap, spec.sinks
-            rows.sinks_scale_output = spec.sinks_scale_output
-            rows.bias = None if spec.bias is None else self._bias(spec.bias)
+            q, own = _own(spec.q_BHQD), slice(begin, begin + width)
+            k, v = (part[:, :, own].detach().clone() for part in (spec.k_BGKD, spec.v_BGKV))
+            bias = None if spec.bias is None else self._once(spec.bias, lambda bias: bias.detach().clone())
+            scale = float(spec.scale)
+            rows.spec = replace(spec, q_BHQD=q, k_BGKD=k, v_BGKV=v, scale=scale, visible=UNSEEN, bias=bias)
             if call.stack == DECODER:
                 self.deepest = key, spec.k_BGKD
         self.forward.calls[key] = rows
 
-    def _sight(self, visible: Visibility) -> SeenKeys:
-        """What queries see: layers share it, as they share their mask."""
-        if id(visible) not in self._sights:
-            self._sights[id(visible)] = visible, SeenKeys.of(visible)
-        return self._sights[id(visible)][1]
-
-    def _bias(self, bias: Tensor) -> Tensor:
-        if id(bias) not in self._biases:
-            self._biases[id(bias)] = bias, bias.detach().clone()
-        return self._biases[id(bias)][1]
+    def _once(self, shared: Any, make: Callable[[Any], Any]) -> Any:
+        """What is made of something that layers share, as of their mask."""
+        if id(shared) not in self._made:
+            self._made[id(shared)] = shared, make(shared)  # holding it keeps its id its own
+        return self._made[id(shared)][1]
 
     def tokens(self, stack: str) -> tuple[Tensor, Tensor]:
         """The ids of a stack's texts, (B, Q), and which are no padding, (B, Q)."""
         of_stack = [rows for (name, _), rows in self.forward.calls.items() if name == stack]
-        some = of_stack[0].q_BHQD if of_stack[0].weights_BHQK is None else of_stack[0].weights_BHQK
-        assert some is not None
-        B, Q = some.shape[0], some.shape[2]
+        B, _, Q, _ = of_stack[0].queries.shape
         ids_BQ = self.ids.get(stack)
         if ids_BQ is None or ids_BQ.shape != (B, Q):
             ids_BQ = torch.full((B, Q), UNKNOWN)
@@ -408,9 +402,9 @@ class _OpenForward:
             place, rows = forward.start - 1 - other.start, other.calls.get(key)
             if DECODER not in other.ids or not 0 <= place < other.queries:
                 continue
-            if rows is None or rows.k_BGQD is None:
+            if rows is None or rows.keys_BGQD is None:
                 continue
-            before_BGD, theirs_BGD = keys_BGKD[:, :, forward.calls[key].begin - 1], rows.k_BGQD[:, :, place]
+            before_BGD, theirs_BGD = keys_BGKD[:, :, forward.calls[key].begin - 1], rows.keys_BGQD[:, :, place]
             if before_BGD.shape[1:] != theirs_BGD.shape[1:]:
                 continue
             equal_BB = (before_BGD[:, None] == theirs_BGD).flatten(2).all(-1).tolist()
@@ -433,7 +427,7 @@ class _OpenForward:
             rows, kept = self.forward.calls[key], getattr(self.cache, "layers", ())
             keys = getattr(kept[key[1]], "keys", None) if key[1] < len(kept) else None
             if isinstance(keys, Tensor) and keys.ndim == 4 and rows.weights_BHQK is not None:
-                rows.k_BGQD = keys[:, :, rows.begin : rows.begin + rows.weights_BHQK.shape[2]].detach().clone()
+                rows.cached_BGQD = keys[:, :, rows.begin : rows.begin + rows.weights_BHQK.shape[2]].detach().clone()
                 return key, keys
         return None
 
@@ -446,7 +440,7 @@ class _OpenForward:
             return True
         kept = []
         for forward, at, end in path(parent.forward, parent.row, parent.place + 1):
-            if (keys_BGQD := forward.calls[key].k_BGQD) is None:
+            if (keys_BGQD := forward.calls[key].keys_BGQD) is None:
                 return False
             kept.append(keys_BGQD[at, :, :end])
         own_GTD, begin = torch.cat(kept, 1), self.forward.calls[key].begin
@@ -465,11 +459,6 @@ class _OpenForward:
             return [None] * forward.batch
         place = forward.start - 1 - last.start
         return [Parent(last, row, place) if parent is None else parent for row, parent in enumerate(known)]
-
-
-@lru_cache
-def _argument_names(forward: Callable[..., Any]) -> tuple[str, ...]:
-    return tuple(inspect.signature(forward).parameters)[1:]
 
 
 def _own(x: Tensor) -> Tensor:

@@ -11,14 +11,15 @@ of v.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from attnscope.attention.operator import AttentionOperator, DenseAttention
-from attnscope.attention.spec import AttentionSpec, Visibility, by_place
+from attnscope.attention.spec import AttentionSpec, Visibility, allowed, by_place
 from attnscope.errors import ModelError
 from attnscope.hooks.calls import REPEATED_ROWS, AttentionCall, check_call, relative_error
 from attnscope.hooks.engines import full_precision, select_operator
@@ -34,7 +35,7 @@ class JoinedLayer(NamedTuple):
 
     P: AttentionOperator
     check: CallCheck
-    rows: CallRows
+    kv_heads: int
 
 
 class JoinedText(NamedTuple):
@@ -99,72 +100,80 @@ class _Joiner:
         self.ids_T = ids_of(segments, stack)[self.real_T]
         self.places = self.real_T.nonzero()[:, 0]  # of the tokens that stay, among all
         self.before = torch.cat([torch.zeros(1, dtype=torch.long), self.real_T.cumsum(0)])  # those that stay, before
-        self._visible: dict[tuple[int, ...], Visibility] = {}
-        self._biases: dict[tuple[int, ...], Tensor] = {}
+        self._made: dict[Any, Any] = {}
         counts = [segment.end for segment in segments]
         self.starts = [sum(counts[:at]) for at in range(len(counts))]
 
     def layer(self, key: Layer) -> JoinedLayer:
         """A layer's attention of the text to itself."""
         rows = [forward.calls[key] for forward, _, _ in self.segments]
-        visible = self._seen(rows)
-        if rows[0].weights_BHQK is not None:
-            return self._of_weights(rows, visible)
-        keys, values = list[Tensor](), list[Tensor]()
-        for of, (_, row, count) in zip(rows, self.segments, strict=True):
-            assert of.k_BGQD is not None
-            assert of.v_BGQV is not None
-            keys.append(of.k_BGQD[row, :, :count])
-            values.append(of.v_BGQV[row, :, :count])
-        k, v = self._cat(keys), self._cat(values)
-        bias = None if rows[0].bias is None else self._bias(rows)
-        return self._checked(key, rows, AttentionSpec(self._q(rows), k, v, rows[0].scale, visible, bias=bias))
+        sights = tuple((id(of.sight), of.begin) for of in rows)
+        visible: Visibility = self._once(sights, lambda: self._seen(rows))
+        if rows[0].spec is None:
+            return _dense(rows[0], self._square(rows, [of.queries for of in rows]), visible)
+        k, v = (
+            self._cat([getattr(spec, name)[row, :, :count] for spec, row, count, _ in self._specs(rows)])
+            for name in ("k_BGKD", "v_BGKV")
+        )
+        biases = [spec.bias for spec, *_ in self._specs(rows) if spec.bias is not None]
+        bias = self._once(tuple(map(id, biases)), lambda: self._square(rows, biases)) if biases else None
+        return self._checked(rows, k, v, visible, bias)
 
     def cross(self, key: Layer, first: CallRows, row: int, source_T: Tensor | None) -> JoinedLayer:
         """A layer's attention to the source; first: the call of the first forward, which has its keys."""
         rows = [forward.calls[key] for forward, _, _ in self.segments]
-        if first.weights_BHQK is not None:
-            weights = self._cat([part for part, _, _ in self._weights(rows)])
+        if first.spec is None:
+            weights = self._cat([of.queries[at, :, :count] for of, at, count, _ in self._parts(rows)])
             weights = weights if source_T is None else weights[..., source_T.to(weights.device)]
             T, S = weights.shape[2:]
             return _dense(first, weights, Visibility(T, S, None, False, None, weights.device))
-        assert first.k_BGQD is not None
-        assert first.v_BGQV is not None
-        S = first.k_BGQD.shape[2]
+        S, device = first.spec.k_BGKD.shape[2], first.spec.k_BGKD.device
         real_S = torch.ones(S, dtype=torch.bool) if source_T is None or len(source_T) != S else source_T
-        seen_TS = torch.cat(
-            [_stretches(of.sight, row, count, S) for of, (_, row, count) in zip(rows, self.segments, strict=True)]
-        ).cpu()[self.places][:, real_S]
-        T, S, device = len(seen_TS), int(real_S.sum()), first.k_BGQD.device
+        seen = [_stretches(of.sight, at, count, S) for of, at, count, _ in self._parts(rows)]
+        seen_TS = torch.cat(seen).cpu()[self.places][:, real_S]
         mask = None if bool(seen_TS.all()) else seen_TS[None, None].to(device)
-        visible = Visibility(T, S, mask, False, None, device)
-        k, v = (part[row : row + 1, :, real_S.to(device)] for part in (first.k_BGQD, first.v_BGQV))
-        return self._checked(key, rows, AttentionSpec(self._q(rows), k, v, first.scale, visible))
+        visible = Visibility(len(seen_TS), int(real_S.sum()), mask, False, None, device)
+        k, v = (part[row : row + 1, :, real_S.to(device)] for part in (first.spec.k_BGKD, first.spec.v_BGKV))
+        return self._checked(rows, k, v, visible, None)
 
-    def _cat(self, parts: Sequence[Tensor], axis: int = 1) -> Tensor:
+    def _parts(self, rows: Sequence[CallRows]) -> Iterator[tuple[CallRows, int, int, int]]:
+        """The call of each segment, its row there, how many of its queries, and how far its columns are moved."""
+        for of, (_, row, count), start in zip(rows, self.segments, self.starts, strict=True):
+            yield of, row, count, start - of.begin
+
+    def _specs(self, rows: Sequence[CallRows]) -> Iterator[tuple[AttentionSpec, int, int, int]]:
+        """The same with what each call computed."""
+        for of, row, count, shift in self._parts(rows):
+            assert of.spec is not None
+            yield of.spec, row, count, shift
+
+    def _once(self, same: Any, make: Callable[[], Any]) -> Any:
+        """What layers share whose calls had the same."""
+        if same not in self._made:
+            self._made[same] = make()
+        return self._made[same]
+
+    def _cat(self, parts: Sequence[Tensor]) -> Tensor:
         """Parts of tokens as one text without its padding, (1, H, T, ...)."""
-        whole = torch.cat(list(parts), axis)
-        if len(self.places) < whole.shape[axis]:
-            whole = whole.index_select(axis, self.places.to(whole.device))
+        whole = torch.cat(list(parts), 1)
+        if len(self.places) < whole.shape[1]:
+            whole = whole.index_select(1, self.places.to(whole.device))
         return whole[None]
 
-    def _q(self, rows: Sequence[CallRows]) -> Tensor:
-        """The queries, each times what makes one scale right for all."""
-        parts = []
-        for of, (_, row, count) in zip(rows, self.segments, strict=True):
-            assert of.q_BHQD is not None
-            part = of.q_BHQD[row, :, :count]
-            parts.append(part if of.scale == rows[0].scale else part * (of.scale / rows[0].scale))
-        return self._cat(parts)
+    def _square(self, rows: Sequence[CallRows], values: Sequence[Tensor]) -> Tensor:
+        """What calls had of each query and key, (B or 1, H, Q, K) each, as the text's, (1, H, T, T); 0 elsewhere."""
+        parts, tokens = list[Tensor](), len(self.real_T)
+        for value, (_, row, count, shift) in zip(values, self._parts(rows), strict=True):
+            part = value[row if len(value) > 1 else 0, :, :count]
+            whole = part.new_zeros(*part.shape[:2], tokens)
+            stop = min(part.shape[-1], tokens - shift)
+            whole[..., max(0, shift) : stop + shift] = part[..., max(0, -shift) : stop]
+            parts.append(whole)
+        square = self._cat(parts)
+        return square[..., self.places.to(square.device)]
 
     def _seen(self, rows: Sequence[CallRows]) -> Visibility:
-        """Which keys each query saw; layers whose calls saw the same share it."""
-        same = tuple(id(of.sight) for of in rows) + tuple(of.begin for of in rows)
-        if same not in self._visible:
-            self._visible[same] = self._make_seen(rows)
-        return self._visible[same]
-
-    def _make_seen(self, rows: Sequence[CallRows]) -> Visibility:
+        """Which keys each query saw."""
         T, device = len(self.places), rows[0].sight.first_BQ.device
         first, past = list[Tensor](), list[Tensor]()
         for of, (_, row, count), start in zip(rows, self.segments, self.starts, strict=True):
@@ -183,8 +192,7 @@ class _Joiner:
                 return Visibility(T, T, None, True, None if window == T else window, device)
         if bool((first_T == 0).all()) and bool((past_T == T).all()):
             return Visibility(T, T, None, False, None, device)
-        key_T = torch.arange(T)
-        seen_TT = (first_T[:, None] <= key_T) & (key_T < past_T[:, None])
+        seen_TT = (first_T[:, None] <= place_T) & (place_T < past_T[:, None])
         return Visibility(T, T, seen_TT[None, None].to(device), device=device)
 
     def _masked(self, rows: Sequence[CallRows], device: torch.device) -> Visibility:
@@ -193,15 +201,14 @@ class _Joiner:
         hidden: Any = torch.finfo(torch.float32).min if adds else False
         heads = max(1 if of.sight.mask is None else of.sight.mask.shape[1] for of in rows)
         whole = torch.full((heads, len(self.real_T), len(self.real_T)), hidden, device=device)
-        for of, (_, row, count), start in zip(rows, self.segments, self.starts, strict=True):
-            mask, shift = of.sight.mask, start - of.begin
+        for (of, row, count, shift), start in zip(self._parts(rows), self.starts, strict=True):
+            mask = of.sight.mask
             if mask is None:
                 seen = _stretches(of.sight, row, count, len(self.real_T) - shift)[None]
             else:
                 seen = mask[row if len(mask) > 1 else 0, :, :count]
             if adds:
-                allowed = _allowed(seen)
-                seen = torch.where(allowed, seen.float() if seen.is_floating_point() else 0.0, hidden)
+                seen = torch.where(allowed(seen), seen.float() if seen.is_floating_point() else 0.0, hidden)
             columns = range(max(0, -shift), min(seen.shape[-1], len(self.real_T) - shift))
             part = seen[..., columns.start : columns.stop].to(whole.dtype)
             whole[:, start : start + count, columns.start + shift : columns.stop + shift] = part
@@ -209,56 +216,20 @@ class _Joiner:
         whole = whole[:, places][:, :, places]
         return by_place(Visibility(len(places), len(places), whole[None], device=device), [None])
 
-    def _bias(self, rows: Sequence[CallRows]) -> Tensor:
-        """What is added to the logits, (1, H, T, T); layers whose calls had the same share it."""
-        same = tuple(id(of.bias) for of in rows)
-        if same not in self._biases:
-            parts = []
-            for of, (_, row, count), start in zip(rows, self.segments, self.starts, strict=True):
-                assert of.bias is not None
-                part = of.bias[row if len(of.bias) > 1 else 0, :, :count]
-                shift = start - of.begin
-                whole = part.new_zeros(*part.shape[:2], len(self.real_T))
-                stop = min(part.shape[-1], len(self.real_T) - shift)
-                whole[..., max(0, shift) : stop + shift] = part[..., max(0, -shift) : stop]
-                parts.append(whole)
-            places = self.places.to(parts[0].device)
-            self._biases[same] = torch.cat(parts, 1)[:, places][:, :, places][None]
-        return self._biases[same]
-
-    def _sinks(self, rows: Sequence[CallRows]) -> Tensor | None:
-        """The sink logits: one for each head, or of each query its own."""
-        if (sinks := rows[0].sinks) is None or sinks.shape[-1] == 1:
-            return sinks
-        own = [
-            of.sinks[row if len(of.sinks) > 1 else 0, :, :count]
-            for of, (_, row, count) in zip(rows, self.segments, strict=True)
-            if of.sinks is not None
-        ]
-        return self._cat(own)
-
-    def _weights(self, rows: Sequence[CallRows]) -> Iterator[tuple[Tensor, int, int]]:
-        """The weights of each segment's rows, (H, Q, K), the column of its first token, and that token's place."""
-        for of, (_, row, count), start in zip(rows, self.segments, self.starts, strict=True):
-            assert of.weights_BHQK is not None
-            yield of.weights_BHQK[row, :, :count], of.begin, start
-
-    def _of_weights(self, rows: Sequence[CallRows], visible: Visibility) -> JoinedLayer:
-        """The layer of a family that shows its weights alone: each row as it was."""
-        parts, tokens = [], len(self.real_T)
-        for part, begin, start in self._weights(rows):
-            shift = start - begin
-            whole = part.new_zeros(*part.shape[:2], tokens)
-            stop = min(part.shape[-1], tokens - shift)
-            whole[..., max(0, shift) : stop + shift] = part[..., max(0, -shift) : stop]
-            parts.append(whole)
-        weights = self._cat(parts)
-        return _dense(rows[0], weights[..., self.places.to(weights.device)], visible)
-
-    def _checked(self, key: Layer, rows: Sequence[CallRows], spec: AttentionSpec) -> JoinedLayer:
+    def _checked(
+        self, rows: Sequence[CallRows], k: Tensor, v: Tensor, visible: Visibility, bias: Tensor | None
+    ) -> JoinedLayer:
         """The layer as an operator, after some rows times the values were compared with the model's own outputs."""
-        spec.softcap, spec.sinks = rows[0].softcap, self._sinks(rows)
-        spec.sinks_scale_output = rows[0].sinks_scale_output
+        first, _, _, _ = next(self._specs(rows))
+        q, sinks, own_sinks = list[Tensor](), list[Tensor](), first.sinks is not None and first.sinks.shape[-1] > 1
+        for of, row, count, _ in self._specs(rows):
+            # Each query times what makes one scale right for all.
+            part = of.q_BHQD[row, :, :count]
+            q.append(part if of.scale == first.scale else part * (of.scale / first.scale))
+            if own_sinks and of.sinks is not None:
+                sinks.append(of.sinks[row if len(of.sinks) > 1 else 0, :, :count])
+        spec = replace(first, q_BHQD=self._cat(q), k_BGKD=k, v_BGKV=v, visible=visible, bias=bias)
+        spec.sinks = self._cat(sinks) if sinks else first.sinks
         P = select_operator(spec)
         check = check_call(AttentionCall(rows[0].place, P, spec), "interface")
         check.dtype = rows[0].dtype
@@ -279,14 +250,14 @@ class _Joiner:
                 expected += [known[place].float() for place in run]
             if actual and actual[0].shape == expected[0].shape:
                 check.note(value_error=relative_error(torch.stack(actual), torch.stack(expected)))
-        allowed = tolerance(rows[0].dtype)[1]
-        if check.value_error is not None and not check.value_error <= allowed:
+        most = tolerance(rows[0].dtype)[1]
+        if check.value_error is not None and not check.value_error <= most:
             raise ModelError(
                 f"the forwards cannot be joined: in {check.name} the joined rows differ from what the model's own "
-                f"attention gave by {check.value_error:.2g}, {allowed:.2g} is allowed: {ROUNDED}",
+                f"attention gave by {check.value_error:.2g}, {most:.2g} is allowed: {ROUNDED}",
                 "record with the model's default cache",
             )
-        return JoinedLayer(P, check, rows[0])
+        return JoinedLayer(P, check, spec.kv_heads)
 
     def _last_rows(self) -> list[tuple[int, int, int]]:
         """The last queries of the first forwards and of the last: place, segment, and the row of its forward."""
@@ -304,20 +275,13 @@ def _dense(rows: CallRows, weights: Tensor, visible: Visibility) -> JoinedLayer:
     P = DenseAttention(weights, visible)
     with full_precision(P.device):
         check = check_call(AttentionCall(rows.place, P, None, weights), "hook")
-    return JoinedLayer(P, check, rows)
+    return JoinedLayer(P, check, P.heads)
 
 
 def _stretches(sight: SeenKeys, row: int, count: int, keys: int) -> Tensor:
     """(count, keys) boolean: what the queries of a row see, as columns of their call."""
     if sight.mask is not None:
-        mask = sight.mask[row if len(sight.mask) > 1 else 0, 0, :count, :keys]
-        return _allowed(mask)
-    edges = (edge_BQ[row if len(edge_BQ) > 1 else 0, :count, None] for edge_BQ in (sight.first_BQ, sight.past_BQ))
-    first, past = edges
+        return allowed(sight.mask[row if len(sight.mask) > 1 else 0, 0, :count, :keys])
+    first, past = (edge_BQ[row if len(edge_BQ) > 1 else 0, :count, None] for edge_BQ in (sight.first_BQ, sight.past_BQ))
     key_K = torch.arange(keys, device=first.device)
     return (first <= key_K) & (key_K < past)
-
-
-def _allowed(mask: Tensor) -> Tensor:
-    """Boolean: which keys a mask lets a query see."""
-    return mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
