@@ -19,7 +19,7 @@ from attnscope.attention.tiling import TiledAttention
 from attnscope.errors import InputError, MemoryLimitError, ModelError, UsageError
 from attnscope.hooks.calls import AttentionCall
 from attnscope.hooks.engines import select_operator
-from attnscope.hooks.functions import check_heard, hearing
+from attnscope.hooks.functions import LAYERS, check_heard, hearing
 from attnscope.hooks.report import CaptureReport
 from attnscope.reference import naive
 from helpers import any_modules
@@ -173,7 +173,8 @@ def test_tokens_of_padding_that_a_nested_tensor_lacks_have_no_rows() -> None:
 def test_what_a_layer_is_said_to_compute_is_held_against_its_output(monkeypatch: pytest.MonkeyPatch) -> None:
     module = nn.TransformerEncoderLayer(E, HEADS, 64, batch_first=True, dropout=0.0).eval()
     _, right = heard(module, torch.randn(2, T, E))
-    monkeypatch.setattr("attnscope.hooks.functions._encode", lambda given, states, heads: states + heads)
+    name, broken = "_transformer_encoder_layer_fwd", lambda given, states, heads: states + heads
+    monkeypatch.setitem(LAYERS, name, LAYERS[name]._replace(finished=broken))
     with torch.no_grad(), hearing(module, lambda call: None) as wrong:
         module(torch.randn(2, T, E))
     assert right.failures("float32") == []

@@ -19,8 +19,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -68,13 +69,9 @@ def hearing(
         >>> report.unheard  # what attends in a way that was not heard, by the path of its module
     """
     ear = _Ear(bare_model(module), on_call, operator, change)
-    with ExitStack() as around:
-        around.enter_context(uncompiled())
-        if change is not None:
-            around.enter_context(_slow_path())
-        around.enter_context(ear)
+    with uncompiled(), nullcontext() if change is None else _slow_path(), ear:
         yield ear.report
-        ear.finish()
+        ear.flush()  # what waits for its values, now that the pass has ended
         settle(ear.report.calls)
 
 
@@ -215,27 +212,21 @@ class _Ear(TorchDispatchMode):
 
     def _handler(self, func: Any) -> Callable[..., Any] | None:
         """What hears an operation, by its name and its schema; None for what is no attention."""
-        name = str(getattr(func, "__name__", func)).partition(".")[0]
+        name = _name(func)
         if name in ("_softmax", "softmax", "_safe_softmax"):
             return self._on_softmax
         if name in ("bmm", "matmul", "mm"):
             return self._on_product
         if name in ("_to_copy", "clone"):
             return self._on_copy
-        if name == "_native_multi_head_attention":
-            return self._on_attention_layer
-        if name == "_transformer_encoder_layer_fwd":
-            return self._on_encoder_layer
+        if name in LAYERS:
+            return partial(self._on_layer, LAYERS[name])
         if "backward" in name or not ("attention" in name or "attn" in name):
             return None
         schema = getattr(func, "_schema", None)
         names = {argument.name for argument in schema.arguments} if schema else set()
         known = "scaled_dot_product" in name and {"query", "key", "value"} <= names and "q_descale" not in names
         return self._on_kernel if known else self._on_unknown
-
-    def finish(self) -> None:
-        """Hand on what waits for its values, now that the pass has ended."""
-        self._flush()
 
     # The three ways, and what is none of them.
 
@@ -247,9 +238,9 @@ class _Ear(TorchDispatchMode):
         given = _arguments(func, args, kwargs)
         q, k, v = given["query"], given["key"], given["value"]
         if q.is_nested or k.is_nested:
-            self._note_unheard(caller, NESTED)
+            self.report.unheard[caller.path] = NESTED
             return result
-        self._flush()
+        self.flush()
         mask = given.get("attn_mask", given.get("attn_bias"))
         heads = self._heads_of(caller, q)
         q, k, v = (_by_head(part, heads) for part in (q, k, v))
@@ -266,33 +257,17 @@ class _Ear(TorchDispatchMode):
         changed = changed.transpose(1, 2).reshape(output.shape).to(output.dtype)
         return (changed, *result[1:]) if isinstance(result, tuple) else changed
 
-    def _on_attention_layer(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def _on_layer(self, layer: LayerOperation, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         with _casting_as_outside(args[0].device):
             result, caller = operation(func, args, kwargs), self._caller()
             if caller is not None:
-                given = _arguments(func, args, kwargs)
-                self._on_layer(caller, given, given["query"], given["num_head"], result[0], _project)
+                output = result[0] if isinstance(result, tuple) else result
+                self._hear_layer(caller, layer, _arguments(func, args, kwargs), output)
         return result
 
-    def _on_encoder_layer(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        with _casting_as_outside(args[0].device):
-            result, caller = operation(func, args, kwargs), self._caller()
-            if caller is not None:
-                given = _arguments(func, args, kwargs)
-                self._on_layer(caller, given, given["src"], given["num_heads"], result, _encode)
-        return result
-
-    def _on_layer(
-        self,
-        caller: Caller,
-        given: Mapping[str, Any],
-        states: Tensor,
-        heads: int,
-        output: Tensor,
-        finished: Callable[[Mapping[str, Any], Tensor, Tensor], Tensor],
-    ) -> None:
-        """One operation that computes a whole layer; finished: what it makes of states and of the heads' output."""
-        self._flush()
+    def _hear_layer(self, caller: Caller, layer: LayerOperation, given: Mapping[str, Any], output: Tensor) -> None:
+        self.flush()
+        states, heads = given[layer.states], given[layer.heads]
         lengths: list[int] | None = None
         if states.is_nested:
             lengths = [len(part) for part in states.unbind()]
@@ -308,15 +283,17 @@ class _Ear(TorchDispatchMode):
             weights_BHRK = torch.cat([P.rows(start, stop) for start, stop in sample.runs], 2)
             dtype = given["proj_weight"].dtype  # that of the states, where nothing casts
             heads_BRE = (weights_BHRK @ v.float()).transpose(1, 2).flatten(2).to(dtype)
-            expected = finished(given, sample.of(states).to(dtype), heads_BRE)
+            expected = layer.finished(given, sample.of(states).to(dtype), heads_BRE)
             # Rows of padding hold whatever the operation left there.
             real = visible.counts_BHQ[:, :1, sample.row_R].transpose(1, 2) > 0
             if lengths is not None:
                 real = real & (sample.row_R < torch.tensor(lengths, device=P.device)[:, None])[..., None]
             return relative_error(expected * real, sample.of(output) * real)
 
-        owner = _owner_of(given["qkv_weight"], caller)
-        path = ".".join(part for part in (caller.path, owner) if part)
+        # The part of the module that calls whose weight it is; the module itself where that is its own.
+        address = given["qkv_weight"].data_ptr()
+        weights = (name for name, own in caller.module.named_parameters() if own.data_ptr() == address)
+        path = ".".join(filter(None, (caller.path, next(weights, "").rpartition(".")[0])))
         self._hand_on(caller._replace(path=path), spec, LAYER, error=error)
         self.report.calls[-1].dtype = _read_as(output.dtype)
 
@@ -326,10 +303,10 @@ class _Ear(TorchDispatchMode):
             return result
         axis, caller = args[1] if len(args) > 1 else kwargs.get("dim", -1), self._caller()
         if caller is not None and axis % result.ndim == result.ndim - 1:
-            self._flush()
+            self.flush()
             self._pending = _Softmax(result, caller, "safe" in str(func))
         elif caller is not None and result.ndim == 4:  # with fewer it may be anything
-            self._note_unheard(caller, OTHER_AXIS)
+            self.report.unheard[caller.path] = OTHER_AXIS
         return result
 
     def _on_product(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -340,7 +317,7 @@ class _Ear(TorchDispatchMode):
             return self._finished_weights(multiplied, args[1], result)
         if pending is not None and pending.is_turned_in(args[0]):
             self._pending = None
-            self._note_unheard(pending.caller, OTHER_AXIS)
+            self.report.unheard[pending.caller.path] = OTHER_AXIS
         return result
 
     def _on_copy(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -354,13 +331,12 @@ class _Ear(TorchDispatchMode):
     def _on_unknown(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         caller = self._caller()
         if caller is not None:
-            name = str(getattr(func, "__name__", func)).partition(".")[0].strip("_")
-            self._note_unheard(caller, f"a call of {name}, which shows no weights")
+            self.report.unheard[caller.path] = f"a call of {_name(func).strip('_')}, which shows no weights"
         return operation(func, args, kwargs)
 
     # Finished weights: their values may follow.
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
         """Weights whose product with values was not seen, where their shape says that they are over tokens."""
         pending, self._pending = self._pending, None
         if pending is None:
@@ -368,11 +344,11 @@ class _Ear(TorchDispatchMode):
         shape, tokens = pending.weights.shape, pending.caller.tokens
         if len(shape) < 4:  # mostly the softmax of a classifier or a router
             if len(shape) == 3 and tokens.issuperset(shape[1:]):
-                self._note_unheard(pending.caller, UNSEEN)
+                self.report.unheard[pending.caller.path] = UNSEEN
             return
         if tokens and shape[-1] not in tokens:
             width = next(iter(pending.caller.inputs.values())).shape[-1]
-            self._note_unheard(pending.caller, CHANNELS if shape[-1] * shape[-3] == width else UNSEEN)
+            self.report.unheard[pending.caller.path] = CHANNELS if shape[-1] * shape[-3] == width else UNSEEN
             return
         self._finished_weights(pending)
 
@@ -381,12 +357,12 @@ class _Ear(TorchDispatchMode):
         weights, caller = pending.weights, pending.caller
         tokens = caller.tokens
         if values is not None and tokens and weights.shape[-1] not in tokens and values.shape[-1] in tokens:
-            self._note_unheard(caller, CHANNELS)
+            self.report.unheard[caller.path] = CHANNELS
             return result
         # Linear attention takes one softmax over tokens, and one over channels.
         linear = self.report.unheard.get(caller.path) == OTHER_AXIS
         if linear and tokens and not tokens.issuperset(weights.shape[-2:]):
-            self._note_unheard(caller, CHANNELS)
+            self.report.unheard[caller.path] = CHANNELS
             return result
         # What the mask was is read off the weights: later keys without any are hidden.
         heads = self._heads_of(caller, weights)
@@ -396,7 +372,7 @@ class _Ear(TorchDispatchMode):
         parts = 0 if values is None else values.shape[:-2].numel()
         heads_first = weights.ndim < 4 or Q in tokens or H not in tokens
         if not heads_first and parts != B * H:
-            self._note_unheard(caller, UNORDERED)
+            self.report.unheard[caller.path] = UNORDERED
             return result
         causal = Q == K >= 2 and not bool((weights_BHQK.amax((0, 1)).triu(1) > 0).any())
         visible = Visibility(Q, K, None, causal, None, weights.device)
@@ -470,9 +446,6 @@ class _Ear(TorchDispatchMode):
             self.report.folded[caller.path] = heads
         return heads
 
-    def _note_unheard(self, caller: Caller, what: str) -> None:
-        self.report.unheard[caller.path] = what
-
     def _caller(self) -> Caller | None:
         """The innermost part of the module that runs now, by the frames of this thread; None outside of it."""
         frame: Any = sys._getframe(2)
@@ -495,6 +468,11 @@ class _Ear(TorchDispatchMode):
 
 # Set, not defined: PyTorch wraps what is defined, and imports its compiler for that, which takes seconds.
 _Ear.__torch_dispatch__ = _Ear.on_operation  # type: ignore[method-assign, assignment]
+
+
+def _name(func: Any) -> str:
+    """What an operation is called, without its overload."""
+    return str(getattr(func, "__name__", func)).partition(".")[0]
 
 
 def _arguments(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -582,14 +560,6 @@ def _read_as(dtype: Any) -> Any:
     return torch.float32 if dtype == torch.float64 else dtype
 
 
-def _owner_of(weight: Tensor, caller: Caller) -> str:
-    """The path, inside the module that calls, of the part whose parameter a tensor is; empty for its own."""
-    for name, parameter in caller.module.named_parameters():
-        if parameter.data_ptr() == weight.data_ptr():
-            return name.rpartition(".")[0]
-    return ""
-
-
 def _norm(given: Mapping[str, Any], states: Tensor, number: int) -> Tensor:
     weight, bias = given[f"norm_weight_{number}"], given[f"norm_bias_{number}"]
     return functional.layer_norm(states, weight.shape, weight, bias, given["eps"])
@@ -611,3 +581,20 @@ def _encode(given: Mapping[str, Any], states: Tensor, heads_BRE: Tensor) -> Tens
     inner = functional.gelu(inner) if given["use_gelu"] else functional.relu(inner)
     output = attended + functional.linear(inner, given["ffn_weight_2"], given["ffn_bias_2"])
     return output if first else _norm(given, output, 2)
+
+
+class LayerOperation(NamedTuple):
+    """An operation for a whole layer: its arguments with the states and the number of heads, and what it gives.
+
+    finished: what it makes of its arguments, the states and the heads' outputs.
+    """
+
+    states: str
+    heads: str
+    finished: Callable[[Mapping[str, Any], Tensor, Tensor], Tensor]
+
+
+LAYERS = {
+    "_native_multi_head_attention": LayerOperation("query", "num_head", _project),
+    "_transformer_encoder_layer_fwd": LayerOperation("src", "num_heads", _encode),
+}
