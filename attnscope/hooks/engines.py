@@ -35,7 +35,7 @@ from attnscope.hooks import calls
 from attnscope.hooks.calls import CHECKED_ROWS, REPEATED_ROWS, AttentionCall, CallSite, OriginalAttention, RowChecks
 from attnscope.hooks.report import UNREAD, CallCheck
 from attnscope.model.families import family
-from attnscope.model.geometry import Geometry
+from attnscope.model.geometry import Geometry, LayerGeometry
 from attnscope.model.libraries import ProcessWide
 from attnscope.utils.memory import DTYPE_BYTES, free_memory, is_out_of_memory
 
@@ -53,6 +53,11 @@ class Cost(Protocol):
     ) -> int: ...
 
 
+def _most(geometry: Geometry, of: Callable[[LayerGeometry], int]) -> int:
+    """The largest number of its layers with attention, of which one at a time takes memory; 0 without any."""
+    return max(map(of, geometry.attention_layers), default=0)
+
+
 def eager_bytes(geometry: Geometry, tokens: int, dtype_bytes: int, batch: int = 1, device: str = "cpu") -> int:
     """Peak bytes of the attention matrices that are alive at once while eager attention runs one layer, on any device.
 
@@ -63,8 +68,7 @@ def eager_bytes(geometry: Geometry, tokens: int, dtype_bytes: int, batch: int = 
     Example:
         eager_bytes(geometry, 2048, 4)  # 24 heads: 24 * 8 * 2048**2 + 4 * 2048**2 = 822083584
     """
-    types = {layer.type for layer in geometry.attention_layers}
-    heads = max((layer.heads for layer in geometry.attention_layers), default=0)
+    types, heads = {layer.type for layer in geometry.attention_layers}, _most(geometry, lambda layer: layer.heads)
     alive = family(geometry.model_type).matrices_alive
     entry = alive * dtype_bytes if dtype_bytes >= 4 else 6 + 2 * alive
     return batch * tokens * tokens * (heads * entry + len(types) * dtype_bytes)
@@ -76,7 +80,7 @@ def logits_bytes(geometry: Geometry, tokens: int, batch: int = 1) -> int:
     Example:
         logits_bytes(geometry, 2048)  # 24 heads: 24 * 4 * 2048**2 = 402653184
     """
-    return 4 * batch * tokens**2 * max((layer.heads for layer in geometry.attention_layers), default=0)
+    return 4 * batch * tokens**2 * _most(geometry, lambda layer: layer.heads)
 
 
 def fused_bytes(geometry: Geometry, tokens: int, dtype_bytes: int = 4, batch: int = 1, device: str = "cpu") -> int:
@@ -89,18 +93,14 @@ def fused_bytes(geometry: Geometry, tokens: int, dtype_bytes: int = 4, batch: in
     Example:
         fused_bytes(geometry, 2048)  # 24 heads on 8 kv heads of 128: 4 * 2048 * (3 * 24 + 2 * 2 * 8) * 128 + 2 tiles
     """
-    layers, kind = geometry.attention_layers, device.partition(":")[0]
-    per_token = max(
-        (
-            layer.heads * (layer.head_dim + 2 * layer.value_dim)
-            + 2 * layer.kv_heads * (layer.head_dim + layer.value_dim)
-            for layer in layers
-        ),
-        default=0,
-    )
-    whole = 4 * max((layer.heads for layer in layers), default=0) * tokens**2
+    kind, whole = device.partition(":")[0], logits_bytes(geometry, tokens)
+
+    def per_token(layer: LayerGeometry) -> int:
+        own, shared = layer.heads * (layer.head_dim + 2 * layer.value_dim), layer.head_dim + layer.value_dim
+        return own + 2 * layer.kv_heads * shared
+
     tiles = 2 * TILE_BYTES["cpu"] if kind == "cpu" else SORTED_TILES * min(TILE_BYTES[kind], whole)
-    return 4 * batch * tokens * per_token + tiles
+    return 4 * batch * tokens * _most(geometry, per_token) + tiles
 
 
 def probe_bytes(geometry: Geometry, tokens: int, dtype_bytes: int, batch: int = 1, device: str = "cpu") -> int:
@@ -111,14 +111,11 @@ def probe_bytes(geometry: Geometry, tokens: int, dtype_bytes: int, batch: int = 
     Example:
         probe_bytes(geometry, 2048, 4)  # 24 heads on 8 kv heads of 128: 4 * 2048 * (24 * 2048 + (24 + 8) * 128)
     """
-    per_token = max(
-        (
-            layer.heads * (tokens + layer.value_dim) + layer.kv_heads * layer.value_dim
-            for layer in geometry.attention_layers
-        ),
-        default=0,
-    )
-    return dtype_bytes * batch * tokens * per_token
+
+    def per_token(layer: LayerGeometry) -> int:
+        return layer.heads * (tokens + layer.value_dim) + layer.kv_heads * layer.value_dim
+
+    return dtype_bytes * batch * tokens * _most(geometry, per_token)
 
 
 def tokens_that_fit(geometry: Geometry, free_bytes: int, dtype_bytes: int) -> int:

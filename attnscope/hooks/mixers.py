@@ -26,7 +26,6 @@ from transformers.activations import ACT2FN
 
 from attnscope.attention.channels import ChannelMap, ChannelRule, FadingMean, Joined, Recurrence, ShortConvolution
 from attnscope.attention.linear import LinearMap, LinearRule
-from attnscope.attention.spec import Visibility
 from attnscope.hooks import forward
 from attnscope.hooks.calls import REPEATED_ROWS, AttentionCall, CallSite, check_call, relative_error, sampled
 from attnscope.hooks.engines import ENGINES, Engine, OnCall, full_precision, unmeasured
@@ -371,7 +370,9 @@ class _Listener:
         bound = inspect.signature(own).bind(*args, **kwargs)
         arguments = dict(bound.arguments)
         arguments |= arguments.pop("kwargs", {})
-        if _holds_tokens(arguments.get(first_state)):  # what a cache holds is no token of this text
+        state = arguments.get(first_state)
+        sums = state[:2] if isinstance(state, list | tuple) else [state]  # a third is a stabiliser
+        if any(part is not None and bool(part.any()) for part in sums):  # what a cache holds is no token of this text
             return returned
         first = returned[0] if isinstance(returned, tuple | list) else returned
         output = first.transpose(1, 2) if turned else first
@@ -399,20 +400,11 @@ class _Listener:
             call = AttentionCall(place, LinearMap(rule), None, None, output, values_BHTV, kernel=rule.name)
         else:
             call = AttentionCall(place, ChannelMap(rule), kernel=rule.name)
-        check = self._checked(call, rule, output) if self.engine.checked else unmeasured(call, output, RULE)
+        check = _checked(call, rule, output) if self.engine.checked else unmeasured(call, output, RULE)
         check.kernel, check.answered_by = rule.name, call.P.answered_by
         self.report.calls.append(check)
         self.on_call(call)
         return call, check
-
-    @staticmethod
-    def _checked(call: AttentionCall, rule: LinearRule | ChannelRule, output: Tensor) -> CallCheck:
-        check = check_call(call, RULE)
-        check.note(masked_weight=_future(call))
-        if isinstance(rule, ChannelRule):
-            check.dtype = output.dtype
-            check.note(value_error=_error_over_channels(rule, output))
-        return check
 
 
 @contextmanager
@@ -422,21 +414,16 @@ def _outside(device: torch.device) -> Iterator[None]:
         yield
 
 
-def _holds_tokens(state: Any) -> bool:
-    """Whether the state before the first token is one that tokens have left."""
-    sums = state[:2] if isinstance(state, list | tuple) else [state]  # a third is a stabiliser
-    return any(part is not None and bool(part.any()) for part in sums)
-
-
-def _error_over_channels(rule: ChannelRule, output_BTC: Tensor) -> Tensor:
-    """How far every channel's M v is from what the model's own code made, over some rows."""
-    rows = sampled(Visibility(*rule.shape[1:2] * 2, device=output_BTC.device), REPEATED_ROWS, output_BTC.device)
-    own = torch.cat([rule.output(start, stop) for start, stop in rows.runs], 1)
-    return relative_error(own, rows.of(output_BTC))
-
-
-def _future(call: AttentionCall) -> Tensor:
-    """The largest weight on a token after the query, over some rows: 0 in a rule that knows no later token."""
-    runs, P = sampled(call.visible, 16, call.P.device).runs, call.P
+def _checked(call: AttentionCall, rule: LinearRule | ChannelRule, output: Tensor) -> CallCheck:
+    """How a call of a rule held, which gave this output, (B, T, ...)."""
+    check, P, sample = check_call(call, RULE), call.P, sampled(call.visible, REPEATED_ROWS, call.P.device)
+    # The largest weight on a token after the query: 0 in a rule that knows no later token.
     rows = (lambda a, b: P.rule.mean(a, b)[:, None]) if isinstance(P, ChannelMap) else P.rows  # not the whole map
-    return torch.stack([(rows(a, b).abs() * ~call.visible.rows(a, b)).max() for a, b in runs]).max()
+    future = [(rows(a, b).abs() * ~call.visible.rows(a, b)).max() for a, b in sample.runs]
+    check.note(masked_weight=torch.stack(future).max())
+    # Every channel's M v against what the model's own code made.
+    if isinstance(rule, ChannelRule):
+        own = torch.cat([rule.output(a, b) for a, b in sample.runs], 1)
+        check.note(value_error=relative_error(own, sample.of(output)))
+        check.dtype = output.dtype
+    return check
