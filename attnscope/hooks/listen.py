@@ -230,7 +230,7 @@ def overhearing(
         _dispatching(listener),
         forward.temporary(listener.hook_modules(False)),
     ):
-        yield listener.begin
+        yield listener.calls.clear  # its layers are counted from there
 
 
 SINKS = ("s_aux", "sinks")  # what families call their sink logits
@@ -315,7 +315,7 @@ class _Listener:
         self._last_weights: Callable[[], Any] = lambda: None  # that a module returned, where alive
         self.watch, self.watches = Watch(), False  # whether there is a module to be watched
         self.stacks = ModuleStacks(model, forward.config_of(model))
-        self._calls: dict[tuple[str, int], int] = {}
+        self.calls: dict[tuple[str, int], int] = {}
         self._families: dict[nn.Module, Family] = {}
         self._around: dict[nn.Module, list[nn.Module]] = {}
         self._by_interface: set[nn.Module] = set()
@@ -337,10 +337,6 @@ class _Listener:
         self.watches = bool(watched)
         hooks += [module.register_forward_pre_hook(self.watch.enter) for module in watched]
         return [*self.stacks.hook(attention), *hooks]
-
-    def begin(self) -> None:
-        """A forward begins."""
-        self._calls.clear()
 
     def overhear(self, original: OriginalAttention, shown: Sequence[OnCall]) -> Any:
         """What the model's own attention returns, after the call was shown."""
@@ -519,9 +515,9 @@ class _Listener:
         stack = stack or self.stacks.of(module)
         layer = layer_of(module, self.paths[module])
         if self._family(module).by_order:
-            layer = sum(called == stack for called, _ in self._calls)
-        self._calls[stack, layer] = self._calls.get((stack, layer), -1) + 1
-        return CallSite(layer, self._calls[stack, layer], self.paths[module], module, stack)
+            layer = sum(called == stack for called, _ in self.calls)
+        self.calls[stack, layer] = self.calls.get((stack, layer), -1) + 1
+        return CallSite(layer, self.calls[stack, layer], self.paths[module], module, stack)
 
     def _visibility(self, original: OriginalAttention, arguments: Mapping[str, Any]) -> Visibility:
         """One Visibility per mask: layers that share a mask share its counts.

@@ -16,7 +16,7 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import redirect_stdout, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -35,6 +35,7 @@ from attnscope.errors import (
     visible,
 )
 from attnscope.model import adapters, checkpoint, fitting, gguf, quantised, sources, tasks
+from attnscope.model.checkpoint import Stored
 from attnscope.model.families import family
 from attnscope.model.geometry import MOST_NUMBER, Geometry, geometry_of, number_bytes, stretch_positions, weight_bytes
 from attnscope.model.libraries import bars_as_elsewhere, knows_interface, needed, uncollected, weights_counted
@@ -72,8 +73,7 @@ def load(options: LoadOptions) -> LoadedModel:
     try:
         sources.check_tokenizer(source, options)
     except ModelError:
-        config, _ = _config(source, options)  # one that reads no text has none, and that is the better answer
-        task = tasks.chosen_task(config, options.task, source.name)
+        config, task, _ = _config(source, options)  # one that reads no text has none, and that is the better answer
         tasks.model_class(config, task, source.name)
         if task != VISION_ONLY:
             raise
@@ -81,8 +81,7 @@ def load(options: LoadOptions) -> LoadedModel:
     # What the config shows is refused before weights are downloaded.
     names = sources.weight_files(source, options)
     device = chosen_device(options)
-    config, replaced = _config(source, options)
-    task = tasks.chosen_task(config, options.task, source.name)
+    config, task, replaced = _config(source, options)
     trained = _geometry(config, source, task).max_positions
     config = stretch_positions(config, options.positions)
     geometry = _geometry(config, source, task)
@@ -138,8 +137,7 @@ def load_tokenizer(options: LoadOptions) -> LoadedTokenizer:
         sources.check_tokenizer(source, options)
     except ModelError as error:
         refused = error
-    config, _ = _config(source, options)
-    task = tasks.chosen_task(config, options.task, source.name)
+    config, task, _ = _config(source, options)
     if task == VISION_ONLY:
         what = f"{source.name} ({config.model_type}) reads pictures, and has no tokenizer"
         raise ModelError(what, "give it one with {picture=FILE}")
@@ -282,8 +280,7 @@ def load_config(options: LoadOptions) -> Any:
         geometry_of(load_config(LoadOptions(model="demo"))).layers[0].kv_heads  # 3
     """
     source = locate(options)
-    config, _ = _config(source, options)
-    task = tasks.chosen_task(config, options.task, source.name)
+    config, task, _ = _config(source, options)
     tasks.model_class(config, task, source.name)
     _readable(_geometry(config, source, task))
     return config
@@ -380,10 +377,11 @@ def locate(options: LoadOptions) -> Source:
 
 
 @uncollected()
-def _config(source: Source, options: LoadOptions) -> tuple[Any, dict[str, Any]]:
-    """The config as the model is read, and what its files state in place of that, by name.
+def _config(source: Source, options: LoadOptions) -> tuple[Any, str, dict[str, Any]]:
+    """The config as the model is read, what it is read at, and what its files state in place of the config, by name.
 
-    Raises ModelError where transformers knows no such type, and no code is brought that may be run.
+    Raises ModelError where transformers knows no such type, and no code is brought that may be run; and as
+    `tasks.chosen_task`.
     """
     if source.gguf:
         config = gguf.load_config(source.gguf, options.permits, trust=options.gguf == "trust")
@@ -414,7 +412,7 @@ def _config(source: Source, options: LoadOptions) -> tuple[Any, dict[str, Any]]:
     replaced = {name: getattr(config, name) for name, value in changes.items() if getattr(config, name) != value}
     for name, value in changes.items():
         setattr(config, name, value)
-    return config, replaced
+    return config, tasks.chosen_task(config, options.task, source.name), replaced
 
 
 def _geometry(config: Any, source: Source, task: str) -> Geometry:
@@ -503,13 +501,15 @@ def _model(
     Every weight that it needs was in the checkpoint, and holds the numbers that the checkpoint stores.
     """
     files = [source.folder / name for name in sources.weight_files(source, options)[source]]
+    stored = checkpoint.stored_tensors(() if source.gguf else files)
     room = human_bytes(free_memory(device))  # asked before: what was loaded when memory ran out may still be held
     try:
-        fit = _fit(source, config, options, device, task)
+        with weights_counted({name: tensor.bytes for name, tensor in stored.items()}):
+            fit = _fit(source, config, options, device, task)
         unused = [] if source.gguf else fit.unused_inside
         # What is loaded is compared with what the files store: transformers passes over what it does not know.
         if not source.gguf:
-            quantised.check_numbers(fit, config, checkpoint.stored_tensors(files), source.name)
+            quantised.check_numbers(fit, config, stored, source.name)
             if quantised.method_of(config):
                 quantised.even_out(fit.model)
         model = fit.model
@@ -521,7 +521,7 @@ def _model(
         raise
     except Exception as error:  # any family's loading code, with any weights
         if not is_out_of_memory(error):
-            raise _not_loaded(error, source, config, files) from error
+            raise _not_loaded(error, source, config, stored) from error
         weights = bytes_in_memory(options, config, device, files)
         takes = f"its weights take {human_bytes(weights)}" if weights else first_line(error)
         smaller = {
@@ -588,22 +588,15 @@ def _fit(source: Source, config: Any, options: LoadOptions, device: str, task: s
         adapters.check_patterns(stated, (name for name, _ in tasks.empty_model(config).named_modules()), path)
     quantised.check_method(config, source.name)
     # Some packages print what they do.
-    sizes = {} if source.gguf else _bytes_by_name(source, options)
-    with options.permits.held(), bars_as_elsewhere(), weights_counted(sizes), redirect_stdout(sys.stderr):
+    with options.permits.held(), bars_as_elsewhere(), redirect_stdout(sys.stderr):
         kinds = tasks.model_classes(config, task, source.name, exact=source.adapter is not None)
         if source.adapter:
             adapters.set_labels(config, kinds[0], source.adapter.folder)
         return fitting.best_fit(kinds, load_as)
 
 
-def _bytes_by_name(source: Source, options: LoadOptions) -> dict[str, int]:
-    """The bytes of each tensor of a model's own files, as their headers state them."""
-    files = [source.folder / name for name in sources.weight_files(source, options)[source]]
-    return {name: stored.bytes for name, stored in checkpoint.stored_tensors(files).items()}
-
-
-def _not_loaded(error: Exception, source: Source, config: Any, files: Sequence[Path]) -> ModelError:
-    """Why transformers did not load a model, in a line; raised where its weights stay packed. files: of its weights."""
+def _not_loaded(error: Exception, source: Source, config: Any, stored: Mapping[str, Stored]) -> ModelError:
+    """Why transformers did not load a model, in a line; raised where its weights stay packed. stored: in its files."""
     words = str(error)
     if DEVICES.search(words) and not (PACKAGE.search(words) or _cuda_answers()):
         hint = "load it on a machine that has one, or choose another checkpoint of the model"
@@ -613,7 +606,7 @@ def _not_loaded(error: Exception, source: Source, config: Any, files: Sequence[P
         return ModelError(what, "install that package")
     if (report := fitting.interrupted_fit(error)) is not None:
         fit, reasons = report
-        quantised.check_numbers(fit, config, checkpoint.stored_tensors(files), source.name)
+        quantised.check_numbers(fit, config, stored, source.name)
         hint = "check its config against its files, or download the model again"
         return ModelError(f"{source.name} cannot be loaded: {reasons}", hint)
     hint = "its cause says where it failed; {verbose} shows it"
