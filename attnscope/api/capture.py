@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from attnscope.observe.request import Text
 
 T = TypeVar("T")
+NamedTokens = tuple[str | int | None, str | int | None, Mapping[str, str] | None]  # query, key, define
+NO_TOKENS: NamedTokens = (None, None, None)
 
 
 def read_texts(loaded: LoadedModel, asks: Sequence[CaptureSpec]) -> list[Observation]:
@@ -201,7 +203,17 @@ def capture(
         raise UsageError("expected one text, or one sound", "give a text, or {audio=FILE}")
     # What is no model of transformers is read by what it asks of PyTorch.
     if isinstance(model, LoadedModule):
-        return _of_module(model, text, layers, request, (query, key, define), how)
+        from attnscope.observe.any_module import hear
+
+        if layers is not None:
+            if request is not None or how.get("select") is not None:
+                raise UsageError("layers and heads were both given", "choose heads with {select=1.*} instead")
+            how = {**how, "select": ",".join(f"{layer}.*" for layer in layers)}
+        keep = kept(None, request, (query, key, define), how)
+        several = isinstance(text, list) and bool(text) and all(isinstance(item, str) for item in text)
+        asks = [CaptureSpec(item, keep, **how) for item in (text if several else [text])]
+        seen = [Capture.made_of(hear(model, ask).observe(ask)) for ask in asks]
+        return seen if several else seen[0]
     check_loaded(model)
     heads, there = None, model.geometry.heads_by_layer
     if layers is not None:
@@ -210,7 +222,7 @@ def capture(
                 known = ", ".join(map(str, there))
                 raise UsageError(f"there is no layer {layer} with attention", f"there are {known}")
         heads = {layer: range(there[layer]) for layer in layers}
-    keep = kept(heads, request, query, key, define, how)
+    keep = kept(heads, request, (query, key, define), how)
     if is_several(text):
         return [Capture.made_of(one) for one in read_texts(model, [_ask(item, keep, how) for item in text])]
     return Capture.made_of(read(model, CaptureSpec(sound_of(audio) if text is None else text, keep, **how)))
@@ -262,7 +274,7 @@ def from_weights(
     given = _given(weights, tokens, masks, **axes, kv_heads=kv_heads)
     sinks = given.sink_logits if sink_logits is None else sink_logits
     given = replace(given, name=model or given.name, sink_logits=sinks)
-    return _observed(given, request, query, key, define, select)
+    return _observed(given, kept(None, request, (query, key, define), {}), select)
 
 
 @hints_of()
@@ -300,10 +312,9 @@ def from_tensors(
         >>> seen.table("focus")
     """
     masks = {"attention_mask": attention_mask, "query_attention_mask": query_attention_mask}
-    given = _given(
-        layers, tokens, masks, query_tokens=query_tokens, tokenizer=tokenizer, query_positions=query_positions
-    )
-    return _observed(replace(given, name=model or given.name), request, query, key, define, select)
+    axes = {"query_tokens": query_tokens, "tokenizer": tokenizer, "query_positions": query_positions}
+    given = _given(layers, tokens, masks, **axes)
+    return _observed(replace(given, name=model or given.name), kept(None, request, (query, key, define), {}), select)
 
 
 def _given(layers: Any, tokens: Any, masks: Mapping[str, Any], **axes: Any) -> GivenTensors:
@@ -323,18 +334,10 @@ def _given(layers: Any, tokens: Any, masks: Mapping[str, Any], **axes: Any) -> G
     return tensors_of(_without_specs(layers), tokens, masks=masks, **axes)
 
 
-def _observed(
-    given: GivenTensors,
-    request: Request | None,
-    query: str | int | None,
-    key: str | int | None,
-    define: Mapping[str, str] | None,
-    select: str | None,
-) -> Capture:
+def _observed(given: GivenTensors, keep: Request, select: str | None) -> Capture:
     from attnscope.observe.tensors import observe_tensors
 
     # A request as of a text: the same collectors read these layers.
-    keep = kept(None, request, query, key, define, {})
     return Capture.made_of(observe_tensors(given, CaptureSpec("", keep, select=select)))
 
 
@@ -434,28 +437,6 @@ def _saved(
     return save_tensors(path, replace(given, name=model, sink_logits=sinks))
 
 
-def _of_module(
-    loaded: LoadedModule,
-    value: Any,
-    layers: Sequence[int] | None,
-    request: Request | None,
-    tokens: tuple[str | int | None, str | int | None, Mapping[str, str] | None],
-    how: CaptureOptions,
-) -> Capture | list[Capture]:
-    """What `capture` returns of a module of other code: of a list of texts a list, each of a pass of its own."""
-    from attnscope.observe.any_module import hear
-
-    if layers is not None:
-        if request is not None or how.get("select") is not None:
-            raise UsageError("layers and heads were both given", "choose heads with {select=1.*} instead")
-        how = {**how, "select": ",".join(f"{layer}.*" for layer in layers)}
-    keep = kept(None, request, *tokens, how)
-    several = isinstance(value, list) and bool(value) and all(isinstance(item, str) for item in value)
-    asks = [CaptureSpec(item, keep, **how) for item in (value if several else [value])]
-    seen = [Capture.made_of(hear(loaded, ask).observe(ask)) for ask in asks]
-    return seen if several else seen[0]
-
-
 def _ask(text: Any, keep: Request, how: CaptureOptions) -> CaptureSpec:
     """What is asked of one of several texts, or of a pair of them."""
     if isinstance(text, tuple | list) and len(text) == 2 and all(isinstance(item, str) for item in text):
@@ -464,12 +445,7 @@ def _ask(text: Any, keep: Request, how: CaptureOptions) -> CaptureSpec:
 
 
 def kept(
-    heads: Mapping[int, Sequence[int]] | None,
-    request: Request | None,
-    query: str | int | None,
-    key: str | int | None,
-    define: Mapping[str, str] | None,
-    how: CaptureOptions,
+    heads: Mapping[int, Sequence[int]] | None, request: Request | None, tokens: NamedTokens, how: CaptureOptions
 ) -> Request:
     """What `capture` keeps; heads: of the layers that were named. Raises UsageError for what cannot be meant."""
     unknown = next((name for name in how if name not in CaptureOptions.__annotations__), None)
@@ -482,8 +458,9 @@ def kept(
         raise UsageError("layers and request were both given", "choose heads with {select=1.*} instead")
     if not isinstance(request, Request):
         raise UsageError(f"expected a Request, got {brief(request)}", "give attnscope.Request(weights=True)")
-    tokens: dict[str, Any] = {name: str(value) for name, value in (("query", query), ("key", key)) if value is not None}
-    return replace(request, **tokens | ({} if define is None else {"define": define}))
+    *sides, define = tokens
+    named: dict[str, Any] = {name: str(of) for name, of in zip(("query", "key"), sides, strict=True) if of is not None}
+    return replace(request, **named | ({} if define is None else {"define": define}))
 
 
 def _instead(name: str, value: object) -> str:

@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from attnscope.observe.request import EngineWord, Text
     from attnscope.observe.run import Run
     from attnscope.studies.comparison import Comparison
-    from attnscope.studies.gate import Condition, Verdict
+    from attnscope.studies.gate import Verdict
 
 HeadsOfStacks = Mapping[str, Mapping[int, Sequence[int]]]
 
@@ -139,15 +139,12 @@ def compare(call: CompareCall) -> Compared:
         texts = [SidesOfText(f"text {number}", part, part) for number, part in enumerate(text)]
     else:
         texts = [SidesOfText("the text", text, text if call.compare_text is None else call.compare_text)]
-    if call.baseline is not None:
-        return compared_with_baseline(texts, call.model, call)
-    assert call.other is not None
-    return compared(texts, (call.model, call.other), call)
+    return compared(texts, [model for model in (call.model, call.other) if model is not None], call)
 
 
 def compared(
     texts: Sequence[SidesOfText],
-    models: tuple[LoadedModel, LoadedModel],
+    models: Sequence[LoadedModel],
     asked: CompareOptions,
     *,
     options: Mapping[str, Any] | None = None,
@@ -157,35 +154,51 @@ def compared(
     tell: Progress = NO_PROGRESS,
     ready: Any = lambda run: None,
 ) -> Compared:
-    """Read both sides of every text.
+    """Read both sides of every text; with a baseline one side, against what an earlier run left.
 
-    options: what compare.json says was asked for; out, force: the folder that it is to be written to, which is refused
-    before the passes where it holds another comparison. maps: keep the maps of one pair, to be drawn. ready: called
-    with either run of a single text.
+    models: of both sides, or one. options: what compare.json says was asked for; out, force: the folder that it is to
+    be written to, which is refused before the passes where it holds another comparison. maps: keep the maps of one
+    pair, to be drawn. ready: called with either run of a single text.
     """
     # What can be refused is refused before the passes: other models, heads that are not there, a folder of another.
     conditions = None if asked.gate is None else parse_gate(asked.gate)
-    if conditions and asked.compare_text is not None:
-        raise UsageError("a gate holds two models to each other, and two texts differ", "leave out {gate}")
-    check_alike(*models)
-    heads = heads_of(models[0], asked)
     options = _options(asked) if options is None else options
-    read = [part for text in texts for part in text[1:]] + [asked.pair] * (asked.pair is not None)
+    if asked.baseline is None:
+        if conditions and asked.compare_text is not None:
+            raise UsageError("a gate holds two models to each other, and two texts differ", "leave out {gate}")
+        check_alike(*models)
+        before, read = None, [part for text in texts for part in text[1:]] + [asked.pair] * (asked.pair is not None)
+    else:
+        path = Path(asked.baseline)
+        before, read = baseline_of(path), [text.first for text in texts]
+        check_answered(conditions or (), before)
+        options = {**options, "baseline": sha256_of(path / NAME if path.is_dir() else path)}
+    heads = heads_of(models[0], asked)
     facts = comparison_facts(models, [getattr(part, "sha256", str(part)) for part in read], options)
     if out is not None:
         check_folder(out, facts, force)
-    # Each layer is compared as soon as the second pass has read it.
-    steps = 2 * len(texts) * sum(map(len, models[0].geometry.stacks.values()))
-    with tell.stage("forward passes", steps, "layers") as advance:
-        comparison = compare_heads(
-            readings(texts, models, asked, tell, ready),
-            maps=heads if maps and len(texts) == 1 else None,
-            memory=asked.memory,
-            align=asked.align,
-            changes=conditions is not None,
-            advance=advance,
-        )
-    return _listed(comparison, heads, facts, conditions, models[0], asked)
+    if before is not None:
+        comparison = beside_baseline(numbers_of(texts, models[0], asked, tell, ready), before)
+    else:
+        # Each layer is compared as soon as the second pass has read it.
+        steps = 2 * len(texts) * sum(map(len, models[0].geometry.stacks.values()))
+        with tell.stage("forward passes", steps, "layers") as advance:
+            comparison = compare_heads(
+                ((_side(first), _side(other)) for first, other in _runs(texts, models, asked, tell, ready)),
+                maps=heads if maps and len(texts) == 1 else None,
+                memory=asked.memory,
+                align=asked.align,
+                changes=conditions is not None,
+                advance=advance,
+            )
+    # All heads are compared, since they share their passes; those that were chosen are listed, and judged.
+    chosen = {(stack, layer, head) for stack, of in heads.items() for layer, here in of.items() for head in here}
+    at = [(stack, *head) for stack, head in zip(comparison.head_stacks, comparison.heads, strict=True)]
+    places, verdict = [place for place in comparison.order if at[place] in chosen], None
+    if conditions is not None:
+        named_by = atlas_of(models[0], asked.atlas)
+        verdict = judge(comparison, conditions, places, named_by.roles if named_by else None)
+    return Compared(comparison, places, facts, verdict)
 
 
 def _options(asked: CompareOptions) -> dict[str, Any]:
@@ -195,25 +208,6 @@ def _options(asked: CompareOptions) -> dict[str, Any]:
     return {"atlas": atlas, **{name: getattr(asked, name) for name in names}}
 
 
-def _listed(
-    comparison: Comparison,
-    heads: HeadsOfStacks,
-    facts: Mapping[str, Any],
-    conditions: Sequence[Condition] | None,
-    loaded: LoadedModel,
-    asked: CompareOptions,
-) -> Compared:
-    """All heads are compared, since they share their passes; those that were chosen are listed, and judged."""
-    chosen = {(stack, layer, head) for stack, of in heads.items() for layer, here in of.items() for head in here}
-    at = [(stack, *head) for stack, head in zip(comparison.head_stacks, comparison.heads, strict=True)]
-    places = [place for place in comparison.order if at[place] in chosen]
-    verdict = None
-    if conditions is not None:
-        named_by = atlas_of(loaded, asked.atlas)
-        verdict = judge(comparison, conditions, places, named_by.roles if named_by else None)
-    return Compared(comparison, places, facts, verdict)
-
-
 def heads_of(loaded: LoadedModel, options: CompareOptions) -> HeadsOfStacks:
     """The heads that are listed and drawn, by stack: those that `select` names, or all."""
     heads, atlas = counts_of(loaded), atlas_of(loaded, options.atlas)
@@ -221,15 +215,6 @@ def heads_of(loaded: LoadedModel, options: CompareOptions) -> HeadsOfStacks:
         return {stack: everything(of_stack) for stack, of_stack in heads.items()}
     named = atlas.by_role() if atlas else None
     return select_stacks(options.select, heads, loaded.geometry.stack, named, takes="a comparison is of")
-
-
-def readings(
-    texts: Sequence[SidesOfText], loaded: Sequence[LoadedModel], asked: CompareOptions, tell: Progress, ready: Any
-) -> Iterator[tuple[OneSide, OneSide]]:
-    """Both sides of each text, ready to be read; of many, those that do not fit are named and left out."""
-    for runs in _runs(texts, loaded, asked, tell, ready):
-        one, two = map(_side, runs)
-        yield one, two
 
 
 def _side(run: Run) -> OneSide:
@@ -289,34 +274,6 @@ def save_baseline(
     about = {name: getattr(loaded, name) for name in ("name", "revision", "dtype", "device")}
     save_json(baseline_document(numbers, {"model": about, "engine": asked.engine, "versions": versions()}), path)
     return numbers
-
-
-def compared_with_baseline(
-    texts: Sequence[SidesOfText],
-    loaded: LoadedModel,
-    asked: CompareOptions,
-    *,
-    options: Mapping[str, Any] | None = None,
-    out: Path | None = None,
-    force: bool = False,
-    tell: Progress = NO_PROGRESS,
-    ready: Any = lambda run: None,
-) -> Compared:
-    """One model's numbers against those that an earlier run left; the other arguments as for `compared`."""
-    assert asked.baseline is not None
-    conditions = None if asked.gate is None else parse_gate(asked.gate)
-    path = Path(asked.baseline)
-    before = baseline_of(path)
-    check_answered(conditions or (), before)
-    heads = heads_of(loaded, asked)
-    digest = sha256_of(path / NAME if path.is_dir() else path)
-    read = [getattr(text.first, "sha256", str(text.first)) for text in texts]
-    options = _options(asked) if options is None else options
-    facts = comparison_facts([loaded], read, {**options, "baseline": digest})
-    if out is not None:
-        check_folder(out, facts, force)
-    comparison = beside_baseline(numbers_of(texts, loaded, asked, tell, ready), before)
-    return _listed(comparison, heads, facts, conditions, loaded, asked)
 
 
 def baseline_of(path: Path) -> SideNumbers:

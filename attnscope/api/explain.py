@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -10,7 +9,7 @@ from attnscope.api.records import Explained
 from attnscope.errors import UsageError, hints_of
 from attnscope.inputs.tokens import described
 from attnscope.model.options import LoadOptions
-from attnscope.model.selection import check_one_head, only_head, pairs, select_stacks
+from attnscope.model.selection import one_head
 from attnscope.observe.request import CaptureSpec, Request
 from attnscope.observe.run import prepare
 from attnscope.steps.traced import explain_head
@@ -75,21 +74,10 @@ def followed(run: Run, head: str) -> Explained:
         message = f"query {query.expression} means {described(run.prompt, query)}, expected one token"
         raise UsageError(message, "write its position, or bank#2")
     geometry = run.loaded.geometry
-    layer, number = one_head(head, geometry.heads_of_stacks, geometry.stack)
-    return Explained(explain_head(run.loaded, run.prompt, layer, number, query.positions[0]))
-
-
-def one_head(text: str, heads: Mapping[str, Mapping[int, int]], plain: str) -> tuple[int, int]:
-    """The layer and head that `L2H3` or `2.3` names; UsageError unless it is exactly one, of the plain stack.
-
-    heads: {stack: {layer: number of heads}}.
-    """
-    check_one_head(text)
-    stacks = select_stacks(text, heads, plain)
-    layer, head = only_head(text, [head for chosen in stacks.values() for head in pairs(chosen)])
-    if plain not in stacks:
+    stack, layer, number = one_head(head, geometry.heads_of_stacks, geometry.stack)
+    if stack != geometry.stack:
         raise UsageError(
-            f"head {text} has no softmax of its own to explain",
-            f"`attnscope draw TEXT --select {next(iter(stacks))}.{layer}.{head}` draws its map",
+            f"head {head} has no softmax of its own to explain",
+            f"`attnscope draw TEXT --select {stack}.{layer}.{number}` draws its map",
         )
-    return layer, head
+    return Explained(explain_head(run.loaded, run.prompt, layer, number, query.positions[0]))

@@ -293,23 +293,15 @@ def cuts_of_module(loaded: LoadedModule, call: KnockoutCall) -> ModuleCuts:
         "heads": [[head] for head in every],
         "layers": [[(layer, head) for head in heads] for layer, heads in chosen.items()],
     }[call.over]
-    cut = partial(_measured, heard, measure=call.measure, queries=list(text.queries), how=call.how)
-    keys = list(text.key_positions)
-    return ModuleCuts(
-        loaded.name, heard.plain, call.over, cut([], keys=keys), [(heads, cut(heads, keys=keys)) for heads in portions]
-    )
+    cut = partial(_measured, heard, call, (list(text.queries), list(text.key_positions)))
+    return ModuleCuts(loaded.name, heard.plain, call.over, cut([]), [(heads, cut(heads)) for heads in portions])
 
 
 def _measured(
-    heard: HeardModule,
-    cut: Sequence[tuple[int, int]],
-    *,
-    measure: Callable[[Any], Any],
-    queries: Sequence[int],
-    keys: Sequence[int],
-    how: CutHow,
+    heard: HeardModule, asked: KnockoutCall, edges: tuple[list[int], list[int]], cut: Sequence[tuple[int, int]]
 ) -> float:
-    """The measure of one pass with a cut, all of them on the same path as one without."""
+    """The measure of one pass with a cut, all of them on the same path as one without; edges: queries and keys."""
+    assert asked.measure is not None
     of_layers: dict[int, list[int]] = {}
     for layer, head in cut:
         of_layers.setdefault(layer, []).append(head)
@@ -317,13 +309,13 @@ def _measured(
     def change(call: AttentionCall) -> Tensor | None:
         place = heard.places.get((call.path, call.call))
         heads = of_layers.get(place.layer, []) if place and place.stack == heard.plain else []
-        return cut_output(call, heard.loaded.row, heads, queries, keys, how) if heads else None
+        return cut_output(call, heard.loaded.row, heads, *edges, asked.how) if heads else None
 
     module, given = heard.loaded.module, heard.given
     with own_errors(module), torch.no_grad(), hearing(module, lambda call: None, change=change):
         output = module(*given.args, **given.kwargs)
     try:
-        number = float(measure(output))
+        number = float(asked.measure(output))
     except Exception as error:  # anybody's code
         what = f"the measure of {heard.loaded.name} failed: {first_line(error)}"
         raise InputError(what, "have it make one number of what the module returns") from error

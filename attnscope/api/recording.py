@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, Self
 from torch import Tensor, nn
 from torch.nn.modules import module as module_hooks
 
-from attnscope.api.capture import kept
+from attnscope.api.capture import NO_TOKENS, kept
 from attnscope.api.captured import Capture
 from attnscope.errors import InputError, ModelError, UsageError, hints_of, listed
 from attnscope.hooks.engines import ENGINES
@@ -46,6 +46,7 @@ from attnscope.observe.any_module import ModuleInput, PassCalls, check_ask, with
 from attnscope.observe.collect import ReadyLayer, model_facts, observe_layers
 from attnscope.observe.observation import NamesBeside
 from attnscope.observe.request import CaptureSpec, LayerKey, Request, TextInputs
+from attnscope.utils.display import number_of
 
 logger = logging.getLogger(__name__)
 ELSEWHERE = "ran in another thread, and is not recorded: record there"
@@ -76,7 +77,7 @@ def recording(
     """
     if isinstance(model, LoadedModule) or (isinstance(model, nn.Module) and not holds_model(model)):
         loaded_module = model if isinstance(model, LoadedModule) else wrap(model, tokenizer, feed=None)
-        ask = CaptureSpec("", kept(None, keep, None, None, None, {}), select=select)
+        ask = CaptureSpec("", kept(None, keep, NO_TOKENS, {}), select=select)
         check_ask(loaded_module, ask)
         return ModuleRecording(loaded_module, ask)
     loaded = model if isinstance(model, LoadedModel) else as_deployed(model, tokenizer)
@@ -84,7 +85,7 @@ def recording(
         raise UsageError(f"{loaded.name} reads pictures, and a recording is of texts", "use attnscope.capture")
     if loaded.model.training:
         raise UsageError("the model is in training mode, where dropout changes the weights", "call model.eval() first")
-    request, geometry = kept(None, keep, None, None, None, {}), loaded.geometry
+    request, geometry = kept(None, keep, NO_TOKENS, {}), loaded.geometry
     if request.view.weights in ("value", "logit"):
         raise UsageError("norms and effects of values are not recorded", "ask for weights or scores")
     there = geometry.heads_of_stacks
@@ -194,9 +195,9 @@ class Recording:
             (self._kept.silent, SILENT),
             (sum(of.loose for of in self._kept.forwards), "continued a cache from before, and its rows are not joined"),
         )
-        notes = [f"{count} forward{'s' * (count > 1)}: each {why}" for count, why in counts if count]
+        notes = [f"{number_of(count, 'forward')}: each {why}" for count, why in counts if count]
         if count := self._kept.loose:
-            notes.append(f"{count} attention call{'s' * (count > 1)} outside a forward: not recorded, call the model")
+            notes.append(f"{number_of(count, 'attention call')} outside a forward: not recorded, call the model")
         others = sorted(self._kept.others)
         return notes + ([f"not in the maps: {listed(others)}"] if others else [])
 
@@ -210,8 +211,7 @@ class Recording:
             return f"nothing of {model} can be joined: {listed(sorted(heard.others))}", "use attnscope.capture"
         if heard.silent or heard.failed:
             how = "give {output_attentions} to the forward, or load with attn_implementation='eager'"
-            count = heard.silent + heard.failed
-            forwards = f"{count} forward{'s' * (count > 1)}"
+            forwards = number_of(heard.silent + heard.failed, "forward")
             return f"nothing was heard of {model} in {forwards}; looked for {looked}", how
         return f"nothing was recorded: no forward of {model} ran; looked for {looked}", "run the model inside the block"
 
@@ -344,7 +344,7 @@ class ModuleRecording:
     @property
     def notes(self) -> list[str]:
         """What ran inside the block and is in no text, in words."""
-        return [f"{count} forward{'s' * (count > 1)}: each {why}" for why, count in self._counts.items()]
+        return [f"{number_of(count, 'forward')}: each {why}" for why, count in self._counts.items()]
 
     def _begin(self, module: nn.Module, args: Any) -> None:
         if module is not bare_model(self.loaded.module) or self._pass is not None:

@@ -19,17 +19,7 @@ from attnscope.figures import About, Style
 from attnscope.inputs.labels import visible_blanks
 from attnscope.inputs.tokens import TokenMatch, check_expression, described, find
 from attnscope.model.options import LoadOptions
-from attnscope.model.selection import (
-    OF_TWO_TEXTS,
-    TEXT_TASKS,
-    check_one_head,
-    is_cross,
-    mixes,
-    only_head,
-    pairs,
-    prefix,
-    select_stacks,
-)
+from attnscope.model.selection import OF_TWO_TEXTS, TEXT_TASKS, is_cross, mixes, one_head, prefix
 from attnscope.observe.request import CaptureSpec, Reading, Request, spec_of
 from attnscope.studies.attribution_records import Component, LogitParts, LogitQuery
 from attnscope.studies.statistics import rank_correlation
@@ -42,7 +32,6 @@ from attnscope.utils.tables import as_table, integers, numbers, save, words
 if TYPE_CHECKING:
     from attnscope.export.drawing import Picture
     from attnscope.inputs.prompt import Prompt
-    from attnscope.model.geometry import Geometry
     from attnscope.model.loaded import LoadedModel
     from attnscope.observe.request import Text, TextInputs
     from attnscope.observe.run import Run
@@ -303,7 +292,11 @@ def taken_apart(run: Run, head: str, options: WhyOptions) -> Why:
     from attnscope.studies.attribution import decompose_logit
 
     geometry = run.loaded.geometry
-    stack, layer, number = one_head(head, geometry)
+    stack, layer, number = one_head(head, geometry.heads_of_stacks, geometry.stack)
+    if mixes(stack):
+        raise ModelError(f"{head} has no logits: its layer has no softmax", "choose a head of attention")
+    if stack not in OF_TWO_TEXTS:
+        raise ModelError(f"{head} is in layers that do not read the tokens of a text", "choose another layer")
     meant = run.asked[stack]
     assert meant.chosen.query is not None
     if meant.chosen.nothing:
@@ -330,19 +323,6 @@ def taken_apart(run: Run, head: str, options: WhyOptions) -> Why:
     reads, inputs = text_inputs(run.loaded, run.prompt, run.source)
     texts = {None if name == geometry.stack else name: of_stack for name, of_stack in run.asked.items()}
     return Why(decompose_logit(run.loaded, reads, logit, **inputs), texts, run.loaded.name)
-
-
-def one_head(text: str, geometry: Geometry) -> tuple[str, int, int]:
-    """The stack, layer and head that `L2H3`, `2.3` or `cross L2H3` names; UsageError unless it is exactly one."""
-    check_one_head(text)
-    chosen = select_stacks(text, geometry.heads_of_stacks, geometry.stack)
-    places = [(stack, layer, head) for stack, heads in chosen.items() for layer, head in pairs(heads)]
-    only_head(text, [(layer, head) for _, layer, head in places])
-    if mixes(places[0][0]):
-        raise ModelError(f"{text} has no logits: its layer has no softmax", "choose a head of attention")
-    if places[0][0] not in OF_TWO_TEXTS:
-        raise ModelError(f"{text} is in layers that do not read the tokens of a text", "choose another layer")
-    return places[0]
 
 
 def _one(what: str, prompt: Prompt, match: TokenMatch) -> int:

@@ -164,7 +164,7 @@ def compare(asked: Sides, room: Room, selected: Selected, top: Top, printing: Re
     if asked.second_loading:
         other = load_model(asked.second_model(), printing)
 
-    from attnscope.api.compare import CompareOptions, compared, compared_with_baseline, save_baseline
+    from attnscope.api.compare import CompareOptions, compared, save_baseline
     from attnscope.cli.study_tables import differences_sheet
     from attnscope.observe.run import run_lines, target_lines
 
@@ -186,11 +186,8 @@ def compare(asked: Sides, room: Room, selected: Selected, top: Top, printing: Re
         output.log_lines((f"check failed: {line}" for line in numbers.failures), quiet=False)
         return 1 if numbers.failures else 0
     folder: dict[str, Any] = {"options": options, "out": printing.out, "force": printing.force}
-    if asked.baseline is not None:
-        result = compared_with_baseline(texts, loaded, how, **folder, tell=tell, ready=ready)
-    else:
-        maps = printing.out is not None
-        result = compared(texts, (loaded, other), how, **folder, maps=maps, tell=tell, ready=ready)
+    models = [loaded] if asked.baseline is not None else [loaded, other]
+    result = compared(texts, models, how, **folder, maps=printing.out is not None, tell=tell, ready=ready)
     # Files first: a reader of stdout that goes away takes nothing from the folder.
     comparison = result.found
     if printing.out is not None:

@@ -104,11 +104,10 @@ def explain(asked: StepsText, steps: Steps, telling: Telling) -> int:
 
 def run_toy(telling: Telling, steps: Steps) -> int:
     """Explain the toy, every number of it."""
-    from attnscope.api.explain import one_head
-    from attnscope.model.selection import DECODER
+    from attnscope.model.selection import DECODER, one_head
     from attnscope.steps.toy import HEADS, explain_toy
 
-    _, number = one_head(steps.head or "L0H0", {DECODER: {0: HEADS}}, DECODER)
+    *_, number = one_head(steps.head or "L0H0", {DECODER: {0: HEADS}}, DECODER)
     return finish(telling, explain_toy(number, read_query(steps.query)), whole=True)
 
 

@@ -448,22 +448,29 @@ def as_ranges(numbers: Iterable[int]) -> str:
     return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in consecutive(numbers))
 
 
-def check_one_head(text: str) -> None:
-    """Raise UsageError for what names more than one head in any model: a role, or two layers where `2.3` was meant."""
+def one_head(text: str, heads: Mapping[str, Mapping[int, int]], plain: str) -> tuple[str, int, int]:
+    """The stack, layer and head that `L2H3`, `2.3` or `cross L2H3` names; UsageError unless it is exactly one.
+
+    heads: {stack: {layer: number of heads}}.
+
+    >>> one_head("L2H3", {"decoder": {2: 4}}, "decoder")
+    ('decoder', 2, 3)
+    """
+    # More than one in any model: a role, or two layers where `2.3` was meant.
     if "@" in text:
         raise UsageError(f"head {text} names a role, expected one head", "write it as L2H3 or 2.3")
     if two := re.fullmatch(r"\s*([0-9]+)\s*,\s*([0-9]+)\s*", text):
         raise UsageError(
             f"head {text} names two layers, expected one head", f"write L{two[1]}H{two[2]} or {two[1]}.{two[2]}"
         )
-
-
-def only_head(text: str, heads: Sequence[HeadIndex]) -> HeadIndex:
-    """The one head that a text names. Raises UsageError unless it is exactly one."""
-    if len(heads) != 1:
-        ends = " to ".join(head_name(*head) for head in dict.fromkeys((*heads[:1], *heads[-1:]))) or "L2H3"
-        raise UsageError(f"head {text} names {len(heads)} heads, expected one", f"write one of them: {ends}")
-    return heads[0]
+    chosen = select_stacks(text, heads, plain)
+    places = [(stack, layer, head) for stack, of in chosen.items() for layer, head in pairs(of)]
+    if len(places) != 1:
+        ends = dict.fromkeys(head_name(layer, head) for _, layer, head in (*places[:1], *places[-1:]))
+        raise UsageError(
+            f"head {text} names {len(places)} heads, expected one", f"write one of them: {' to '.join(ends) or 'L2H3'}"
+        )
+    return places[0]
 
 
 def written_heads(heads: Iterable[HeadIndex], heads_by_layer: Mapping[int, int]) -> str:

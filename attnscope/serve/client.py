@@ -510,7 +510,7 @@ class Session:
             how["select"] = ",".join(f"{layer}.*" for layer in layers)
         elif layers is not None:
             raise UsageError("layers and request or select were both given", "choose heads with {select=1.*} alone")
-        keep = kept(None, request, query, key, define, how)
+        keep = kept(None, request, (query, key, define), how)
         if is_several(text):
             return [self._captured(CaptureSpec(item, keep, **how)) for item in text]
         return self._captured(CaptureSpec(text, keep, **how))
