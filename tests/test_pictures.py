@@ -381,8 +381,8 @@ def test_a_tower_too_large_to_keep_is_refused(
     prompt = prepare(models["qwen2_vl"], CaptureSpec(TEXT, picture=field)).prompt
     tokens, patches = len(prompt), len(prompt.medium.tower[0])
     assert 4 * 8 * tokens**2 < 30_000 < 4 * 12 * patches**2
-    monkeypatch.setattr("attnscope.observe.run.SURELY_FREE", 0)
-    monkeypatch.setattr("attnscope.observe.run.free_memory", lambda device: 30_000)
+    monkeypatch.setattr("attnscope.utils.memory.SURELY_FREE", 0)
+    monkeypatch.setattr("attnscope.utils.memory.free_memory", lambda device: 30_000)
     attnscope.capture(models["qwen2_vl"], TEXT)
     with pytest.raises(attnscope.errors.MemoryLimitError, match="the matrices of 20 heads"):
         attnscope.capture(models["qwen2_vl"], TEXT, picture=field)

@@ -701,7 +701,7 @@ def test_what_a_file_unpacks_to_is_known_before_it_is(tmp_path, monkeypatch):
     with pytest.raises(InputError, match=r"unpacks to 9\.5 MiB, expected at most 976.6 KiB"):
         read_tensors(path)
     monkeypatch.setattr(files, "MOST_BYTES", 10**9)
-    monkeypatch.setattr(files, "free_memory", lambda device: 10**6)
+    monkeypatch.setattr("attnscope.utils.memory.free_memory", lambda device: 10**6)
     with pytest.raises(MemoryLimitError, match=r"this machine has 976\.6 KiB free"):
         read_tensors(path)
 

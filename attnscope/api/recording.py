@@ -35,7 +35,6 @@ from attnscope.hooks.joining import JoinedLayer, JoinedText, joined
 from attnscope.hooks.listen import overhearing, uncompiled
 from attnscope.hooks.report import CaptureReport
 from attnscope.inputs.prompt import Prompt, from_ids
-from attnscope.inputs.tensor_files import check_room
 from attnscope.inputs.tensors import prompt_of_tokens
 from attnscope.model.geometry import LayerGeometry
 from attnscope.model.loaded import LoadedModel, LoadedModule
@@ -47,6 +46,7 @@ from attnscope.observe.collect import ReadyLayer, model_facts, observe_layers
 from attnscope.observe.observation import NamesBeside
 from attnscope.observe.request import CaptureSpec, LayerKey, Request, TextInputs
 from attnscope.utils.display import number_of
+from attnscope.utils.memory import check_free
 
 logger = logging.getLogger(__name__)
 ELSEWHERE = "ran in another thread, and is not recorded: record there"
@@ -280,7 +280,7 @@ class Recording:
         # Matrices are kept where they were asked for, as float32.
         if self.keep.weights:
             needed = sum(4 * layer.P.heads * layer.P.queries * layer.P.keys for layer in text.layers.values())
-            check_room("the matrices of this text take", needed, "record with a Request without weights")
+            check_free("the matrices of this text take", needed, "record with a Request without weights")
         inputs = TextInputs(prompt, self.keep.chosen(prompt, source), source)
         plain = next(iter(ready)).stack if geometry.stack not in {key.stack for key in ready} else geometry.stack
         observed = observe_layers(ready, inputs, self.keep, facts, plain=plain, attention=report.attention)

@@ -30,14 +30,14 @@ from attnscope.corpus.tables import (
     plain_schema,
     summary_table,
 )
-from attnscope.errors import InputError, MemoryLimitError, UsageError
+from attnscope.errors import InputError, UsageError
 from attnscope.figures import Depth
 from attnscope.metrics.metrics import KNOWN, LENGTHS, LOOKBACKS, MASS, SIGNED
 from attnscope.model.selection import DECODER, STACKS
 from attnscope.observe.records import Score, first_ranked, ranked
 from attnscope.studies.statistics import Means, means
 from attnscope.utils.files import open_native
-from attnscope.utils.memory import free_memory, human_bytes
+from attnscope.utils.memory import check_free
 from attnscope.utils.parquet import open_parquet
 from attnscope.utils.tables import FORMATS, as_table, numbers, texts_at
 
@@ -220,12 +220,8 @@ class Dataset:
     def _check_room(self) -> None:
         """Raise MemoryLimitError where the machine has no room for one column of the largest table."""
         rows = max(sum(shard.rows.get(table, 0) for shard in self.shards) for table in ("heads", "spans"))
-        needed, room = ROW_BYTES * rows, free_memory("cpu")
-        if needed > room:
-            raise MemoryLimitError(
-                f"the rows of {self.folder} take {human_bytes(needed)}, and this machine has {human_bytes(room)} free",
-                "read them on a larger machine, or in parts with DuckDB",
-            )
+        hint = "read them on a larger machine, or in parts with DuckDB"
+        check_free(f"the rows of {self.folder} take", ROW_BYTES * rows, hint)
 
     @cached_property
     def _summary(self) -> pa.Table | None:

@@ -205,6 +205,7 @@ def _record(values: Mapping[str, Any]) -> Record | None:
 
 OPTIONS = "run.json"
 ANOTHER = "name another folder with {out}"
+RESUME = f"resume it with the version of attnscope that wrote it, or {ANOTHER}"
 SCHEMA = 7  # of the folder; goes up when a file or a column is renamed, or means something else
 # Before, texts had no column `text` and every id was text: such a folder is resumed as it was begun. In the first of
 # these heads had the text's role alone, as `role`: its numbers are read, and it is not resumed.
@@ -240,25 +241,14 @@ def check_options(folder: Path, options: Mapping[str, Any], about: Mapping[str, 
 
     about: what else run.json says, which is not compared. Raises UsageError that names every option that differs.
     """
-    before, layout = _options(folder / OPTIONS), layout_of(folder)
+    before = begun(folder)
+    layout = SCHEMA if before is None else before["schema"]
     plain = json.loads(json.dumps({k: v for k, v in options.items() if SINCE.get(k, 0) <= layout}, default=str))
     if before is None:
         save_json({"schema": SCHEMA, "options": plain, **about}, folder / OPTIONS)
-    elif changed := changes(before, plain):
+    elif changed := changes(before["options"], plain):
         message = f"{folder} was started with other options: {'; '.join(changed)}"
         raise UsageError(message, f"give the same options to resume, or {ANOTHER}")
-
-
-def layout_of(folder: Path) -> int:
-    """The version of a folder's layout: of an unfinished or finished one its own, of a new one the newest."""
-    path = folder / OPTIONS
-    return SCHEMA if _options(path) is None else int(read_json(path)["schema"])
-
-
-def begun_ids(folder: Path) -> str | None:
-    """The kind of a folder's ids: `integer` or `text`; None for a new folder."""
-    path = folder / OPTIONS
-    return None if _options(path) is None else str(read_json(path).get("ids", TEXT_IDS))
 
 
 def begun_sources(folder: Path, sources: Sequence[str]) -> tuple[str, ...]:
@@ -266,7 +256,7 @@ def begun_sources(folder: Path, sources: Sequence[str]) -> tuple[str, ...]:
 
     The rows name their files as the sources do, so that those of a resumed run have the names of the first.
     """
-    before = (_options(folder / OPTIONS) or {}).get("sources")
+    before = (begun(folder) or {"options": {}})["options"].get("sources")
     if not isinstance(before, list) or not all(isinstance(name, str) for name in before):
         return tuple(sources)
     # As paths from the root, links followed; standard input, and what no path can be, as it is.
@@ -300,7 +290,7 @@ def check_ours(folder: Path) -> None:
     paths = sorted(folder.iterdir())
     refuse_links(path for path in paths if path.name in (LOCK, JOURNAL, FAILURES) or path.is_dir())
     foreign = [path for path in paths if not path.name.startswith(".") and path.name != "lost+found"]
-    if _options(folder / OPTIONS) is None and foreign:
+    if begun(folder) is None and foreign:
         message = f"{folder} holds {foreign[0].name}, which is not part of a dataset of attnscope batch"
         raise UsageError(message, "name a new or an empty folder with {out}")
 
@@ -313,34 +303,30 @@ def is_dataset(folder: Path) -> bool:
 def kept_options(folder: Path) -> dict[str, Any]:
     """The options that a dataset was made with. Raises UsageError for a folder that is none."""
     hint = "name the folder of a dataset that attnscope batch wrote"
-    options = _options(
-        folder / OPTIONS, hint, "read it with the version of attnscope that wrote it", (*RESUMED, TEXT_ROLES)
-    )
-    if options is None:
+    old = "read it with the version of attnscope that wrote it"
+    content = begun(folder, hint, old, (*RESUMED, TEXT_ROLES))
+    if content is None:
         raise UsageError(f"{folder} has no {OPTIONS}, which each dataset has", hint)
+    options: dict[str, Any] = content["options"]
     return options
 
 
-def _options(
-    path: Path, hint: str = ANOTHER, old: str = "", versions: Sequence[int] = RESUMED
+def begun(
+    folder: Path, hint: str = ANOTHER, old: str = RESUME, versions: Sequence[int] = RESUMED
 ) -> dict[str, Any] | None:
-    """The options in a run.json; None without one.
+    """What the run.json of a folder says; None without one.
 
     Raises UsageError where it is another program's, damaged, or of none of the versions. hint, old: what to do then.
     """
     content = document(
-        path,
+        folder / OPTIONS,
         "not written by attnscope batch, or is damaged",
         hint,
         lambda content: isinstance(content.get("options"), dict) and type(content.get("schema")) is int,
     )
-    if content is None:
-        return None
-    old = old or f"resume it with the version of attnscope that wrote it, or {ANOTHER}"
-    if content["schema"] not in versions:
-        check_schema(content, SCHEMA, path.parent, old)
-    options: dict[str, Any] = content["options"]
-    return options
+    if content is not None and content["schema"] not in versions:
+        check_schema(content, SCHEMA, folder, old)
+    return content
 
 
 LETTERS_PER_TOKEN = 3.0  # about; shards are cut before anything is tokenised

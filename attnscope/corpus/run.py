@@ -26,17 +26,15 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from attnscope.corpus.folder import (
     ALL_TEXT,
     INTEGER_IDS,
-    SCHEMA,
     TEXT_IDS,
     DatasetOutput,
     Job,
     Journal,
     Record,
     Shard,
-    begun_ids,
+    begun,
     begun_sources,
     item_cost,
-    layout_of,
     opened,
     say_who_answered,
     shards,
@@ -108,13 +106,15 @@ def begun_output(folder: Path, output: DatasetOutput, corpus: Corpus, files: Seq
 
     That ends at the first that is no number. Standard input can be read once: its ids are text.
     """
-    layout, ids = (layout_of(folder), begun_ids(folder)) if folder.is_dir() else (SCHEMA, None)
-    if layout == ALL_TEXT:
-        return replace(output, layout=layout, keep_text=False, ids=TEXT_IDS)
-    if ids is None:
+    before = begun(folder)
+    if before is None:
         once = any(file.path == STDIN for file in files)
-        ids = INTEGER_IDS if not once and have_integer_ids(read_items(corpus, files)) else TEXT_IDS
-    return replace(output, ids=ids)
+        return replace(
+            output, ids=INTEGER_IDS if not once and have_integer_ids(read_items(corpus, files)) else TEXT_IDS
+        )
+    if before["schema"] == ALL_TEXT:
+        return replace(output, layout=ALL_TEXT, keep_text=False, ids=TEXT_IDS)
+    return replace(output, ids=str(before.get("ids", TEXT_IDS)))
 
 
 SAMPLE_TEXTS = 8

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from attnscope.errors import InputError, MemoryLimitError, UsageError, visible
+from attnscope.errors import InputError, UsageError, visible
 from attnscope.export.manifest import NAME, TARGET, prompt_of, read_manifest
 from attnscope.figures import About, Style
 from attnscope.hooks.report import CaptureReport
@@ -46,7 +46,7 @@ from attnscope.studies import ablation as effects
 from attnscope.studies import atlas
 from attnscope.studies.comparison import NAME as COMPARISON
 from attnscope.utils.files import damaged, open_native
-from attnscope.utils.memory import free_memory, human_bytes
+from attnscope.utils.memory import check_free
 from attnscope.utils.tables import read_delimited
 
 if TYPE_CHECKING:
@@ -193,13 +193,8 @@ class RunTables:
         if most > keys:
             raise self.damaged("relations.csv")
         # the size comes from numbers that somebody wrote: it is checked before the arrays are made
-        needed, room = len(number) * queries * most * LISTED_BYTES, free_memory("cpu")
-        if needed > room:
-            raise MemoryLimitError(
-                f"{most} keys of {queries} tokens and {len(number)} heads take {human_bytes(needed)}, and this "
-                f"machine has {human_bytes(room)} free",
-                "name fewer heads with {select} where the run is exported",
-            )
+        takes, needed = f"{most} keys of {queries} tokens and {len(number)} heads take", len(number) * queries * most
+        check_free(takes, needed * LISTED_BYTES, "name fewer heads with {select} where the run is exported")
         weights, listed = (np.full((len(number) * queries, most), none) for none in (np.float32(np.nan), np.int64(0)))
         signed = np.array([mixes(key.stack) for key, _ in places])[order]
         weights[row, nth] = np.where(np.isfinite(weight) & (signed | (weight >= 0)), weight, np.nan)

@@ -24,7 +24,7 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from attnscope.errors import AttnscopeError, InputError, MemoryLimitError, UsageError, brief
+from attnscope.errors import AttnscopeError, InputError, UsageError, brief
 from attnscope.inputs.tensors import (
     ARRAYS,
     FLAGS,
@@ -53,7 +53,7 @@ from attnscope.inputs.tensors import (
 )
 from attnscope.model.selection import CROSS, DECODER
 from attnscope.utils.files import FOREIGN, LONGEST_TEXT, open_regular, write_whole
-from attnscope.utils.memory import free_memory, human_bytes
+from attnscope.utils.memory import check_free, human_bytes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -69,7 +69,6 @@ WHOLE_NUMBERS = (
 TEXT = "text"  # the dtype of what metadata says
 UTF8 = "_utf8"  # ends the name of an array with the bytes of a text
 MOST_BYTES = 2**33  # that a file may unpack to
-SURELY_FREE = 2**20  # bytes of memory that are not asked after
 MOST_ARRAYS, MOST_TOKEN_BYTES = 4096, 2**26
 HEADER_BYTES = 10_000  # of an array in npz
 # What readers of archives raise.
@@ -139,13 +138,7 @@ def _check_size(needed: int) -> None:
     takes, hint = "it unpacks to", "save fewer layers, or float16"
     if needed > MOST_BYTES:
         raise InputError(f"{takes} {human_bytes(needed)}, expected at most {human_bytes(MOST_BYTES)}", hint)
-    check_room(takes, needed, hint)
-
-
-def check_room(takes: str, needed: int, hint: str) -> None:
-    """Raise MemoryLimitError where the machine has fewer bytes; takes: the words before their number."""
-    if needed > SURELY_FREE and needed > (room := free_memory("cpu")):
-        raise MemoryLimitError(f"{takes} {human_bytes(needed)}, and this machine has {human_bytes(room)} free", hint)
+    check_free(takes, needed, hint)
 
 
 def _npz(stream: IO[bytes]) -> dict[str, Entry]:

@@ -20,9 +20,9 @@ from torch import Tensor
 
 from attnscope.attention.spec import Visibility
 from attnscope.errors import InputError
-from attnscope.inputs.tensor_files import check_room
 from attnscope.inputs.tensors import GivenLayer
 from attnscope.model.selection import as_ranges
+from attnscope.utils.memory import check_free
 
 AS_GIVEN = "mask as given"
 Side = int | tuple[int, ...] | None  # so many keys; to the end of the run of tokens, by where runs begin; or all
@@ -134,7 +134,7 @@ class LayerMask:
 def below_causal(seen_QK: Tensor) -> Tensor:
     """Which keys all tokens of a text see whose last ones see these, and the others all before them, (K, K)."""
     queries, keys = seen_QK.shape
-    check_room("the mask of all tokens takes", keys * keys, "save the keys that the queries see alone")
+    check_free("the mask of all tokens takes", keys * keys, "save the keys that the queries see alone")
     whole_KK = torch.ones(keys, keys, dtype=torch.bool).tril()
     whole_KK[keys - queries :] = seen_QK
     return whole_KK
@@ -187,7 +187,7 @@ def _mask_as_given(
         raise InputError(f"{name}: mask has NaN or infinite numbers", "give -inf for a key that is hidden, else 0")
     if positions_K is not None:
         short_HQK, hidden = mask_HQK, float("-inf") if added else False
-        check_room("the mask takes", 4 * short_HQK[..., 0].numel() * keys, "save fewer queries")
+        check_free("the mask takes", 4 * short_HQK[..., 0].numel() * keys, "save fewer queries")
         mask_HQK = short_HQK.new_full((*short_HQK.shape[:2], keys), hidden)
         mask_HQK[..., positions_K] = short_HQK
     visible = Visibility(mask_HQK.shape[1], keys, mask_HQK[None])

@@ -17,7 +17,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attnscope.errors import MemoryLimitError, ModelError, UsageError
+from attnscope.errors import ModelError, UsageError
 from attnscope.hooks.engines import ENGINES, Engine, within_memory
 from attnscope.hooks.forward import GLOBAL, arguments, bare_model
 from attnscope.hooks.generation import DEFAULT, END, NUMBER, OWN, POSITIONS, STOP, DecodingSteps
@@ -53,7 +53,7 @@ from attnscope.observe.inputs import (
 from attnscope.observe.logit_path import asked_of_answer, directions_of_answer
 from attnscope.observe.observation import NamesBeside, Observation
 from attnscope.observe.request import CaptureSpec, Request, RunInfo, TextInputs
-from attnscope.utils.memory import free_memory, human_bytes
+from attnscope.utils.memory import check_free
 from attnscope.utils.stages import NO_PROGRESS, Progress
 
 if TYPE_CHECKING:
@@ -62,7 +62,6 @@ if TYPE_CHECKING:
     from attnscope.observe.atlas import HeadNames
 
 logger = logging.getLogger(__name__)
-SURELY_FREE = 2**20  # bytes that are not asked after: to ask takes longer than to fill them
 
 
 @dataclass(frozen=True)
@@ -308,12 +307,8 @@ def _check_matrices(loaded: LoadedModel, request: Request, prompt: Prompt, sourc
         chosen = of_stack.view_of(of_stack.weights).heads
         kept = sum(layer.heads if chosen is None else len(chosen.get(layer.index, ())) for layer in layers.values())
         heads, needed = heads + kept, needed + 4 * kept * pairs.get(stack, tokens * tokens)
-    if needed > SURELY_FREE and needed > (room := free_memory("cpu")):
-        raise MemoryLimitError(
-            f"the matrices of {heads} heads over {tokens} tokens take {human_bytes(needed)}, and this machine has "
-            f"{human_bytes(room)} free",
-            "ask for fewer layers, or for a Request without weights",
-        )
+    hint = "ask for fewer layers, or for a Request without weights"
+    check_free(f"the matrices of {heads} heads over {tokens} tokens take", needed, hint)
 
 
 def run_and_report(

@@ -31,7 +31,6 @@ from attnscope.hooks.calls import value_error
 from attnscope.hooks.engines import select_operator
 from attnscope.hooks.report import GIVEN, CallCheck, tolerance
 from attnscope.inputs.prompt import Medium, Prompt
-from attnscope.inputs.tensor_files import check_room
 from attnscope.inputs.tensors import ARRAYS, FLAGS, MASK, MEMORY, SEEN, WHOLE, GivenLayer, GivenTensors, axes_of
 from attnscope.model.geometry import KEYS_NOT_KNOWN, LayerGeometry
 from attnscope.model.selection import CROSS, DECODER, ENCODER, as_ranges, prefix
@@ -48,6 +47,7 @@ from attnscope.observe.masks import (
     mask_of_layer,
 )
 from attnscope.observe.request import LayerKey, TextInputs
+from attnscope.utils.memory import check_free
 from attnscope.utils.stages import NO_PROGRESS, Progress
 
 if TYPE_CHECKING:
@@ -425,7 +425,7 @@ def _check_room(whole: CheckedTensors, request: Request, plain: str) -> None:
         same = isinstance(layer.layer, Tensor) and layer.layer.dtype == torch.float32 and whole.given.last is None
         needed += 4 * kept * (queries if whole.given.last is None else keys) * keys * (not same)
     hint = "ask for fewer heads with {select}, or for a Request without weights"
-    check_room("the matrices take as float32", needed, hint)
+    check_free("the matrices take as float32", needed, hint)
 
 
 def _geometry(checked: CheckedLayer, index: int, kv_heads: int | None) -> LayerGeometry:
@@ -503,7 +503,7 @@ def _spec(layer: GivenLayer, visible: Visibility) -> AttentionSpec:
         for name, value in kv.items():
             axis = value.ndim - 1 if name == "bias" else 1
             shape = [*value.shape[:axis], visible.keys, *value.shape[axis + 1 :]]
-            check_room(f"{name} of all tokens takes", value.element_size() * math.prod(shape), "save fewer tokens")
+            check_free(f"{name} of all tokens takes", value.element_size() * math.prod(shape), "save fewer tokens")
             kv[name] = value.new_zeros(shape).index_copy_(axis, places_K, value)
     bias, sinks = kv.get("bias"), layer.sinks
     return AttentionSpec(

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from attnscope.attention.operator import UniformAttention
 from attnscope.attention.questions import At, Back, Question, Received
-from attnscope.errors import InputError, MemoryLimitError, ModelError
+from attnscope.errors import InputError, ModelError
 from attnscope.inputs.labels import BYTE_TOKEN
 from attnscope.inputs.prompt import Prompt, isolation_for, reading
 from attnscope.metrics.divergence import js_bits
@@ -29,7 +29,7 @@ from attnscope.observe.collectors import Answers, LayerCollector
 from attnscope.observe.request import Layer
 from attnscope.studies.copying import VALUES, Copying, LongRangeCopying, Recall, lengths, needles
 from attnscope.utils.isolation import IsolatedCall, Where
-from attnscope.utils.memory import free_memory, human_bytes
+from attnscope.utils.memory import check_free
 
 if TYPE_CHECKING:
     from attnscope.model.loaded import LoadedModel
@@ -185,12 +185,7 @@ class Draft(NamedTuple):
 
     def drawn(self, seed: int) -> Trial:
         """The trial of a seed: each has a draw of its own. Raises MemoryLimitError where its sequences have no room."""
-        needed, room = TOKEN_BYTES * self.tokens, free_memory("cpu")
-        if needed > room:
-            raise MemoryLimitError(
-                f"sequences of {self.name} take {human_bytes(needed)}, and this machine has {human_bytes(room)} free",
-                "ask for fewer with {sequences=64}",
-            )
+        check_free(f"sequences of {self.name} take", TOKEN_BYTES * self.tokens, "ask for fewer with {sequences=64}")
         return self.draw(np.random.default_rng([seed, *(self.seeded_as or self.name).encode()]))
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from attnscope.errors import MemoryLimitError, UsageError
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of <malloc.h>
+SURELY_FREE = 2**20  # bytes that are not asked after: to ask takes longer than to fill them
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -25,6 +26,16 @@ def free_memory(device: str) -> int:
         free_memory("cpu")  # 24_018_821_120
     """
     return min(_free(name.strip()) for name in device.split(","))
+
+
+def check_free(takes: str, needed: int, hint: str) -> None:
+    """Raise MemoryLimitError where the machine has fewer bytes; takes: the words before their number.
+
+    Example:
+        check_free("the mask takes", 4 * tokens**2, "save fewer queries")
+    """
+    if needed > SURELY_FREE and needed > (room := free_memory("cpu")):
+        raise MemoryLimitError(f"{takes} {human_bytes(needed)}, and this machine has {human_bytes(room)} free", hint)
 
 
 def second_cache() -> int:

@@ -182,7 +182,7 @@ def test_a_draft_costs_what_its_trial_takes(demo) -> None:
 
 
 def test_sequences_without_room_are_refused_before_they_are_drawn(demo, monkeypatch) -> None:
-    monkeypatch.setattr("attnscope.studies.probes.free_memory", lambda device: 2**30)
+    monkeypatch.setattr("attnscope.utils.memory.free_memory", lambda device: 2**30)
     result = call("scan", "demo", "-q", "--sequences", "1000000")
     assert (result.code, result.out) == (5, b"")
     assert "ask for fewer with --sequences 64" in result.err

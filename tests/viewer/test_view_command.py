@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 import attnscope
-from attnscope.export import redraw
 from attnscope.export.redraw import load_run, run_of_folder
 from attnscope.model.loading import DEMO_FOLDER
 from attnscope.observe.request import Request
@@ -303,7 +302,8 @@ def test_a_column_that_stands_twice_is_damage(tmp_path, run):
 
 
 def test_tables_whose_listing_has_no_room_are_refused_before_it_is_taken(tmp_path, run, monkeypatch):
-    monkeypatch.setattr(redraw, "free_memory", lambda device: 1000)
+    monkeypatch.setattr("attnscope.utils.memory.SURELY_FREE", 0)
+    monkeypatch.setattr("attnscope.utils.memory.free_memory", lambda device: 1000)
     result = call("view", str(run), "--from-tables", "-o", str(tmp_path / "x.html"), "-q")
     assert (result.code, result.out) == (5, b"")
     assert "and this machine has 1000 bytes free" in result.err
