@@ -18,11 +18,12 @@ import pyarrow as pa
 
 from attnscope.errors import UsageError
 from attnscope.inputs.tokens import choose, described
-from attnscope.metrics.metrics import KEPT_FIRST, KNOWN, LENGTHS, LOOKBACKS, MASS, METRICS, SIGNED
+from attnscope.metrics.metrics import COLUMNS, KEPT_FIRST, KNOWN, LENGTHS, LOOKBACKS, MASS, METRICS, SIGNED, UNIFORM
 from attnscope.model.selection import STACKS, HeadsByLayer, mixes, select_layers
 from attnscope.observe.observation import Observation
 from attnscope.observe.request import LayerKey
 from attnscope.utils import display as cells
+from attnscope.utils.display import Column, Row, Sheet
 from attnscope.utils.schema import check_names
 from attnscope.utils.tables import as_table, texts_at
 
@@ -37,8 +38,9 @@ if TYPE_CHECKING:
     from attnscope.viewer.page import Page
 
 SHOWN_HEADS = 12  # of the table
-UNIFORM = "uniform"
-COLUMNS = {"top_key_mass": "top key"}
+LONGEST_TOKEN = 16  # letters of a cell
+RELATION, ROLES = "strongest relation", "roles"
+TEXT_ROLE, LEADING = "text role", KEPT_FIRST[:5]  # what an atlas' roles leave room for after the first metrics
 NAME = re.compile(r"(?:(\w+) )?L?(\d+)[H.](\d+)", re.IGNORECASE)
 INK = "31, 119, 180"  # of the coloured text, as red, green, blue
 
@@ -62,42 +64,61 @@ def place_of(observation: Observation, name: str) -> tuple[LayerKey, int]:
 
 
 def heads_html(seen: Observation) -> str:
-    """The first heads in the order of the terminal: head, role, metrics, the strongest relation and its weight."""
+    """The first heads in the order and the columns of the terminal: what a notebook shows."""
     # So many that the first are read without scrolling; the note says how many more there are.
     heads = seen.kept_heads(seen.ranked_by)[:SHOWN_HEADS]
-    # The columns of numbers, as the terminal orders them.
-    scores = seen.every.scores
-    first = [MASS.id, UNIFORM] if MASS.id in scores else []
-    first += [name for name in (*LENGTHS, *LOOKBACKS) if name in scores]
-    ordered = dict.fromkeys((*first, *KEPT_FIRST, *METRICS, *SIGNED))
-    names = [name for name in ordered if name in (*scores, *first, *COLUMNS)]
     kv = any(head.head is not None and head.kv_head not in (None, head.head) for head in heads)
-    titles = ["head", *["kv"] * kv, *(["roles", "text role"] if seen.atlas else ["role"])]
-    titles += [COLUMNS.get(name) or (KNOWN[name].short if name in KNOWN else name) for name in names]
-    titles += ["strongest relation", "weight"]
-    rows = []
-    for head in heads:
-        of_stack, strongest = seen.of(head.stack), head.strongest
-        row = [head.name, *[str(head.kv_head)] * kv]
-        row += [" ".join(head.atlas_roles) or head.role, head.text_role] if seen.atlas else [head.role]
-        for name in names:
-            if name in COLUMNS:
-                row.append(f"{_token(of_stack.keys, head.top_key)} {cells.number(head.top_key_mass)}")
-            else:
-                row.append(cells.score(head.uniform if name == UNIFORM else head.score[name]))
-        if strongest is None:
-            row += [cells.MISSING, cells.number(None)]
-        else:
-            query, key = _token(of_stack.queries, strongest.query), _token(of_stack.keys, strongest.key)
-            row += [f"{query} → {key}", cells.number(strongest.weight)]
-        rows.append(row)
-    more = len(seen.kept_heads()) - len(heads)
-    return cells.html_table(titles, rows) + (f"<p>{more} more heads in table()</p>" if more else "")
+    which = ["head", *["kv"] * kv, *([ROLES, TEXT_ROLE] if seen.atlas else ["role"])]
+    measured = (*seen.every.scores, UNIFORM, "top_key_mass")
+    scores = [column for column in score_columns(seen) if column.key in measured]
+    columns = [*map(Column, which), *scores, Column(RELATION), Column("weight", cells.number)]
+    sheet, more = Sheet([head_row(seen, head, " ") for head in heads], columns), len(seen.kept_heads()) - len(heads)
+    return sheet._repr_html_() + (f"<p>{more} more heads in table()</p>" if more else "")
 
 
-def _token(prompt: Prompt, position: int) -> str:
+def head_row(seen: Observation, head: Head, between: str) -> Row:
+    """What the columns show of a head; between: what is between the roles of an atlas."""
+    relation, stack = head.strongest, seen.of(head.stack)
+    return {
+        "head": head.name,
+        "kv": cells.MISSING if mixes(head.stack) else str(head.kv_head),
+        "role": head.role,
+        ROLES: between.join(head.atlas_roles) or cells.MISSING,
+        TEXT_ROLE: head.text_role,
+        "unif": "≈" * bool(head.near_uniform),
+        **head.score,
+        UNIFORM: head.uniform,
+        "top_key_mass": f"{token_name(stack.keys, head.top_key)} {cells.number(head.top_key_mass)}",
+        RELATION: f"{token_name(stack.queries, relation.query)} → {token_name(stack.keys, relation.key)}"
+        if relation
+        else cells.MISSING,
+        "weight": relation.weight if relation else None,
+    }
+
+
+def score_columns(seen: Observation) -> list[Column]:
+    """The metrics, those that were asked for first; with an atlas, after the leading ones the roles on the text."""
+    scores = seen.every.scores
+    named = [MASS.id, UNIFORM] if MASS.id in scores else []
+    named += [name for name in (*LENGTHS, *LOOKBACKS) if name in scores]
+    order = dict.fromkeys((*named, *KEPT_FIRST, *METRICS, *SIGNED))
+    titles = {UNIFORM: UNIFORM, **COLUMNS, **{name: metric.short for name, metric in KNOWN.items()}}
+    columns = [
+        Column(titles[name], cells.score, name) for name in order if name in (*named, *METRICS, *COLUMNS, *scores)
+    ]
+    if seen.atlas:
+        columns.insert(len(named) + len(LEADING), Column(TEXT_ROLE, align="left"))
+    return columns
+
+
+def token_name(prompt: Prompt, position: int) -> str:
+    """A token in a line: `bank(8)`, a long one with an ellipsis."""
+    from rich.text import Text
+
     label = prompt.labels[position]
-    return f"{cells.shortened(label.strip('·') or label, 16)}({position})"
+    text = Text(label.strip("·") or label)
+    text.truncate(LONGEST_TOKEN, overflow="ellipsis")
+    return f"{text.plain}({position})"
 
 
 @dataclass(frozen=True, repr=False)
@@ -119,7 +140,7 @@ class ColouredText:
 
     def __repr__(self) -> str:
         most = np.argsort(-self.weight_T, kind="stable")[:3]
-        largest = ", ".join(f"{_token(self.prompt, place)} {self.weight_T[place]:.2f}" for place in most.tolist())
+        largest = ", ".join(f"{token_name(self.prompt, place)} {self.weight_T[place]:.2f}" for place in most.tolist())
         return f"ColouredText: {self.title}; most: {largest}"
 
     def _repr_html_(self) -> str:

@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING
 from attnscope.cli import output
 from attnscope.cli.config import refuse_others
 from attnscope.cli.figure_options import DEPTH, Drawing, Look, place_of_pictures
-from attnscope.cli.head_tables import UNIFORM
 from attnscope.cli.option_groups import command_line, parameters
 from attnscope.cli.output import Results, Top, write_file
 from attnscope.cli.study_tables import open_line
 from attnscope.errors import UsageError
-from attnscope.metrics.metrics import KEPT_FIRST
+from attnscope.metrics.metrics import KEPT_FIRST, UNIFORM
 from attnscope.observe.records import first_ranked
 from attnscope.utils import display as cells
 from attnscope.utils.display import Column, Row, Sheet, fitting

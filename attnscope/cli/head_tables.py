@@ -10,22 +10,18 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from attnscope.metrics.metrics import COLUMNS, KEPT_FIRST, KNOWN, LENGTHS, LOOKBACKS, MASS, METRICS, SIGNED, order_of
+from attnscope.api.captured import RELATION, ROLES, TEXT_ROLE, head_row, score_columns
+from attnscope.metrics.metrics import COLUMNS, KNOWN, LENGTHS, LOOKBACKS, MASS, UNIFORM, order_of
 from attnscope.model.geometry import NOT_KNOWN
-from attnscope.model.selection import as_ranges, is_linear, mixes
+from attnscope.model.selection import as_ranges, is_linear
 from attnscope.utils import display as cells
 from attnscope.utils.display import Column, Row, Sheet, fitting
 
 if TYPE_CHECKING:
-    from attnscope.inputs.prompt import Prompt
     from attnscope.observe.observation import Observation
     from attnscope.observe.records import Head
 
-UNIFORM = "uniform"  # the column beside the mass on named keys
-TEXT_ROLE, LEADING = "text role", KEPT_FIRST[:5]  # what an atlas' roles leave room for after the first metrics
 WIDE, NARROW = 120, 72  # a screen below these shows the roles of an atlas below each other, or not at all
-RELATION, ROLES = "strongest relation", "roles"
-LONGEST_TOKEN = 16
 LEAST_RELATION = 24  # characters that the strongest relation keeps where metrics could take them
 
 
@@ -77,26 +73,6 @@ def heads_table(seen: Observation, shown: Sequence[Head], sort: str, width: int)
     return HeadsTable(Sheet(rows, marked, dim=len(shown)), hidden)
 
 
-def head_row(seen: Observation, head: Head, between: str) -> Row:
-    """What the columns show of a head; between: what is between the roles of an atlas."""
-    relation, stack = head.strongest, seen.of(head.stack)
-    return {
-        "head": head.name,
-        "kv": cells.MISSING if mixes(head.stack) else str(head.kv_head),
-        "role": head.role,
-        ROLES: between.join(head.atlas_roles) or cells.MISSING,
-        TEXT_ROLE: head.text_role,
-        "unif": "≈" * bool(head.near_uniform),
-        **head.score,
-        UNIFORM: head.uniform,
-        "top_key_mass": f"{token_name(stack.keys, head.top_key)} {cells.number(head.top_key_mass)}",
-        RELATION: f"{token_name(stack.queries, relation.query)} → {token_name(stack.keys, relation.key)}"
-        if relation
-        else cells.MISSING,
-        "weight": relation.weight if relation else None,
-    }
-
-
 def uniform_rows(seen: Observation, shown: Sequence[Head]) -> list[tuple[str, dict[str, float]]]:
     """What uniform attention scores, per kind of layer; one unnamed row where all kinds score the same."""
     scores_of: dict[str, dict[str, float]] = {}
@@ -107,31 +83,6 @@ def uniform_rows(seen: Observation, shown: Sequence[Head]) -> list[tuple[str, di
     if len({tuple(map(cells.score, scores.values())) for scores in scores_of.values()}) == 1:
         return [("", next(iter(scores_of.values())))]
     return list(scores_of.items())
-
-
-def score_columns(seen: Observation) -> list[Column]:
-    """The metrics, those that were asked for first; with an atlas, after the leading ones the roles on the text."""
-    scores = seen.every.scores
-    named = [MASS.id, UNIFORM] if MASS.id in scores else []
-    named += [name for name in (*LENGTHS, *LOOKBACKS) if name in scores]
-    order = dict.fromkeys((*named, *KEPT_FIRST, *METRICS, *SIGNED))
-    titles = {UNIFORM: UNIFORM, **COLUMNS, **{name: metric.short for name, metric in KNOWN.items()}}
-    columns = [
-        Column(titles[name], cells.score, name) for name in order if name in (*named, *METRICS, *COLUMNS, *scores)
-    ]
-    if seen.atlas:
-        columns.insert(len(named) + len(LEADING), Column(TEXT_ROLE, align="left"))
-    return columns
-
-
-def token_name(prompt: Prompt, position: int) -> str:
-    """A token in a line: `bank(8)`, a long one with an ellipsis."""
-    from rich.text import Text
-
-    label = prompt.labels[position]
-    text = Text(label.strip("·") or label)
-    text.truncate(LONGEST_TOKEN, overflow="ellipsis")
-    return f"{text.plain}({position})"
 
 
 WORDS = {  # of the columns that are shown, as many on a line as 80 columns hold

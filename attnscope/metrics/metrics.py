@@ -283,6 +283,7 @@ LENGTHS = by_id(  # what a head needs of a long text: measured where it is asked
     ),
     *map(_streaming, (32, 128, 512)),
 )
+UNIFORM = "uniform"  # the column beside the mass on named keys: what uniform attention gives them
 MASS = Metric(
     id="mass",
     title="mass on the named keys",
