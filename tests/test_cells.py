@@ -51,7 +51,6 @@ def test_a_missing_value_is_a_dash(missing: float | None) -> None:
         cells.score,
         cells.share,
         cells.p_value,
-        cells.percent,
         cells.percentage,
     )
     assert {of(missing) for of in every} == {"-"}
@@ -73,9 +72,8 @@ def test_a_missing_value_is_a_dash(missing: float | None) -> None:
         (cells.p_value, 0.0009, "<.001"),
         (cells.p_value, 0.001, ".001"),
         (cells.p_value, 1.0, "1.000"),
-        (cells.percent, 81.6, "82 %"),
-        (cells.percent, 0.0, "0 %"),
         (cells.percentage, 0.816, "82 %"),
+        (cells.percentage, 0.0, "0 %"),
         (cells.exact, 3.0, "3"),
         (cells.exact, -3.0, "−3"),
         (cells.exact, 0.5, "0.500"),

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import pyarrow as pa
 
-from attnscope.api.records import DrawnRecord, picture_of
+from attnscope.api.records import DrawnRecord
 from attnscope.corpus.dataset import read_dataset
 from attnscope.corpus.folder import TABLES, DatasetFormat, DatasetOutput, Failure, Job
 from attnscope.corpus.records import Corpus
 from attnscope.corpus.run import run_folder
 from attnscope.corpus.tables import write_summary
 from attnscope.errors import UsageError, hints_of
+from attnscope.export.drawing import picture_of
 from attnscope.figures import About, Style
 from attnscope.inputs.tokens import check_expression, defined, names_of_spans
 from attnscope.metrics.metrics import LENGTHS, with_asked
@@ -231,9 +232,8 @@ def batch(call: BatchCall) -> Batch:
     else:
         wrong = next((text for text in texts if not isinstance(text, str | Mapping)), None)
         if wrong is not None:
-            raise UsageError(
-                f"expected a text or a record, got {type(wrong).__name__}", "give texts, records, or paths"
-            )
+            message = f"expected a text or a record, got {type(wrong).__name__}"
+            raise UsageError(message, "give texts, records, or paths")
         corpus = Corpus((), given=tuple(texts), **how)  # type: ignore[arg-type]  # which was looked at
     # Without a folder the dataset lives as long as what is returned.
     held = tempfile.TemporaryDirectory(prefix="attnscope-") if call.out is None else None

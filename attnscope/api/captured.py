@@ -252,9 +252,8 @@ class Capture(Observation):
             of_stack = self if key.stack == self.stack else self.of(key.stack)
             return head_picture(of_stack, key.layer, number, **style)
         if head is None:
-            raise UsageError(
-                f"layer {layer} has several heads", f'name one, as heatmap({layer}, 0) or heatmap("L{layer}H0")'
-            )
+            message = f"layer {layer} has several heads"
+            raise UsageError(message, f'name one, as heatmap({layer}, 0) or heatmap("L{layer}H0")')
         return head_picture(self, layer, head, **style)
 
     def over_picture(self, *heads: str, picture: int = 0, **style: Unpack[StyleFields]) -> Picture:

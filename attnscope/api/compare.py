@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from attnscope.api.records import DrawnRecord, picture_of
+from attnscope.api.records import DrawnRecord
 from attnscope.errors import InputError, UsageError, hints_of
+from attnscope.export.drawing import picture_of
 from attnscope.export.manifest import NAME, TARGET, prompt_of, read_manifest
 from attnscope.export.study_figures import panels, save_comparison
 from attnscope.figures import Style, save_metrics
@@ -285,9 +286,8 @@ def baseline_of(path: Path) -> SideNumbers:
     if not path.exists():
         raise UsageError(f"there is no file or folder {path}", "name a file of {save_baseline}, or a run's folder")
     if path.is_dir() and not manifest.exists():
-        raise UsageError(
-            f"{path} holds no run: there is no {NAME}", "name the file of {save_baseline}, or a run's folder"
-        )
+        message = f"{path} holds no run: there is no {NAME}"
+        raise UsageError(message, "name the file of {save_baseline}, or a run's folder")
     with damaged(f"{manifest} is not a baseline, or cannot be read", "save one with {save_baseline}"):
         document = read_json(manifest)
         check_types(document, {"schema": str})

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from attnscope.api.records import DrawnRecord, picture_of
+from attnscope.api.records import DrawnRecord
 from attnscope.errors import hints_of
+from attnscope.export.drawing import picture_of
 from attnscope.figures import About, Style
 from attnscope.inputs.labels import visible_blanks
 from attnscope.inputs.tokens import check_expression

@@ -76,8 +76,6 @@ def followed(run: Run, head: str) -> Explained:
     geometry = run.loaded.geometry
     stack, layer, number = one_head(head, geometry.heads_of_stacks, geometry.stack)
     if stack != geometry.stack:
-        raise UsageError(
-            f"head {head} has no softmax of its own to explain",
-            f"`attnscope draw TEXT --select {stack}.{layer}.{number}` draws its map",
-        )
+        message = f"head {head} has no softmax of its own to explain"
+        raise UsageError(message, f"`attnscope draw TEXT --select {stack}.{layer}.{number}` draws its map")
     return Explained(explain_head(run.loaded, run.prompt, layer, number, query.positions[0]))

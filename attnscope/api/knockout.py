@@ -268,10 +268,8 @@ def cuts_of_module(loaded: LoadedModule, call: KnockoutCall) -> ModuleCuts:
         what = f"{other} needs a model of transformers, and {loaded.name} is a module of other code"
         raise UsageError(what, f"leave out {{{other}}}")
     if call.measure is None:
-        raise UsageError(
-            f"{loaded.name} is a module of other code: what it returns has no known meaning",
-            "give {measure}, which makes a number of it",
-        )
+        message = f"{loaded.name} is a module of other code: what it returns has no known meaning"
+        raise UsageError(message, "give {measure}, which makes a number of it")
     for name, value, known in (("over", call.over, MODULE_OVER), ("how", call.how, ("mask", "zero"))):
         if value not in known:
             raise UsageError(f"{name}: expected one of {', '.join(known)}, got {brief(value)}", f"use {known[0]!r}")
@@ -356,9 +354,8 @@ def patch(call: PatchCall) -> PatchedPairs:
     # A wrong word is refused here: a type is of no help to a program that is not checked.
     for name, value, known in (("what", what, WHAT), ("over", over, OVER), ("method", method, METHODS)):
         if value not in known:
-            raise UsageError(
-                f"{name}: expected one of {', '.join(known)}, got {str(value)[:20]!r}", f"use {known[0]!r}"
-            )
+            message = f"{name}: expected one of {', '.join(known)}, got {str(value)[:20]!r}"
+            raise UsageError(message, f"use {known[0]!r}")
     # A record may leave out what all pairs share.
     at = None if call.at is None else str(call.at)
     pairs = AskedPair.of(call.text, {**call.shared(), "corrupted": call.corrupted, "at": at})

@@ -224,10 +224,8 @@ class Recording:
         matches = list(_matches(self._kept.forwards, ids))
         most = max((matched for _, matched in matches), default=0)
         if most < max(1, len(ids) - 1):
-            raise InputError(
-                f"sequence {len(others)}: its first {most} of {len(ids)} tokens were read inside the recording",
-                "give what generate returned inside the block",
-            )
+            message = f"sequence {len(others)}: its first {most} of {len(ids)} tokens were read inside the recording"
+            raise InputError(message, "give what generate returned inside the block")
         best = [place for place, matched in matches if matched == most]
         last = max(place.forward.number for place in best)
         best = sorted((place for place in best if place.forward.number == last), key=lambda place: place.row)
@@ -331,9 +329,8 @@ class ModuleRecording:
             logger.warning("%s", note)
         if kind is None and not self.texts:
             if not self._counts:
-                raise ModelError(
-                    f"nothing was recorded: no forward of {self.loaded.name} ran", "run it inside the block"
-                )
+                message = f"nothing was recorded: no forward of {self.loaded.name} ran"
+                raise ModelError(message, "run it inside the block")
             if self._counts[SILENT]:
                 check_heard(self._unheard, self.loaded.name)
             raise ModelError(f"nothing was recorded of {self.loaded.name}: {self.notes[0]}", "run it in this thread")

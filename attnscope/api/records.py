@@ -5,15 +5,13 @@ What `attnscope.explain` returns: the steps of a head as a line, a table, a figu
 
 from __future__ import annotations
 
-import tempfile
 from abc import abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from attnscope.errors import visible
-from attnscope.export.drawing import Picture
+from attnscope.export.drawing import Picture, picture_of
 from attnscope.figures import Style
 from attnscope.steps.records import divisor, json_lines
 from attnscope.utils.display import model_name
@@ -41,12 +39,6 @@ class DrawnRecord(TableRecord):
     def _below(self) -> str:
         picture = self.figure()
         return picture._repr_html_() if picture else ""
-
-
-def picture_of(title: str, style: Style, draw: Callable[[Path, Style], Path]) -> Picture:
-    """A picture in memory, of what writes a PNG into a folder and returns its path."""
-    with tempfile.TemporaryDirectory(prefix="attnscope-") as folder:
-        return Picture(draw(Path(folder), replace(style, image="png")).read_bytes(), title)
 
 
 AnyStudy = TypeVar("AnyStudy", bound="Study[Any]")

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import pyarrow as pa
 
-from attnscope.api.records import DrawnRecord, picture_of
+from attnscope.api.records import DrawnRecord
 from attnscope.errors import ModelError, UsageError, hints_of
+from attnscope.export.drawing import picture_of
 from attnscope.figures import About, Style
 from attnscope.inputs.labels import visible_blanks
 from attnscope.inputs.tokens import TokenMatch, check_expression, described, find

@@ -92,10 +92,8 @@ def check_parity(
     loaded.check_softmax("parity")
     heads, ids_BT = heads_by_stack(loaded, select), _ids(prompt, loaded.device)
     if (loaded.geometry.task == SEQ2SEQ) != (source is not None):
-        raise UsageError(
-            "an encoder-decoder reads two texts, other models one",
-            "give the encoder's as source" if source is None else "leave out source",
-        )
+        message = "an encoder-decoder reads two texts, other models one"
+        raise UsageError(message, "give the encoder's as source" if source is None else "leave out source")
     # What the model's forward is given, and how tokens of pictures are arranged, which their order does not say.
     text = prompt if source is None else source
     first, reads = _ids(text, loaded.device), dict[str, Any]()

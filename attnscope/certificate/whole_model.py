@@ -61,10 +61,8 @@ def check_whole(
         check_parity(loaded, ids, whole=True).whole    # asks for it
     """
     if loaded.options is None:
-        raise UsageError(
-            f"{loaded.name} was made in memory: there are no files to load a second instance from",
-            "load it with attnscope.load, or leave out {whole}",
-        )
+        message = f"{loaded.name} was made in memory: there are no files to load a second instance from"
+        raise UsageError(message, "load it with attnscope.load, or leave out {whole}")
     # Two of them have to fit at once, unless the weights are spread over devices.
     needed = sum(weight.nbytes for weight in loaded.model.parameters())
     room = free_memory(loaded.device)

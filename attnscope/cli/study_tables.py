@@ -630,7 +630,7 @@ def _copying(atlas: Atlas, shown: Finding) -> Finding | None:
 def looked(result: OnTexts, head: tuple[int, int]) -> str:
     """`sink 82 %`: the role that a head has on most texts that show one."""
     shares = {look: share for look, share in result.shares.get(head, {}).items() if look != "-"}
-    return next((f"{look} {cells.percent(100 * share)}" for look, share in shares.items()), cells.MISSING)
+    return next((f"{look} {cells.percentage(share)}" for look, share in shares.items()), cells.MISSING)
 
 
 def effects_at(atlases: Mapping[str, Atlas], probe: str, heads: Sequence[HeadIndex]) -> Sheet:

@@ -734,13 +734,13 @@ def head_picture(seen: Observation, layer: int, head: int, **style: Unpack[Style
     if not head_jobs(Path(), maps, [name], look):
         _ = seen.kv_of[layer]  # a layer without attention is refused with those that have it
         raise UsageError(f"there is no map of {name}", "the observation keeps the maps that its Request asks for")
-    return _picture(lambda folder: figures.save_head_maps(head_jobs(folder, maps, [name], look), look)[0], name)
+    return picture_of(name, look, lambda to, look: figures.save_head_maps(head_jobs(to, maps, [name], look), look)[0])
 
 
 def overview_picture(seen: Observation, **style: Unpack[StyleFields]) -> Picture:
     """Every head of every layer as a thumbnail; style: fields of `Style`."""
     look, rows = _style(seen, style), rows_of(layer_maps(seen), seen.others)
-    return _picture(lambda folder: figures.save_overview(folder / "overview.png", rows, look), "overview")
+    return picture_of("overview", look, lambda to, look: figures.save_overview(to / "overview.png", rows, look))
 
 
 def over_picture(
@@ -753,7 +753,7 @@ def over_picture(
     sheets, look = patch_sheets(seen, heads), _style(seen, style)
     if not 0 <= picture < len(sheets):
         raise UsageError(f"there is no picture {picture} to draw on", "ask with a picture and Request(per_token=True)")
-    return _picture(lambda folder: figures.save_patches(folder / "over.png", sheets[picture], look), OVER)
+    return picture_of(OVER, look, lambda to, look: figures.save_patches(to / "over.png", sheets[picture], look))
 
 
 def _style(seen: Observation, style: StyleFields) -> Style:
@@ -763,6 +763,7 @@ def _style(seen: Observation, style: StyleFields) -> Style:
     return Style(**style, about=about(seen))
 
 
-def _picture(draw: Callable[[Path], Path], title: str) -> Picture:
-    with TemporaryDirectory() as folder:
-        return Picture(draw(Path(folder)).read_bytes(), title)
+def picture_of(title: str, style: Style, draw: Callable[[Path, Style], Path]) -> Picture:
+    """A picture in memory, of what writes a PNG into a folder and returns its path."""
+    with TemporaryDirectory(prefix="attnscope-") as folder:
+        return Picture(draw(Path(folder), replace(style, image="png")).read_bytes(), title)

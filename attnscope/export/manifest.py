@@ -24,7 +24,6 @@ from attnscope.utils.files import check_schema, jsonable, read_json, save_json
 from attnscope.utils.folders import (
     COMMAND,
     LONGEST_SAID,
-    MOST_SAID,
     OVER,
     another,
     changes,
@@ -49,21 +48,8 @@ FIGURES_BY_DEFAULT = [["overview", "layers", "heads", "metrics"], ["overview", "
 # What it says there of a Medium, and as which field.
 MEDIA = {"media": "sha256", "step": "step", "unasked": "unasked", "virtual": "virtual"}
 # Options that say where a run comes from, where it goes and what it may do; the rest says what it is.
-AROUND = frozenset(
-    {
-        "out",
-        "file",
-        "ids",
-        "audio",
-        "picture",
-        "tensors",
-        "weights_file",
-        "generate",
-        "offline",
-        "trust_remote_code",
-        "allow_pickle",
-    }
-)
+AROUND = {"out", "file", "ids", "audio", "picture", "tensors", "weights_file", "generate"}
+AROUND |= {"offline", "trust_remote_code", "allow_pickle"}
 OURS = re.compile(
     r"(heads|relations|keys|text|rollout)\.csv|(manifest|unfinished)\.json"
     rf"|(({'|'.join(STACKS)})/)?"
@@ -115,10 +101,8 @@ def ask_of(path: Path) -> CaptureSpec:
     manifest = read_manifest(path)
     prompt, target = prompt_of(manifest, path), prompt_of(manifest, path, TARGET).ids if TARGET in manifest else None
     if prompt.medium.sha256 is not None:
-        raise UsageError(
-            f"the run of {path} read pictures or a sound too, which its tokens do not hold",
-            "give {picture} or {audio} again",
-        )
+        message = f"the run of {path} read pictures or a sound too, which its tokens do not hold"
+        raise UsageError(message, "give {picture} or {audio} again")
     return replace(CaptureSpec.of_json(manifest.get("ask")), text=prompt, target=target)
 
 
@@ -185,8 +169,7 @@ def check(folder: Path, now: Mapping[str, Any], force: bool) -> None:
         command, text = command_of(before), f", of the text {_shown(before)}" * (not _same_text(before, now))
         if command.split(" ")[:1] != command_of(now).split(" ")[:1] and command:
             raise UsageError(f"{folder} holds a run of `{clipped(command)}`{text}", OVER)
-        more = f"; {len(reasons) - MOST_SAID} more" * (len(reasons) > MOST_SAID)
-        raise another(folder, "run", f": {'; '.join(reasons[:MOST_SAID])}{more}")
+        raise another(folder, "run", reasons)
 
 
 @contextmanager

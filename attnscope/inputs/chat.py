@@ -78,9 +78,8 @@ def by_template(tokenizer: Any, messages: Sequence[Message], answered: bool = Fa
     except MemoryError:
         raise
     except Exception as error:  # a template is a program of its own and may raise anything
-        raise InputError(
-            f"the model's chat template refused the messages: {first_line(error)}", "check the roles and their order"
-        ) from error
+        message = f"the model's chat template refused the messages: {first_line(error)}"
+        raise InputError(message, "check the roles and their order") from error
 
 
 def join_parts(render: Render, messages: list[Message]) -> list[Message]:

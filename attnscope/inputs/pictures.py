@@ -235,16 +235,12 @@ def reading_pixels(loaded: LoadedModel) -> Iterator[Callable[[Picture], Pixels]]
             needed = (each for each in parameters.values() if each.default is each.empty and each.kind not in REST)
             lacking = next((each.name for each in needed if each.name not in inputs), None)
             if lacking is not None:
-                raise ModelError(
-                    f"{loaded.name} needs {lacking}, which its image processor does not make",
-                    "read it within the model that it is a part of",
-                )
+                message = f"{loaded.name} needs {lacking}, which its image processor does not make"
+                raise ModelError(message, "read it within the model that it is a part of")
             shape = inputs["pixel_values"].shape if "pixel_values" in inputs else ()
             if len(shape) != 4 or shape[0] != 1:
-                raise ModelError(
-                    f"expected pixels (1, channels, height, width) of the processor of {loaded.name}, got {shape}",
-                    "choose a model that is given a picture as one",
-                )
+                message = f"expected pixels (1, channels, height, width) of the processor of {loaded.name}, got {shape}"
+                raise ModelError(message, "choose a model that is given a picture as one")
             return Pixels(_tensors(inputs), picture, box)
 
         yield read
@@ -262,9 +258,8 @@ def _processed(call: Callable[[], Any]) -> dict[str, np.ndarray]:
     try:
         return dict(call())
     except Exception as error:  # any family's processor, over any picture
-        raise InputError(
-            f"the model's processor refuses the picture: {first_line(error)}", "give another picture"
-        ) from error
+        message = f"the model's processor refuses the picture: {first_line(error)}"
+        raise InputError(message, "give another picture") from error
 
 
 def _seen(images: Any, picture: Picture) -> Box:

@@ -170,10 +170,8 @@ def processor_of(loaded: LoadedModel) -> Any:
 
     config = loaded.model.config
     if getattr(config, "vision_config", None) is None:
-        raise ModelError(
-            f"{loaded.name} ({config.model_type}) reads no pictures",
-            "leave out {picture}, or choose a vision-language model",
-        )
+        message = f"{loaded.name} ({config.model_type}) reads no pictures"
+        raise ModelError(message, "leave out {picture}, or choose a vision-language model")
     made_of = PROCESSOR_MAPPING.get(type(config), None)
     if made_of is None:
         raise ModelError(f"transformers has no processor for {config.model_type}", "choose another model")
@@ -203,10 +201,8 @@ def _loading(loaded: LoadedModel) -> Iterator[Path]:
     """The folder with the files of a model's processor, checked. ModelError where there are none, or loading fails."""
     folder = loaded.base_folder or loaded.source_folder or Path(loaded.model.config.name_or_path or "-")
     if not any((folder / name).is_file() for name in FILES):
-        raise ModelError(
-            f"{loaded.name} brings no processor, and pictures need one",
-            f"load the model from a folder with a {' or a '.join(FILES)}",
-        )
+        message = f"{loaded.name} brings no processor, and pictures need one"
+        raise ModelError(message, f"load the model from a folder with a {' or a '.join(FILES)}")
     # A file may have transformers load another model from elsewhere.
     wrong = next((path for path, values in read_files(folder).items() if AUDIO in path.name or AUDIO in values), None)
     if wrong is not None:
@@ -218,9 +214,8 @@ def _loading(loaded: LoadedModel) -> Iterator[Path]:
         with loaded.permits.held(), without_stderr():
             yield folder
     except ImportError as error:
-        raise ModelError(
-            f"the processor of {loaded.name} needs a package: {first_line(error)}", "install that"
-        ) from error
+        message = f"the processor of {loaded.name} needs a package: {first_line(error)}"
+        raise ModelError(message, "install that") from error
     except Exception as error:  # any family's processor, with any files
         raise read_error(f"the processor of {loaded.name}", error, "check its files") from error
 
@@ -236,10 +231,8 @@ def with_places(processor: Any, text: str, pictures: int) -> str:
     token = _token(processor)
     count = text.count(token)
     if count not in (0, pictures):
-        raise InputError(
-            f"expected {pictures} of {token} in the text, one per picture, got {count}",
-            "write one for each picture, or none: pictures are then put before the text",
-        )
+        message = f"expected {pictures} of {token} in the text, one per picture, got {count}"
+        raise InputError(message, "write one for each picture, or none: pictures are then put before the text")
     return text if count else _place(processor, token) * pictures + text
 
 
@@ -254,10 +247,8 @@ def render_chat(processor: Any, messages: Sequence[Message], pictures: int, answ
         raise InputError(f"the chat says {token} itself", "leave it out: the template writes it")
     placed = sum(map(pictures_of, messages))
     if placed not in (0, pictures):
-        raise InputError(
-            f"expected {pictures} pictures in the chat, one for each that is given, got {placed}",
-            "write a part for each, or none: the first message of the user then begins with them",
-        )
+        problem = f"expected {pictures} pictures in the chat, one for each that is given, got {placed}"
+        raise InputError(problem, "write a part for each, or none: the first message of the user then begins with them")
     for message in messages:
         here, waiting = (waiting, 0) if message["role"] == "user" and not placed else (0, waiting)
         content = [{"type": "image"}] * here + parts_of(message)

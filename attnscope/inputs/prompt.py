@@ -295,9 +295,8 @@ def from_chat(
     try:
         tokenizer.get_chat_template()
     except (AttributeError, ValueError) as error:
-        raise UsageError(
-            "this model's tokenizer has no chat template", "leave out {chat}, or use an instruct or chat model"
-        ) from error
+        message = "this model's tokenizer has no chat template"
+        raise UsageError(message, "leave out {chat}, or use an instruct or chat model") from error
 
     def render(messages: Sequence[dict[str, Any]]) -> str | None:
         try:
@@ -360,10 +359,8 @@ def _answered(prompt: Prompt, text: str, answer: str | None) -> Prompt:
     if at is None:
         raise InputError("the answer has no tokens", "give an answer with at least one word")
     if text[prompt.characters[at][0] :].strip():
-        raise InputError(
-            f"the token {prompt.labels[at]!r} holds the end of the text and the beginning of the answer",
-            "divide them between two words; a space between them is a part of the answer",
-        )
+        message = f"the token {prompt.labels[at]!r} holds the end of the text and the beginning of the answer"
+        raise InputError(message, "divide them between two words; a space between them is a part of the answer")
     return replace(prompt, answer=at)
 
 
@@ -396,10 +393,8 @@ def _encode(tokenizer: Any, text: str, pair: str | None = None, **options: Any) 
         try:  # a tokenizer would fail on it in its own way, or read something else
             part.encode()
         except UnicodeEncodeError as error:
-            raise InputError(
-                f"character {error.start} of the text is U+{ord(part[error.start]):04X}, half of a surrogate pair",
-                "write the character itself, or both halves",
-            ) from error
+            message = f"character {error.start} of the text is U+{ord(part[error.start]):04X}, half of a surrogate pair"
+            raise InputError(message, "write the character itself, or both halves") from error
     # Only the tokenizers in Rust tell where their tokens are in the text.
     fast = bool(getattr(tokenizer, "is_fast", False))
     encoded = tokenizer(text, pair, verbose=False, return_offsets_mapping=fast, **options)
@@ -420,10 +415,8 @@ def _encode(tokenizer: Any, text: str, pair: str | None = None, **options: Any) 
             begin = at + len(alone)
             texts[at:begin] = [number] * len(alone)
     if any({before, after} == {0, 1} for before, after in pairwise(texts)):
-        raise InputError(
-            "this model's tokenizer puts nothing between two texts: it was made for one",
-            "leave out {pair}, and write both as one text",
-        )
+        message = "this model's tokenizer puts nothing between two texts: it was made for one"
+        raise InputError(message, "leave out {pair}, and write both as one text")
     # The tokenizer counts the characters of each text from 0, a Prompt those of both through.
     first = len(text) + len(BETWEEN)
     if result.offsets is not None:
@@ -439,18 +432,15 @@ def _places_left(tokenizer: Any, ids: Sequence[int], most: int | None, truncate:
     """The places of the tokens that stay."""
     count = len(ids)
     if truncate not in (None, "left", "right"):
-        raise UsageError(
-            f"truncate: expected left or right, got {truncate!r}", "use {truncate=left} or {truncate=right}"
-        )
+        message = f"truncate: expected left or right, got {truncate!r}"
+        raise UsageError(message, "use {truncate=left} or {truncate=right}")
     if most is not None and most < 1:
         raise UsageError(f"at most {most} tokens leave nothing to read", "allow at least 1")
     if most is None or count <= most:
         return list(range(count))
     if truncate is None:
-        raise InputError(
-            f"the text has {count} tokens, the model reads at most {most}",
-            "shorten it, or use {truncate=left} or {truncate=right}",
-        )
+        message = f"the text has {count} tokens, the model reads at most {most}"
+        raise InputError(message, "shorten it, or use {truncate=left} or {truncate=right}")
     if truncate == "right":
         return list(range(most))
     begins = {getattr(tokenizer, "bos_token_id", None), getattr(tokenizer, "cls_token_id", None)}

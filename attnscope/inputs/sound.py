@@ -174,10 +174,8 @@ def sound_prompt(loaded: LoadedModel, sound: Sound, truncate: Side | None = None
     whole, removed = max(len(samples), round(sound.seconds * rate)), 0
     if whole > most:
         if truncate is None:
-            raise InputError(
-                f"the sound has {sound.seconds:.2f} s, the model reads at most {most / rate:g}",
-                "cut it, or use {truncate=right}",
-            )
+            message = f"the sound has {sound.seconds:.2f} s, the model reads at most {most / rate:g}"
+            raise InputError(message, "cut it, or use {truncate=right}")
         if truncate == "left" and whole > len(samples):
             raise InputError(f"of a sound over {MOST_SECONDS} s the end is not read", "cut it, or use {truncate=right}")
         samples = samples[:most] if truncate == "right" else samples[-most:]
@@ -230,10 +228,8 @@ def _resampled(sound: Sound, rate: int) -> np.ndarray:
     if sound.rate == rate:
         return sound.samples
     if find_spec("soxr") is None:
-        raise UsageError(
-            f"the sound has {sound.rate} samples per second, the model reads {rate}, and resampling needs soxr",
-            f"{EXTRA}, or resample it, for example with ffmpeg -i IN -ar {rate} OUT.wav",
-        )
+        message = f"the sound has {sound.rate} samples per second, the model reads {rate}, and resampling needs soxr"
+        raise UsageError(message, f"{EXTRA}, or resample it, for example with ffmpeg -i IN -ar {rate} OUT.wav")
     import soxr
 
     resampled: np.ndarray = soxr.resample(sound.samples, sound.rate, rate)
@@ -270,7 +266,5 @@ def extractor_of(loaded: LoadedModel) -> Any:
     except Exception as error:  # any family's class, of any file
         if needs_code(error):
             raise ModelError(f"the feature extractor of {loaded.name} {RUNS_CODE}", TRUST) from error
-        raise ModelError(
-            f"{loaded.name} has no feature extractor that can be read (preprocessor_config.json)",
-            "copy that file of the model into its folder",
-        ) from error
+        message = f"{loaded.name} has no feature extractor that can be read (preprocessor_config.json)"
+        raise ModelError(message, "copy that file of the model into its folder") from error

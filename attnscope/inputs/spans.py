@@ -164,10 +164,8 @@ def alignment(a: Sequence[str], b: Sequence[str], by: Align | None = None) -> Al
     ('position', 'text')
     """
     if by == "position" and len(a) != len(b):
-        raise InputError(
-            f"by position the two texts need as many tokens, expected {len(a)}, got {len(b)}",
-            "use {align=text}, or change the words",
-        )
+        message = f"by position the two texts need as many tokens, expected {len(a)}, got {len(b)}"
+        raise InputError(message, "use {align=text}, or change the words")
     if by is not None:
         return by
     return "position" if len(a) == len(b) and "".join(a) != "".join(b) else "text"

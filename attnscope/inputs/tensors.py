@@ -238,10 +238,8 @@ def _layers(layers: Any) -> dict[int, Tensor | GivenLayer]:
         stacked = _tensor(layers, "the weights")
         stacked = stacked.view(of_one_text(stacked.shape, 4))
         if stacked.ndim != 4:
-            raise InputError(
-                f"expected weights of 4 axes (layers, heads, queries, keys), got {as_words(stacked.shape)}",
-                "give a list with an array (heads, queries, keys) for each layer",
-            )
+            message = f"expected weights of 4 axes (layers, heads, queries, keys), got {as_words(stacked.shape)}"
+            raise InputError(message, "give a list with an array (heads, queries, keys) for each layer")
         layers = list(stacked)
     if not layers:
         raise InputError("there is no layer in the weights", "give at least one array (heads, queries, keys)")
@@ -251,10 +249,8 @@ def _layers(layers: Any) -> dict[int, Tensor | GivenLayer]:
 def _layer(layer: Any, index: int) -> Tensor | GivenLayer:
     """One layer as weights (H, Q, K), or as its q and k."""
     if layer is None:
-        raise UsageError(
-            f"layer {index} is None: this model returned no weights",
-            'load it with attn_implementation="eager", and ask for output_attentions=True',
-        )
+        message = f"layer {index} is None: this model returned no weights"
+        raise UsageError(message, 'load it with attn_implementation="eager", and ask for output_attentions=True')
     if isinstance(layer, Mapping):
         return _of_parts(layer, f"layer {index}")
     tensor = _tensor(layer, f"layer {index}")
@@ -322,10 +318,8 @@ def last_queries(positions: Any, tokens: int, of_two: bool) -> int:
         raise InputError(f"expected {POSITIONS} as numbers of tokens, got {brief(array.tolist())}", "correct them")
     if not np.array_equal(array, np.arange(tokens - count, tokens)):
         first = f"{array[0]} to {array[-1]}"
-        raise InputError(
-            f"expected {POSITIONS} of the last tokens, {tokens - count} to {tokens - 1}, got {first}",
-            "leave out the tokens that follow them",
-        )
+        message = f"expected {POSITIONS} of the last tokens, {tokens - count} to {tokens - 1}, got {first}"
+        raise InputError(message, "leave out the tokens that follow them")
     return count
 
 
@@ -440,10 +434,8 @@ def _check_weights(name: str, shape: Sequence[int], expected: tuple[int, int], k
         how = other_text if shape[2] == keys else "give a token for each key"
         raise InputError(f"{name}: expected {queries} queries and {keys} keys, {got}", how)
     if kv_heads and shape[0] % kv_heads:
-        raise InputError(
-            f"{name} has {shape[0]} heads, which {kv_heads} kv heads do not divide",
-            "leave out {kv_heads}, or give the number of the model's config",
-        )
+        message = f"{name} has {shape[0]} heads, which {kv_heads} kv heads do not divide"
+        raise InputError(message, "leave out {kv_heads}, or give the number of the model's config")
 
 
 def _check_arrays(name: str, shapes: Shapes, sizes: dict[str, int], tokens: int) -> int:

@@ -294,10 +294,8 @@ def _with_queries(prompt: Prompt, match: TokenMatch | None) -> TokenMatch | None
         return match
     positions = tuple(at for at in match.positions if at >= prompt.medium.unasked)
     if not positions:
-        raise NotThereError(
-            f"{match.expression} names tokens that are keys and have no queries",
-            f"name tokens from {prompt.medium.unasked} on",
-        )
+        message = f"{match.expression} names tokens that are keys and have no queries"
+        raise NotThereError(message, f"name tokens from {prompt.medium.unasked} on")
     return replace(match, positions=positions)
 
 

@@ -130,9 +130,8 @@ def request_status(request: str) -> Status:
             _ask(link, {"what": request})
             header = receive(link, wire.REQUEST_BYTES, CONNECT_SECONDS).header
             if isinstance(header, list):  # no link is left
-                raise wire.SilentServerError(
-                    f"the server has no time: {_message(Frame(header, []))[1]}; ask again", None
-                )
+                message = f"the server has no time: {_message(Frame(header, []))[1]}; ask again"
+                raise wire.SilentServerError(message, None)
             status: Status = from_json(Status, header, "status")
         except (OSError, WireError, UsageError) as error:
             raise wire.SilentServerError(f"the server does not answer ({error})", wire.peer(link)[0]) from error

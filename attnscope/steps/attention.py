@@ -97,9 +97,8 @@ def check_query(query: int, tokens: int) -> int:
     8
     """
     if not -tokens <= query < tokens:
-        raise UsageError(
-            f"there is no query {query}: the text has {tokens} tokens", f"they count from 0 to {tokens - 1}"
-        )
+        message = f"there is no query {query}: the text has {tokens} tokens"
+        raise UsageError(message, f"they count from 0 to {tokens - 1}")
     return query % tokens
 
 

@@ -75,9 +75,8 @@ def explain_head(loaded: LoadedModel, prompt: Prompt, layer: int, head: int, que
     loaded.check_queries("an explanation")
     shape = loaded.geometry.layers[layer]
     if not shape.attention or head not in range(shape.heads):
-        raise UsageError(
-            f"there is no head {head_name(layer, head)}", f"layer {layer} has {shape.heads} heads, type {shape.type}"
-        )
+        message = f"there is no head {head_name(layer, head)}"
+        raise UsageError(message, f"layer {layer} has {shape.heads} heads, type {shape.type}")
     ran = run_layer(loaded, prompt.ids, layer)
     try:
         config = loaded.model.config.get_text_config(decoder=True)

@@ -95,14 +95,9 @@ def p_value(value: float | None) -> str:
     return number(value, 3).lstrip("0")
 
 
-def percent(value: float | None) -> str:
-    """`82 %`."""
-    return MISSING if _is_missing(value) else f"{number(value, 0)} %"
-
-
 def percentage(share: float | None) -> str:
     """`82 %`, of 0.82."""
-    return MISSING if share is None else percent(100 * share)
+    return MISSING if share is None or _is_missing(share) else f"{number(100 * share, 0)} %"
 
 
 def exact(value: float) -> str:

@@ -98,15 +98,14 @@ def _object(path: Path) -> dict[str, Any] | None:
 def check(folder: Path, kind: str, before: Mapping[str, Any] | None, now: Mapping[str, Any], force: bool) -> None:
     """Raise UsageError, which names what differs, where `before` fills the folder and is another than `now`."""
     refuse_file_name(folder)
-    changed = [] if before is None or force else differences(before, now)
-    if changed:
-        more = f"; {len(changed) - MOST_SAID} more" * (len(changed) > MOST_SAID)
-        raise another(folder, kind, f": {'; '.join(changed[:MOST_SAID])}{more}")
+    if before is not None and not force and (changed := differences(before, now)):
+        raise another(folder, kind, changed)
 
 
-def another(folder: Path, kind: str, how: str = "") -> UsageError:
-    """The refusal of a folder that another run, scan or comparison fills."""
-    return UsageError(f"{folder} holds another {kind}{how}", OVER)
+def another(folder: Path, kind: str, changed: Sequence[str]) -> UsageError:
+    """The refusal of a folder that another run, scan or comparison fills; changed: what differs, in words."""
+    more = f"; {len(changed) - MOST_SAID} more" * (len(changed) > MOST_SAID)
+    return UsageError(f"{folder} holds another {kind}: {'; '.join(changed[:MOST_SAID])}{more}", OVER)
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
