@@ -21,6 +21,7 @@ import attnscope
 from attnscope.attention import questions as ask
 from attnscope.attention.channels import ChannelMap, FadingMean
 from attnscope.attention.linear import LinearMap
+from attnscope.cli.study_tables import patch_notes
 from attnscope.errors import InputError, ModelError, UsageError
 from attnscope.export.drawing import depths_of, drawings
 from attnscope.hooks import mixers
@@ -434,8 +435,22 @@ def test_what_needs_a_softmax_or_heads_is_refused_with_the_reason(channels):
             call_of()
     with pytest.raises(ModelError, match="mamba has no heads"):
         attnscope.knockout(channels, TEXT, key="bank")
+    for over in ("none", "heads", "layers"):
+        with pytest.raises(ModelError, match=r"mamba has no heads: .* and none can be changed"):
+            attnscope.patch(channels, TEXT, corrupted="the bank of the field", what="value", over=over)
+    with pytest.raises(ModelError, match=r"mamba has no heads: .* and none can be changed"):
+        attnscope.patch(channels, TEXT, corrupted="the bank of the field", select="0.0")
     with pytest.raises(ModelError, match=r"mamba has no heads: .* and a scan tests heads"):
         attnscope.scan(channels, sequences=1)
+
+
+def test_a_model_of_linear_layers_alone_is_asked_for_no_heads_of_attention(demo):
+    """It has none to name, nor groups of heads that share keys and values."""
+    loaded = wrap(roused_model("mamba2", vocab_size=2000), demo.tokenizer, "mamba2")
+    with pytest.raises(ModelError, match="a budget of keys is of attention by a softmax, and no layer of mamba2 has"):
+        attnscope.knockout(loaded, TEXT, keep="stream:1+2")
+    patched = attnscope.patch(loaded, TEXT, corrupted="the bank of the field", at="first", what="value")
+    assert not any("share keys and values" in line for line in patch_notes(patched))
 
 
 def test_a_stack_that_a_call_has_no_use_for_is_refused_as_that_and_not_as_absent(demo):

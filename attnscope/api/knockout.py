@@ -326,6 +326,7 @@ def chosen_heads(model: LoadedModel, select: str | None, atlas: HeadNames | Path
     """The fields of a `HeadPlan` that say which heads are chosen; none of them for all heads."""
     if select is None:
         return {}
+    model.check_heads("none can be changed")
     names = atlas_of(model, atlas)
     geometry, named = model.geometry, names.by_role() if names else None
     return {"select": select_layers(select, geometry.changeable, geometry.stack, named), "name": select}

@@ -445,7 +445,8 @@ def patch_notes(result: PatchedPairs) -> list[str]:
     lines += ["positive: in how many pairs the effect is above 0"] * (intervals and result.gap is None)
     if result.gap is not None and result.gap < 0:
         lines.append("the corrupted text makes the answer better: there is nothing to lose by it")
-    lines += ["the heads of a kv group share keys and values, and are patched together"] * (facts["what"] in SHARED)
+    shares = facts["what"] in SHARED and not is_linear(facts["stack"])  # in a linear layer each has values of its own
+    lines += ["the heads of a kv group share keys and values, and are patched together"] * shares
     if result.random:
         row = result.table().to_pylist()[0]
         p = f"p {cells.p_value(row['p_random'])}, (1 + those that cost as much) / (1 + all)"

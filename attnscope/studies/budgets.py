@@ -261,7 +261,9 @@ class BudgetStudy(SetStudy[BudgetCosts]):
 
     @classmethod
     def of(cls, model: LoadedModel, questions: Sequence[AskedCache], plan: BudgetPlan) -> BudgetStudy:
-        """The study of some questions. Raises as `budget_cases`, and UsageError for heads that cache no keys."""
+        """The study of some questions. Raises as `budget_cases`, UsageError for heads that cache no keys, and
+        ModelError for a model without any that do."""
+        model.check_softmax("a budget of keys")
         chosen = everything(model.geometry.unnamed) if plan.select is None else plan.select
         if linear := [layer for layer in chosen if is_linear(stack_of(layer))]:
             raise UsageError(

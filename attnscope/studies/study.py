@@ -143,7 +143,8 @@ class SetStudy(Study[Record]):
 
     @property
     def selection(self) -> Mapping[int, Sequence[int]]:
-        """The heads that are chosen, by layer."""
+        """The heads that are chosen, by layer. Raises ModelError for a model without heads."""
+        self.model.check_heads("none can be changed")
         select = self.plan.select
         return everything(self.model.geometry.unnamed) if select is None else select
 
