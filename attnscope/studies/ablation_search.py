@@ -153,11 +153,10 @@ class Portion(NamedTuple):
 
 def portions(over: str, whole: HeadSet, geometry: Geometry) -> list[Portion]:
     """A set head by head, by kv groups, or by layers, as `over` says."""
-    if over in ("heads", "kv"):
-        groups = [part.heads for part in parts(whole, geometry, over == "kv")]
-        return [
-            Portion(head_names(heads), heads, heads[0][0], heads[0][1] if over == "heads" else None) for heads in groups
-        ]
+    if over == "heads":
+        return [Portion(head_name(*head), (head,), *head) for head in whole.heads]
+    if over == "kv":
+        return [Portion(part.name, part.heads, part.heads[0][0]) for part in parts(whole, geometry, True)]
     by_layer = itertools.groupby(whole.heads, lambda head: head[0])
     return [Portion(layer_name(layer), tuple(heads), layer) for layer, heads in by_layer]
 

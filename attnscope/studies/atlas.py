@@ -53,7 +53,7 @@ from attnscope.studies.probes import (
     token_pool,
     trials,
 )
-from attnscope.studies.statistics import Effects, largest_first, paired
+from attnscope.studies.statistics import Effects, largest_first, paired_where_shown
 from attnscope.studies.study import Cost, Study
 from attnscope.studies.study_folder import Column, Parts, StudyRecord, head_array, head_columns, heads_in, of_heads
 from attnscope.utils.display import head_name
@@ -125,10 +125,8 @@ def findings_of(trial: Trial, readings: Readings, seed: int = 0) -> list[Finding
             # The mean of the other heads' scores.
             there_S1 = np.isfinite(score_SN).sum(1, keepdims=True)
             null_SN = (np.nansum(score_SN, 1, keepdims=True) - score_SN) / np.maximum(there_S1 - 1, 1)
-        shown_S = np.isfinite(score_SN).any(1)
-        shown_S |= ~shown_S.any()
-        null_Sn = null_SN[shown_S]
-        effects = paired(score_SN[shown_S], null_Sn[0] if contrast.computed else null_Sn, seed=seed, within=SHARE)
+        null = null_SN[0] if contrast.computed else null_SN
+        effects = paired_where_shown(score_SN, null, seed=seed, within=SHARE)
         findings.append(Finding(contrast.probe, contrast.against, effects))
     return findings
 
@@ -179,11 +177,15 @@ OLSSON = "Olsson et al. 2022, arXiv 2209.11895"
 
 @dataclass(frozen=True)
 class Rule:
-    """A role and its condition in words; bounds are those that hold for all heads at once."""
+    """A role and its condition in words; bounds are those that hold for all heads at once.
+
+    by: the probe, of several periods without the period, and what its lower bound is above.
+    """
 
     role: str
     condition: str
     source: str = ""
+    by: tuple[str, str] = ("", "")
 
 
 RULES = (
@@ -192,33 +194,38 @@ RULES = (
         f"lower bound >= {LEAST} against other tokens and above 0 against shuffled ones, at {PERIODS} periods; "
         f"copying >= {COPIES}",
         OLSSON,
+        ("induction", "other"),
     ),
-    Rule("prefix-matching", "as induction, without copying, or where that was not measured", OLSSON),
-    *(Rule(role, f"lower bound >= {LEAST} above the best other offset") for role in OFFSETS.values()),
+    Rule(
+        "prefix-matching",
+        "as induction, without copying, or where that was not measured",
+        OLSSON,
+        ("induction", "other"),
+    ),
+    *(
+        Rule(role, f"lower bound >= {LEAST} above the best other offset", by=(f"offset {steps}", "best other offset"))
+        for steps, role in OFFSETS.items()
+    ),
     Rule(
         "duplicate-token",
         f"lower bound >= {LEAST} and above 0, as induction, at {PERIODS} periods",
         "Wang et al. 2022, arXiv 2211.00593",
+        ("duplicate-token", "other"),
     ),
     Rule(
         "sink",
         f"lower bound >= {LEAST} above uniform attention, key 0 of {64} tokens",
         "Gu et al. 2024, arXiv 2410.10781",
+        ("sink", "uniform"),
     ),
     Rule(
         "long-range-copying",
         f"lower bound >= {LEAST} above a moved span, over runs with recall > {RECALLED}",
         "counted as by Wu et al. 2024, arXiv 2404.15574, on random tokens",
+        ("long-range-copying", "moved span"),
     ),
 )
-NAMED_BY = {  # role: the probe, of several periods without the period, and what its lower bound is above
-    "induction": ("induction", "other"),
-    "prefix-matching": ("induction", "other"),
-    **{role: (f"offset {steps}", "best other offset") for steps, role in OFFSETS.items()},
-    "duplicate-token": ("duplicate-token", "other"),
-    "sink": ("sink", "uniform"),
-    "long-range-copying": ("long-range-copying", "moved span"),
-}
+NAMED_BY = {rule.role: rule.by for rule in RULES}
 MARK = Rule("near_uniform", f"mean Jensen-Shannon divergence (JS) to uniform attention < {NEAR} bits; a mark, no role")
 
 
@@ -242,13 +249,10 @@ def roles_of(findings: Sequence[Finding], heads: int) -> list[tuple[str, ...]]:
         return np.sum(held, axis=0) >= PERIODS if held else np.zeros(heads, bool)
 
     matches, copies = at_periods("induction"), np.nan_to_num(score.get("copying", np.zeros(heads))) >= COPIES
-    holds = {
-        "induction": matches & copies,
-        "prefix-matching": matches & ~copies,
-        **{role: bound(*NAMED_BY[role]) >= LEAST for role in OFFSETS.values()},
-        "duplicate-token": at_periods("duplicate-token"),
-        **{role: bound(*NAMED_BY[role]) >= LEAST for role in ("sink", "long-range-copying")},
-    }
+    holds = {rule.role: bound(*rule.by) >= LEAST for rule in RULES}
+    # What is read at several periods has rules of its own.
+    holds |= {"induction": matches & copies, "prefix-matching": matches & ~copies}
+    holds["duplicate-token"] = at_periods("duplicate-token")
     return [tuple(rule.role for rule in RULES if holds[rule.role][head]) for head in range(heads)]
 
 

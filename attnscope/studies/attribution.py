@@ -196,7 +196,9 @@ class _Apart:
 
     def _one_by_one(self, number: OneSided) -> np.ndarray:
         """The same by a gradient for each number of the vector."""
-        return np.stack([self._given(unit) for unit in number.units()], 1)
+        towards_D = number.towards_D
+        unit_DD = torch.eye(len(towards_D), dtype=towards_D.dtype, device=towards_D.device)
+        return np.stack([self._given(replace(number, towards_D=unit_D)) for unit_D in unit_DD], 1)
 
     def _given(self, number: OneSided) -> np.ndarray:
         """(C,): what each component gives to a number; the layer's own biases are what no residual leaves."""

@@ -75,8 +75,7 @@ def read_numbers(sides: Iterable[OneSide], advance: LayersRead = lambda layers: 
         def keep(key: LayerKey, P: AttentionOperator, scores: LayerScores) -> None:
             layers[key] = scores, mask_names(P.visible)  # noqa: B023
 
-        report = read_side(side, keep, advance, with_roles=True)
-        failures += report.failures(side.loaded.model.dtype)
+        failures += read_side(side, keep, advance, with_roles=True)
         every.append(layers)
         digests.append(ids_digest(side.prompt.ids, side.source.ids if side.source else ()))
     if not every or not every[0]:

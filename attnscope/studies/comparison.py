@@ -30,7 +30,6 @@ from attnscope.attention.spec import Visibility
 from attnscope.errors import InputError, MemoryLimitError, UsageError
 from attnscope.hooks.forward import text_inputs
 from attnscope.hooks.listen import calls_interface, listen
-from attnscope.hooks.report import CaptureReport
 from attnscope.inputs.spans import WORDS, Align, Units, alignment, units
 from attnscope.inputs.tokens import TokenSelection
 from attnscope.metrics.divergence import (
@@ -50,7 +49,7 @@ from attnscope.observe.collect import texts_of
 from attnscope.observe.collectors.heads import HeadScores
 from attnscope.observe.request import Layer, LayerKey, TextInputs
 from attnscope.studies.intervals import FEWEST, SHARE, Range
-from attnscope.studies.statistics import Effects, largest_first, paired
+from attnscope.studies.statistics import Effects, largest_first, paired_where_shown
 from attnscope.studies.study_folder import head_columns
 from attnscope.utils.display import head_name
 from attnscope.utils.files import check_schema, check_types, damaged, jsonable, read_json, read_small, refuse_links
@@ -160,14 +159,6 @@ class Pair(NamedTuple):
         """What the texts share that the queries of the model's own stack are of."""
         return self.texts[-1].units
 
-    def check_same_tokens(self) -> None:
-        """Raise UsageError where the sides read other tokens: a gate compares each key with the same one."""
-        if any(text.first.ids != text.other.ids for text in self.texts):
-            raise UsageError(
-                "a gate compares key by key, and the two sides have other tokens",
-                "compare models of one tokenizer, or leave out {gate}; what a decoder reads is set by {target}",
-            )
-
     def axes(self, stack: str) -> tuple[Shared, Shared]:
         """What the queries and the keys of a stack are of."""
         text, target = self.texts[0], self.texts[-1]
@@ -266,13 +257,10 @@ class Comparison:
 
         null: measured on the same texts (S, N), or known (N,).
         """
-        by_stack = []
-        for places in self.stacks.values():
-            score_Sn, of_stack = score_SN[:, places], null[..., places]
-            there_S = np.isfinite(score_Sn - of_stack).any(1)
-            there_S |= not there_S.any()
-            of_texts = of_stack[there_S] if of_stack.ndim > 1 else of_stack
-            by_stack.append(paired(score_Sn[there_S], of_texts, flips=0, within=within))
+        by_stack = [
+            paired_where_shown(score_SN[:, places], null[..., places], flips=0, within=within)
+            for places in self.stacks.values()
+        ]
         names = [column.name for column in fields(Effects)]
         return Effects(**{name: np.concatenate([getattr(part, name) for part in by_stack]) for name in names})
 
@@ -384,8 +372,11 @@ class _Passes:
         with_changes: bool = False,
     ) -> None:
         first, other = pair[:2]
-        if with_changes:
-            pair.check_same_tokens()
+        if with_changes and any(text.first.ids != text.other.ids for text in pair.texts):
+            raise UsageError(
+                "a gate compares key by key, and the two sides have other tokens",
+                "compare models of one tokenizer, or leave out {gate}; what a decoder reads is set by {target}",
+            )
         self.pair, self.maps = pair, maps
         for side in (first, other):
             side.loaded.check_softmax("compare")
@@ -405,23 +396,16 @@ class _Passes:
         self.values: tuple[dict[LayerKey, LayerScores], dict[LayerKey, LayerScores]] = ({}, {})
         self.with_changes = with_changes
         self.changes: dict[LayerKey, KeyChanges] = {}
-        reports = [
-            read_side(first, self.keep, advance, with_changes),
-            read_side(other, self.hold_against, advance, with_changes),
-        ]
+        self.failures = read_side(first, self.keep, advance, with_changes)
+        self.failures += read_side(other, self.hold_against, advance, with_changes)
         if not self.divergences:
             raise InputError("no layer attends to the tokens of both texts themselves", "take shorter texts")
         # Calls come in the order of the forward, tables have the order of stacks.
         in_order = sorted(self.divergences, key=lambda key: STACKS.index(key.stack))
         self.divergences = {key: self.divergences[key] for key in in_order}
-        self.failures = [
-            line
-            for reading, report in zip(self.pair[:2], reports, strict=True)
-            for line in report.failures(reading.loaded.model.dtype)
-        ]
 
     def keep(self, key: LayerKey, P: AttentionOperator, scores: LayerScores) -> None:
-        self.kept[key], self.values[0][key] = self.operator(0, P), scores
+        self.kept[key], self.values[0][key] = readable(P, self.pair.first.has_own_matrix), scores
 
     def hold_against(self, key: LayerKey, P: AttentionOperator, scores: LayerScores) -> None:
         """Hold a layer of the second side against the first's."""
@@ -429,16 +413,12 @@ class _Passes:
         if before is None:
             return
         of_a, of_b = ([getattr(one, name) for one in self.units[key.stack]] for name in ("of_a", "of_b"))
-        now = self.operator(1, P)
+        now = readable(P, self.pair.other.has_own_matrix)
         first, other = DivergenceSide.of(before, *of_a), DivergenceSide.of(now, *of_b)
         heads = self.maps.get(key.stack, {}).get(key.layer, ())
         self.divergences[key] = diverge(first, other, self.cells(key.stack), heads)
         if self.with_changes:
             self.changes[key] = key_changes(before, now)
-
-    def operator(self, side: int, P: AttentionOperator) -> AttentionOperator:
-        """What a layer of a side is compared by."""
-        return readable(P, self.pair[:2][side].has_own_matrix)
 
     def cells(self, stack: str) -> tuple[Cells, Cells]:
         """The rows and columns of a stack's maps."""
@@ -459,13 +439,11 @@ class _Passes:
         return {stack: Drawn(self.maps[stack], values, self.cells(stack)) for stack, values in maps.items()}
 
 
-def read_side(
-    reading: OneSide,
-    keep: Keep,
-    advance: LayersRead,
-    with_roles: bool,
-) -> CaptureReport:
-    """One forward pass over one text; each layer that attends to its tokens is kept once, with its heads' metrics."""
+def read_side(reading: OneSide, keep: Keep, advance: LayersRead, with_roles: bool) -> list[str]:
+    """One forward pass over one text; each layer that attends to its tokens is kept once, with its heads' metrics.
+
+    Returns what did not hold in the pass, in words.
+    """
     loaded, texts_of_stacks, stacks = reading.loaded, reading.asked, reading.loaded.geometry.stacks
     # What is asked of each layer while it is there: metrics, and roles where a gate asks for them.
     texts = {stack: texts_of([text], loaded.device, stack) for stack, text in texts_of_stacks.items()}
@@ -496,7 +474,7 @@ def read_side(
     # A layer that is not heard would be missing from every number.
     layers = [(layer, stack) for stack, of_stack in stacks.items() for layer in of_stack]
     how: dict[str, Any] = {"engine": reading.engine, "windows": loaded.geometry.windows, "computed": False, **inputs}
-    return listen(loaded.model, reads, on_call, expected_layers=layers, **how)
+    return list(listen(loaded.model, reads, on_call, expected_layers=layers, **how).failures(loaded.model.dtype))
 
 
 def kept_bytes(loaded: LoadedModel, tokens: int, source: int = 0, whole: bool = False) -> int:

@@ -256,11 +256,6 @@ class _Recording:
         return expanded(node, {self.root: self.track.written}, rest)
 
 
-def path_in(block: nn.Module, module: nn.Module) -> str:
-    """The first name on the way to a part of a block."""
-    return next((path.partition(".")[0] for path, part in block.named_modules() if part is module), "")
-
-
 def tensors_of(output: Any) -> list[Tensor]:
     """The tensors of floating point that a module gives."""
     values = output if isinstance(output, tuple | list) else (output,)
@@ -357,8 +352,10 @@ class _Depth(_Recording):
             # A text of one token has no others, and a rule may give the last token nearly nothing of them.
             if module not in self.mixing and type(module) not in self.alone:
                 self.alone[type(module)] = self._by_token_alone(module, args, kwargs, output)
-            own = "" if self.within is None else path_in(self.within, module)
             alone = module not in self.mixing and self.alone[type(module)]
+            # Else it is called by the first name on the way to it.
+            parts = () if self.within is None else self.within.named_modules()
+            own = next((path.partition(".")[0] for path, part in parts if part is module), "")
             self.kinds[module] = MLP if alone else own or type(module).__name__
         return self.kinds[module]
 

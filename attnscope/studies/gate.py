@@ -61,16 +61,13 @@ def parse_gate(text: str) -> tuple[Condition, ...]:
 def _condition(part: str) -> Condition:
     if not part:
         raise UsageError("--gate: a condition is empty", f"write it as {EXAMPLE}")
-    name, equals, value = (word.strip() for word in part.partition("="))
-    if equals and name in (VISIBLE, ROLE):
-        if value != SAME:
+    name = re.split(r"\W", part)[0]
+    if name in (VISIBLE, ROLE):
+        if not re.fullmatch(rf"{name}\s*=\s*{SAME}", part):
             raise UsageError(f"--gate: expected {name}={SAME}, got {brief(part)}", f"write it as {EXAMPLE}")
         return Condition(name)
     numbers = {JS: SHARE, LOST: SHARE, WEIGHT: SHARE, **{name: metric.within for name, metric in METRICS.items()}}
     match = BOUNDED.fullmatch(part)
-    name = match["name"] if match else re.split(r"[^\w]", name)[0]
-    if name in (VISIBLE, ROLE):
-        raise UsageError(f"--gate: expected {name}={SAME}, got {brief(part)}", f"write it as {EXAMPLE}")
     if name not in numbers:
         near = nearest(name, [*numbers, VISIBLE, ROLE])
         guess = f"did you mean {near}? " if near else ""

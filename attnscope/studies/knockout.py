@@ -239,35 +239,33 @@ class MassReader:
         weights_BPrK = block.weights_NPrK[:batch] * asked_B1r1
         visible = block.seen_NPrK if len(block.seen_NPrK) == 1 else block.seen_NPrK[:batch]
         seen_BPrK = visible.expand(weights_BPrK.shape) & asked_B1r1
-        mass_BPK = weights_BPrK.sum(2).double().cpu().numpy()
-        seen_BPK = seen_BPrK.sum(2).cpu().numpy()
+        mass_BPK, masses = weights_BPrK.sum(2).double(), self.masses
         rests_BP = np.full((batch, len(heads)), -1)
         if self.rests and block.start == 0:
             # Each head rests on its sink: the key with the largest mean weight over all queries, if above SINK_MASS.
             share_BQ = torch.zeros(call.P.batch, call.P.queries, device=call.P.device)
             for number, text in enumerate(texts):
-                share_BQ[number, : self.masses.lengths[text]] = 1 / self.masses.lengths[text]
+                share_BQ[number, : masses.lengths[text]] = 1 / masses.lengths[text]
             largest = call.P.received(share_BQ)[:batch, list(heads)].max(-1)
             rests_BP = torch.where(largest.values > SINK_MASS, largest.indices, -1).cpu().numpy()
         for number, text in enumerate(texts):
-            of, length = (text, call.index), self.masses.lengths[text]
-            rows = int((block.query_Nr[number] >= 0).sum())
-            if not rows:
+            of, length, seen_PrK = (text, call.index), masses.lengths[text], seen_BPrK[number]
+            if not bool((block.query_Nr[number] >= 0).any()):
                 continue
-            other = seen_BPrK[number].clone()
-            other[..., list(self.masses.keys[text])] = False
-            alone_PrK = seen_BPrK[number] & (seen_BPrK[number].sum(-1, keepdim=True) == 1)
-            emptied_P = (seen_BPrK[number].any(-1) & ~other.any(-1)).any(1).cpu().numpy()
+            other_PrK = seen_PrK.clone()
+            other_PrK[..., list(masses.keys[text])] = False
+            alone_PrK = seen_PrK & (seen_PrK.sum(-1, keepdim=True) == 1)
             if block.start == 0:
-                self.masses.mass[of] = np.zeros((len(heads), length))
-                self.masses.seen[of] = np.zeros((len(heads), length), np.int64)
-                self.masses.alone[of] = np.zeros((len(heads), length), bool)
-                self.masses.emptied[of] = np.zeros(len(heads), bool)
-                self.masses.rests[of] = rests_BP[number]
-            self.masses.mass[of] += mass_BPK[number, :, :length]
-            self.masses.seen[of] += seen_BPK[number, :, :length]
-            self.masses.alone[of] |= alone_PrK.any(1).cpu().numpy()[:, :length]
-            self.masses.emptied[of] |= emptied_P
+                masses.rests[of] = rests_BP[number]
+            # The blocks of a call add up: numbers as a sum, truths as what holds in any.
+            for whole, values in (
+                (masses.mass, mass_BPK[number, :, :length]),
+                (masses.seen, seen_PrK.sum(1)[:, :length]),
+                (masses.alone, alone_PrK.any(1)[:, :length]),
+                (masses.emptied, (seen_PrK.any(-1) & ~other_PrK.any(-1)).any(1)),
+            ):
+                of_block = values.cpu().numpy()
+                whole[of] = of_block if block.start == 0 else whole[of] + of_block
 
     def done(self, rows: Sequence[int]) -> Masses:
         """The means; rows: how many are asked of each text."""

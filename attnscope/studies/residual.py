@@ -14,8 +14,8 @@ d some of these, N weighting, R row of the side, P part: a residual or a head.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
@@ -50,11 +50,6 @@ class OneSided:
     def size(self, spec: AttentionSpec) -> float:
         """The mean sum of |q_d k_d| that it is made of, which bounds what float32 does to it."""
         return float((self.vectors(spec).detach().abs() @ self.towards_D.abs()).mean())
-
-    def units(self) -> Iterator[OneSided]:
-        """The coordinates of the side's own mean vector, one by one."""
-        for unit_D in torch.eye(len(self.towards_D), dtype=self.towards_D.dtype, device=self.towards_D.device):
-            yield replace(self, towards_D=unit_D)
 
     def vectors(self, spec: AttentionSpec) -> Tensor:
         """(R, D): of its rows, before the scale of the logits."""

@@ -24,7 +24,7 @@ Shapes: S sequence, text or pair, N head or part, B resample, D draw.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -227,6 +227,16 @@ def paired(
         t=spread(t_N),
         n=np.where(there, len(difference_SN), 0),
     )
+
+
+def paired_where_shown(score_SN: np.ndarray, null: np.ndarray, **how: Any) -> Effects:
+    """The same over the sequences in which any head has a difference; over all of them where none has.
+
+    null: (S, N), or (N,) that are known. how: as for `paired`.
+    """
+    there_S = np.isfinite(score_SN - null).any(1)
+    there_S |= not there_S.any()
+    return paired(score_SN[there_S], null[there_S] if null.ndim > 1 else null, **how)
 
 
 def effect_columns(effect_SN: np.ndarray) -> dict[str, np.ndarray]:
