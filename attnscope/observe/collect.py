@@ -297,24 +297,30 @@ class StackCollector:
 
 @dataclass
 class StackRouter:
-    """What reads the stacks of a pass: each call belongs to the stack that it names.
+    """What reads the stacks of a pass: each call belongs to the stack that it names, or to a view of that stack.
 
-    readings: by stack. stacks: of which one has to be read. facts: what the manifest says of what was read.
+    readings: by stack. stacks: of which one has to be read. views: of the readings those of layers with maps of their
+    own, as over summaries of tokens. facts: what the manifest says of what was read.
     """
 
     readings: dict[str, StackCollector]
     stacks: Sequence[str]
+    views: Mapping[str, StackCollector]
     facts: dict[str, Any] = field(default_factory=dict, init=False)
 
     def stack_of(self, call: AttentionCall | CallCheck) -> str:
         """The stack of the reading that a call belongs to."""
-        return call.stack
+        return next((stack for stack, reading in self.views.items() if reading.heard(call)), call.stack)
 
     def on_call(self, call: AttentionCall) -> None:
         """Let its reading read a call."""
         reading = self.readings.get(self.stack_of(call))
         if reading is not None:
             reading.on_call(call)
+        # Of heads that are differences of two softmaxes both are read, and their difference as a view.
+        if DIFFERENCE in self.views and (difference := differences(call)):
+            self.views[DIFFERENCE].on_call(difference)
+            self.facts.setdefault("lambda", {})[str(call.layer)] = strength(call.module)
 
     def first_read(self, report: CaptureReport, model_type: str) -> str:
         """The first of the stacks of which a layer was read. Raises InputError where none was; report: of the pass."""
@@ -333,26 +339,6 @@ class StackRouter:
         if all(queries == tokens for queries, _ in sizes):
             raise InputError(f"{message}: from some length on a key represents several tokens", "take a shorter text")
         raise InputError(f"{message}: its code adds tokens to this text", "choose another")
-
-
-@dataclass
-class OverSummaries(StackRouter):
-    """Stacks of which some layers attend to tokens and to summaries of them: these are maps of their own, the views."""
-
-    views: Mapping[str, StackCollector]
-
-    def stack_of(self, call: AttentionCall | CallCheck) -> str:
-        return next((stack for stack, reading in self.views.items() if reading.heard(call)), call.stack)
-
-
-class Differential(StackRouter):
-    """Stacks of heads that are differences of two softmaxes: both are read, and their difference as a view."""
-
-    def on_call(self, call: AttentionCall) -> None:
-        super().on_call(call)
-        if difference := differences(call):
-            self.readings[DIFFERENCE].on_call(difference)
-            self.facts.setdefault("lambda", {})[str(call.layer)] = strength(call.module)
 
 
 @dataclass
@@ -405,13 +391,9 @@ def stacks_of(forward: Pass) -> StackRouter:
     views = {stack: collector(stack, texts) for stack, texts in of_views.items() if texts}
     readings = {stack: collector(stack, texts) for stack, texts in of_stacks.items() if texts} | views
     stacks = geometry.stack, *views
-    if DIFFERENCE in views:
-        return Differential(readings, stacks)
-    if views:
-        return OverSummaries(readings, stacks, views)
-    if geometry.over_patches and not of_tokens:
-        return OverPatches(readings, stacks, collector, asked[0].prompt, geometry.rates[POOLING])
-    return StackRouter(readings, stacks)
+    if geometry.over_patches and not of_tokens and not views:
+        return OverPatches(readings, stacks, views, collector, asked[0].prompt, geometry.rates[POOLING])
+    return StackRouter(readings, stacks, views)
 
 
 def _lacking(stack: str, weights: str, of_tokens: bool) -> str:
