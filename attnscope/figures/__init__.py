@@ -18,32 +18,10 @@ if TYPE_CHECKING:
     from attnscope.figures.overview import save_layer, save_layers, save_overview
     from attnscope.figures.pictures import Pairs, save_pairs, save_patches
 
-__all__ = [
-    "About",
-    "Course",
-    "Depth",
-    "Dots",
-    "Maps",
-    "Pairs",
-    "Panel",
-    "Part",
-    "PatchSheet",
-    "Patches",
-    "SetCost",
-    "Style",
-    "head_maps",
-    "save_courses",
-    "save_depth",
-    "save_dots",
-    "save_head_maps",
-    "save_layer",
-    "save_layers",
-    "save_metrics",
-    "save_overview",
-    "save_pairs",
-    "save_patches",
-    "save_sets",
-]
+__all__ = ["About", "Depth", "Maps", "Panel", "Part", "PatchSheet", "Patches", "Style"]
+__all__ += ["Course", "Dots", "SetCost", "save_courses", "save_depth", "save_dots", "save_sets"]
+__all__ += ["head_maps", "save_head_maps", "save_layer", "save_layers", "save_metrics", "save_overview"]
+__all__ += ["Pairs", "save_pairs", "save_patches"]
 
 OF_A_TEXT = ("heads", "metrics", "overview")  # what draws a text; the others load several times as long
 

@@ -6,7 +6,7 @@ H head, R tile row, C tile column, Q query, K key.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -14,7 +14,7 @@ from typing import Any, cast
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colorbar import Colorbar
-from matplotlib.colors import Colormap, Normalize
+from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 
@@ -168,121 +168,112 @@ def on_scale(maps: Maps, style: Style, *, alone: int | None) -> np.ndarray:
     return np.where(maps.values_HQK == TAKEN, TAKEN, shares)
 
 
-def fills(
-    mosaic: Mosaic, tiles_RCQK: np.ndarray, limits: Limits, style: Style
-) -> tuple[tuple[np.ndarray, Normalize], tuple[np.ndarray, Normalize]]:
-    """What lies beneath the cells, and the cells themselves: arrays of the whole mosaic, each with its norm."""
-    array = mosaic.assemble(tiles_RCQK)
-    present_RC = np.isfinite(tiles_RCQK).any((-2, -1))
-    grey = mosaic.assemble(np.where(present_RC[..., None, None], tiles_RCQK == TAKEN, np.nan))
-    norm = Normalize(0, 1, clip=True) if style.per_head_scale else make_norm(limits, style)
-    shown = np.ma.masked_invalid(array) if style.per_head_scale else drawable(array, limits, style)
-    return (np.ma.masked_invalid(grey), Normalize(0, 1)), (shown, norm)
+@dataclass(frozen=True)
+class MosaicAxes:
+    """A mosaic in axes of which a cell is one unit: what is drawn there, once or with other values.
 
-
-def strip_fill(mosaic: Mosaic, sinks_RCQ: np.ndarray, quantity: Quantity) -> tuple[np.ndarray, Normalize]:
-    """The sink that was taken out, for a grey strip at the left of each map."""
-    array = mosaic.assemble_strips(sinks_RCQ)
-    limits = sink_limits(array, quantity)
-    return np.ma.masked_invalid(array), Normalize(limits.low, limits.high)
-
-
-def refill(image: AxesImage, fill: tuple[np.ndarray, Normalize]) -> None:
-    """Other values in an image of a mosaic, and their scale where it is another."""
-    image.set_data(fill[0])
-    if image.get_clim() != (fill[1].vmin, fill[1].vmax):
-        image.set_norm(fill[1])
-
-
-def draw_mosaic(
-    ax: Axes, mosaic: Mosaic, tiles_RCQK: np.ndarray, limits: Limits, style: Style, quantity: Quantity
-) -> AxesImage:
-    """All maps as one image over grey tiles; cells are one unit of the axes."""
-    beneath, cells = fills(mosaic, tiles_RCQK, limits, style)
-    _draw(ax, beneath, blank_cmap(quantity))
-    image = _draw(ax, cells, cmap_of(style, quantity))
-    ax.set_axisbelow(True)  # tick marks reach one pixel into the first column, and must not be drawn over it
-    for spine in ax.spines.values():
-        spine.set_visible(False)
-    return image
-
-
-def draw_strips(ax: Axes, mosaic: Mosaic, sinks_RCQ: np.ndarray, quantity: Quantity) -> AxesImage:
-    """`strip_fill`, drawn."""
-    return _draw(ax, strip_fill(mosaic, sinks_RCQ, quantity), find_cmap("Greys"))
-
-
-def _draw(ax: Axes, fill: tuple[np.ndarray, Normalize], cmap: Colormap) -> AxesImage:
-    box = (0, fill[0].shape[1], fill[0].shape[0], 0)
-    how: dict[str, Any] = {"interpolation": "nearest", "aspect": "auto", "zorder": 1}
-    return ax.imshow(fill[0], cmap=cmap, norm=fill[1], extent=box, **how)
-
-
-def draw_gaps(ax: Axes, mosaic: Mosaic, grid: tuple[int, int], maps: Maps, cell: float) -> Boxes:
-    """A thin white line wherever tokens are left out between two rows or two columns."""
-    gaps = (maps.axis_Q.gaps, maps.axis_K.gaps) if cell >= LINE_LEAST else ((), ())
-    boxes = mosaic.gaps(grid, gaps, LINE_PX / cell)
-    return Boxes(ax, boxes, [PAPER] * len(boxes))
-
-
-def draw_edges(ax: Axes, mosaic: Mosaic, grid: tuple[int, int], maps: Maps, cell: float) -> list[Boxes]:
-    """A thin line at the edge of what a query's window lets it see, in every map; nothing without one."""
-    size = np.array([mosaic.wide, mosaic.tall] * 2)
-    line = min(1, EDGE_PX / (cell * mosaic.wide)), min(1, EDGE_PX / (cell * mosaic.tall))
-    edge = edge_boxes(maps.values_HQK[0], (maps.window, maps.ahead), line) * size
-    corners = [mosaic.corner(*divmod(head, grid[1]))[::-1] * 2 for head in range(len(maps.heads))]
-    boxes = np.concatenate([edge + corner for corner in corners])
-    return [Boxes(ax, boxes, [EDGE_COLOUR] * len(boxes))] if len(boxes) else []
-
-
-def add_bar(bar_ax: Axes, image: AxesImage, limits: Limits, style: Style, quantity: Quantity) -> Colorbar:
-    """The colour bar of a mosaic."""
-    figure = cast(Figure, bar_ax.get_figure())
-    if style.per_head_scale:
-        bar = figure.colorbar(image, cax=bar_ax)
-        label_colourbar(bar, Limits(0.0, 1.0), Style(), "share of each head's own scale")
-    else:
-        bar = figure.colorbar(image, cax=bar_ax, **colourbar_kws(limits))
-        label_colourbar(bar, limits, style, quantity_name(quantity, style))
-    bar_ax.yaxis.label.set_fontsize(layout.NAME_SIZE)
-    bar_ax.tick_params(labelsize=layout.NAME_SIZE)
-    return bar
-
-
-def place_mosaic(
-    figure: Figure,
-    ax: Axes,
-    bar: Colorbar,
-    size: tuple[float, float],
-    words: layout.Words,
-    titles: tuple[float, int] = (0, 1),
-) -> None:
-    """Put image (size: width and height in pixels), colour bar and words on a figure just large enough.
-
-    titles: pixels that they reach beyond the image, and their lines.
+    grid: rows and columns of tiles. cell: pixels of a cell.
     """
-    layout.in_print(figure, words.style)
-    (beyond, lines), in_print = titles, words.style.in_print
-    edge, space, thick = (PRINT_EDGE, PRINT_GAP, PRINT_BAR_PX) if in_print else (EDGE, GAP, BAR_PX)
-    # Numbers stand beneath the image, above it, or on all sides: then those at its right are before the bar.
-    numbered_above = ax.xaxis.get_label_position() == "top"
-    both = bool(ax.yaxis.get_tick_params()["labelright"])
-    labels = layout.extent(ax.get_yticklabels())[0]
-    numbers = layout.axis_room(ax.get_xticklabels(), layout.NAME_SIZE, space)[1]
-    # The lowest number next to the bar reaches below it by half a line.
-    beneath = layout.line_px(HEAD_SIZE) / 2 if in_print else 0
-    gap = (space if in_print else BAR_GAP) + beyond + (labels + 4 if both else 0)
-    bar_words = layout.axis_room(bar.ax.get_yticklabels(), float(bar.ax.yaxis.label.get_fontsize()), space)[0]
-    plan = layout.PanelPlan(
-        left=round(edge + layout.axis_room(ax.get_yticklabels(), layout.NAME_SIZE, space)[0]),
-        top=round(numbers) if numbered_above else round(lines * title_px(words.style)) + 4,
-        size=size,
-        bar=(gap, thick, min(LONGEST_BAR_PX, max(size[1], LEAST_BAR_PX * (not in_print)))),
-        right=gap + thick + bar_words,
-        below=numbers if both or not numbered_above else beneath,
-        edge=edge,
-    )
-    layout.frame(figure, [(ax, bar.ax)], plan, words, plan.left)
+
+    ax: Axes
+    mosaic: Mosaic
+    grid: tuple[int, int]
+    cell: float
+    style: Style
+    quantity: Quantity
+
+    def draw(self, tiles_RCQK: np.ndarray, sinks_RCQ: np.ndarray | None, limits: Limits) -> AxesImage:
+        """All maps as one image over grey tiles, and the sinks that were taken out as a grey strip at each one's left.
+
+        Returns the image of the maps.
+        """
+        cmaps = blank_cmap(self.quantity), cmap_of(self.style, self.quantity), find_cmap("Greys")
+        how: dict[str, Any] = {"interpolation": "nearest", "aspect": "auto", "zorder": 1}
+        for (array, norm), cmap in zip(self._fills(tiles_RCQK, sinks_RCQ, limits), cmaps, strict=False):
+            self.ax.imshow(array, cmap=cmap, norm=norm, extent=(0, array.shape[1], array.shape[0], 0), **how)
+        self.ax.set_axisbelow(True)  # tick marks reach one pixel into the first column, and must not be drawn over it
+        self.ax.spines[:].set_visible(False)
+        return self.ax.images[1]
+
+    def show(self, tiles_RCQK: np.ndarray, sinks_RCQ: np.ndarray | None, limits: Limits) -> None:
+        """Other values, and their scales where these are others."""
+        for image, (array, norm) in zip(self.ax.images, self._fills(tiles_RCQK, sinks_RCQ, limits), strict=True):
+            image.set_data(array)
+            if image.get_clim() != (norm.vmin, norm.vmax):
+                image.set_norm(norm)
+
+    def _fills(
+        self, tiles_RCQK: np.ndarray, sinks_RCQ: np.ndarray | None, limits: Limits
+    ) -> Iterator[tuple[np.ndarray, Normalize]]:
+        """What lies beneath the cells, the cells, and the strips: arrays of the whole mosaic, each with its norm."""
+        array, own_scale = self.mosaic.assemble(tiles_RCQK), self.style.per_head_scale
+        present_RC = np.isfinite(tiles_RCQK).any((-2, -1))
+        grey = self.mosaic.assemble(np.where(present_RC[..., None, None], tiles_RCQK == TAKEN, np.nan))
+        yield np.ma.masked_invalid(grey), Normalize(0, 1)
+        norm = Normalize(0, 1, clip=True) if own_scale else make_norm(limits, self.style)
+        yield np.ma.masked_invalid(array) if own_scale else drawable(array, limits, self.style), norm
+        if sinks_RCQ is not None:
+            strips = self.mosaic.assemble_strips(sinks_RCQ)
+            ends = sink_limits(strips, self.quantity)
+            yield np.ma.masked_invalid(strips), Normalize(ends.low, ends.high)
+
+    def draw_gaps(self, maps: Maps) -> Boxes:
+        """A thin white line wherever tokens are left out between two rows or two columns."""
+        gaps = (maps.axis_Q.gaps, maps.axis_K.gaps) if self.cell >= LINE_LEAST else ((), ())
+        boxes = self.mosaic.gaps(self.grid, gaps, LINE_PX / self.cell)
+        return Boxes(self.ax, boxes, [PAPER] * len(boxes))
+
+    def draw_edges(self, maps: Maps) -> list[Boxes]:
+        """A thin line at the edge of what a query's window lets it see, in every map; nothing without one."""
+        tall, wide = self.mosaic.tall, self.mosaic.wide
+        line = min(1, EDGE_PX / (self.cell * wide)), min(1, EDGE_PX / (self.cell * tall))
+        edge = edge_boxes(maps.values_HQK[0], (maps.window, maps.ahead), line) * np.array([wide, tall] * 2)
+        corners = [self.mosaic.corner(*divmod(head, self.grid[1]))[::-1] * 2 for head in range(len(maps.heads))]
+        boxes = np.concatenate([edge + corner for corner in corners])
+        return [Boxes(self.ax, boxes, [EDGE_COLOUR] * len(boxes))] if len(boxes) else []
+
+    def add_bar(self, bar_ax: Axes, limits: Limits) -> Colorbar:
+        """The colour bar of the maps that were drawn."""
+        figure, image = cast(Figure, bar_ax.get_figure()), self.ax.images[1]
+        if self.style.per_head_scale:
+            bar = figure.colorbar(image, cax=bar_ax)
+            label_colourbar(bar, Limits(0.0, 1.0), Style(), "share of each head's own scale")
+        else:
+            bar = figure.colorbar(image, cax=bar_ax, **colourbar_kws(limits))
+            label_colourbar(bar, limits, self.style, quantity_name(self.quantity, self.style))
+        bar_ax.yaxis.label.set_fontsize(layout.NAME_SIZE)
+        bar_ax.tick_params(labelsize=layout.NAME_SIZE)
+        return bar
+
+    def place(self, bar: Colorbar, words: layout.Words, titles: tuple[float, int] = (0, 1)) -> None:
+        """Put image, colour bar and words on a figure just large enough.
+
+        titles: pixels that they reach beyond the image, and their lines.
+        """
+        ax, figure = self.ax, cast(Figure, self.ax.get_figure())
+        layout.in_print(figure, words.style)
+        (beyond, lines), in_print = titles, words.style.in_print
+        edge, space, thick = (PRINT_EDGE, PRINT_GAP, PRINT_BAR_PX) if in_print else (EDGE, GAP, BAR_PX)
+        # Numbers stand beneath the image, above it, or on all sides: then those at its right are before the bar.
+        numbered_above = ax.xaxis.get_label_position() == "top"
+        both = bool(ax.yaxis.get_tick_params()["labelright"])
+        labels = layout.extent(ax.get_yticklabels())[0]
+        numbers = layout.axis_room(ax.get_xticklabels(), layout.NAME_SIZE, space)[1]
+        # The lowest number next to the bar reaches below it by half a line.
+        beneath = layout.line_px(HEAD_SIZE) / 2 if in_print else 0
+        gap = (space if in_print else BAR_GAP) + beyond + (labels + 4 if both else 0)
+        bar_words = layout.axis_room(bar.ax.get_yticklabels(), float(bar.ax.yaxis.label.get_fontsize()), space)[0]
+        size = self.mosaic.pixels(*self.grid, self.cell)
+        plan = layout.PanelPlan(
+            left=round(edge + layout.axis_room(ax.get_yticklabels(), layout.NAME_SIZE, space)[0]),
+            top=round(numbers) if numbered_above else round(lines * title_px(words.style)) + 4,
+            size=size,
+            bar=(gap, thick, min(LONGEST_BAR_PX, max(size[1], LEAST_BAR_PX * (not in_print)))),
+            right=gap + thick + bar_words,
+            below=numbers if both or not numbered_above else beneath,
+            edge=edge,
+        )
+        layout.frame(figure, [(ax, bar.ax)], plan, words, plan.left)
 
 
 def title_px(style: Style) -> float:

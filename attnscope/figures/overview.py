@@ -25,23 +25,15 @@ from attnscope.figures.mosaic import (
     FRAME_PX,
     HEAD_SIZE,
     TITLE_SIZE,
-    add_bar,
+    MosaicAxes,
     column_mean,
-    draw_edges,
-    draw_gaps,
-    draw_mosaic,
-    draw_strips,
-    fills,
     foot,
     make_mosaic,
     on_scale,
-    place_mosaic,
-    refill,
     role_words,
     sink_mean,
     sink_name,
     sink_note,
-    strip_fill,
     texts_of,
     title_px,
     title_words,
@@ -116,7 +108,6 @@ def _overview_figure(layers: Sequence[Maps], style: Style, subtitle: str, room: 
     if style.in_print:
         cell = room / (len(numbers) * (keys + 1))
     mosaic = make_mosaic(queries, keys, (GAP_PX, GAP_PX), cell, strip=removed)
-    grid = len(layers), len(numbers)
 
     def in_rows(tiles: Sequence[np.ndarray]) -> np.ndarray:
         array = np.full((len(layers), *tiles[0].shape), np.nan)
@@ -125,11 +116,10 @@ def _overview_figure(layers: Sequence[Maps], style: Style, subtitle: str, room: 
 
     figure = layout.new_figure()
     ax, bar_ax = layout.new_panel(figure)
-    image = draw_mosaic(ax, mosaic, in_rows(tiles), limits, style, quantity)
-    if removed:
-        sinks = [(rest, sink_HQ[..., None]) for rest, sink_HQ in split if sink_HQ is not None]
-        strips = [_thumbnails(sink_HQ1, rest, numbers, (pool[0], 1))[..., 0] for rest, sink_HQ1 in sinks]
-        draw_strips(ax, mosaic, in_rows(strips), quantity)
+    tiled = MosaicAxes(ax, mosaic, (len(layers), len(numbers)), cell, style, quantity)
+    sinks = [(rest, sink_HQ[..., None]) for rest, sink_HQ in split if sink_HQ is not None]
+    strips = [_thumbnails(sink_HQ1, rest, numbers, (pool[0], 1))[..., 0] for rest, sink_HQ1 in sinks]
+    tiled.draw(in_rows(tiles), in_rows(strips) if removed else None, limits)
     # A layer without heads is a grey row with what it is, so that the others keep their place.
     right = mosaic.size(1, len(numbers))[1]
     for top, maps in ((mosaic.corner(row, 0)[0], maps) for row, maps in enumerate(layers) if not maps.heads):
@@ -137,7 +127,7 @@ def _overview_figure(layers: Sequence[Maps], style: Style, subtitle: str, room: 
         middle = right / 2, top + mosaic.shape[0] / 2
         ax.text(*middle, maps.name, color=layout.NOTE_COLOUR, fontsize=HEAD_SIZE, ha="center", va="center")
     if pool == (1, 1):
-        draw_gaps(ax, mosaic, grid, split[0][0], cell)
+        tiled.draw_gaps(split[0][0])
     # A frame around every head that has a role, in the role's colour.
     framed = [
         (role, mosaic.frame(row, numbers.index(head), FRAME_PX / cell))
@@ -156,7 +146,7 @@ def _overview_figure(layers: Sequence[Maps], style: Style, subtitle: str, room: 
     centres = [mosaic.corner(0, column)[1] + wide / 2 for column in range(len(numbers))]
     step = layout.label_step(wide * cell, layout.line_px(layout.sized(HEAD_SIZE, style)) * 0.6 * len(str(numbers[-1])))
     ax.set_xticks(centres[::step], [str(head) for head in numbers[::step]], fontsize=HEAD_SIZE)
-    large = max(mosaic.pixels(*grid, cell)) > SCREEN_PX
+    large = max(mosaic.pixels(*tiled.grid, cell)) > SCREEN_PX
     ax.tick_params(length=0, top=True, labeltop=True, bottom=False, labelbottom=large, labelright=large)
     ax.xaxis.set_label_position("top")
     ax.set_xlabel("kv head" if layers[0].by_kv else "head", fontsize=layout.NAME_SIZE)
@@ -170,12 +160,12 @@ def _overview_figure(layers: Sequence[Maps], style: Style, subtitle: str, room: 
         "grey rows: layers without attention" * (len(drawn) < len(layers)),
         f"frames: roles by {drawn[0].roles_by}" * bool(roles and drawn[0].roles_by),
     )
-    bar = add_bar(bar_ax, image, limits, style, quantity)
+    bar = tiled.add_bar(bar_ax, limits)
     heads = number_of(len(numbers), "kv head" if drawn[0].by_kv else "head")
     title = style.headed(f"{drawn[0].stack.capitalize()}{number_of(len(drawn), 'layer')} × {heads}")
     below = foot(replace(drawn[0], kv_heads=(), sinks=drawn[0].sinks if max(pool) == 1 else ()), style, tokens=False)
     words = layout.Words(figure, (title, "; ".join(filter(None, notes)), below), TITLE_SIZE, style, roles)
-    place_mosaic(figure, ax, bar, mosaic.pixels(*grid, cell), words)
+    tiled.place(bar, words)
     return figure
 
 
@@ -333,23 +323,20 @@ class LayerFigure:
             columns = max(1, min(columns, int(room // titled)))
         self.grid = math.ceil(heads / columns), columns
         cell = _cell(max(queries, keys), room / columns, room, fill=style.in_print)
-        self.mosaic = make_mosaic(queries, keys, (gap, 18), cell, strip=layer.sink_HQ is not None, least=titled)
+        mosaic = make_mosaic(queries, keys, (gap, 18), cell, strip=layer.sink_HQ is not None, least=titled)
         self.figure = layout.new_figure()
         self.ax, bar_ax = layout.new_panel(self.figure)
-        tiles = _grid(layer.values_HQK, *self.grid)
-        self.image = draw_mosaic(self.ax, self.mosaic, tiles, layer.limits, style, maps.quantity)
-        if layer.sink_HQ is not None:
-            draw_strips(self.ax, self.mosaic, _grid(layer.sink_HQ, *self.grid), maps.quantity)
-        self.gaps = draw_gaps(self.ax, self.mosaic, self.grid, rest, cell)
-        self.edges = draw_edges(self.ax, self.mosaic, self.grid, rest, cell)
+        self.tiled = MosaicAxes(self.ax, mosaic, self.grid, cell, style, maps.quantity)
+        self.tiled.draw(*self._tiles(layer), layer.limits)
+        self.gaps, self.edges = self.tiled.draw_gaps(rest), self.tiled.draw_edges(rest)
         self.titles = [self._title(head, title) for head, title in enumerate(layer.titles)]
         # Tokens are named at the left of each row of maps, and below the maps of the lowest row.
-        (tall, wide), rows = (self.mosaic.tall, self.mosaic.wide), self.grid[0]
+        (tall, wide), rows = (mosaic.tall, mosaic.wide), self.grid[0]
         lowest = heads - (rows - 1) * columns
         self.copies: dict[Axis, list[int]] = {}
         for axis, tokens, longer, starts, rotation in (
-            (self.ax.yaxis, rest.axis_Q, tall, [self.mosaic.corner(row, 0)[0] for row in range(rows)], 0),
-            (self.ax.xaxis, rest.axis_K, wide, [self.mosaic.corner(0, column)[1] for column in range(lowest)], 90),
+            (self.ax.yaxis, rest.axis_Q, tall, [mosaic.corner(row, 0)[0] for row in range(rows)], 0),
+            (self.ax.xaxis, rest.axis_K, wide, [mosaic.corner(0, column)[1] for column in range(lowest)], 90),
         ):
             size = layout.label_size(cell * min(tall, wide), style, axis.axis_name)
             step = layout.label_step(cell * longer, layout.line_px(size))
@@ -360,21 +347,26 @@ class LayerFigure:
             places = [start + (at + 0.5) * longer for start in starts for at in cells]
             axis.set_ticks(places, shown * len(starts), fontsize=size, rotation=rotation)
             axis.set_label_text(tokens.named(step), fontsize=layout.NAME_SIZE)
-        self.bar = add_bar(bar_ax, self.image, layer.limits, style, maps.quantity)
+        self.bar = self.tiled.add_bar(bar_ax, layer.limits)
         texts = (style.headed(_picture_name(maps)), layer.notes, layer.foot(style))
         self.words = layout.Words(self.figure, texts, TITLE_SIZE, style)
-        beyond = max(0, titled - TITLE_GAP - self.mosaic.shape[1] * cell)  # of the titles of the last column
-        image, reach = self.mosaic.pixels(*self.grid, cell), (beyond, lines)
-        place_mosaic(self.figure, self.ax, self.bar, image, self.words, reach)
+        beyond = max(0, titled - TITLE_GAP - mosaic.shape[1] * cell)  # of the titles of the last column
+        self.tiled.place(self.bar, self.words, (beyond, lines))
 
     @classmethod
     def of(cls, layer: Layer, style: Style) -> LayerFigure:
         """The figure in the width that the style asks for."""
         return layout.fitted(lambda room: cls(layer, style, room), LAYER_PX, style, lambda built: built.figure)
 
+    def _tiles(self, layer: Layer) -> tuple[np.ndarray, np.ndarray | None]:
+        """The maps of its heads, and what was taken out of them, on the grid."""
+        sinks_RCQ = None if layer.sink_HQ is None else _grid(layer.sink_HQ, *self.grid)
+        return _grid(layer.values_HQK, *self.grid), sinks_RCQ
+
     def _title(self, head: int, title: str) -> Annotation:
-        down, right = self.mosaic.corner(*divmod(head, self.grid[1]))
-        start = right - self.mosaic.strip - self.mosaic.strip_gap
+        mosaic = self.tiled.mosaic
+        down, right = mosaic.corner(*divmod(head, self.grid[1]))
+        start = right - mosaic.strip - mosaic.strip_gap
         text = self.ax.annotate(title, (start, down), (0, 1), textcoords="offset points", fontsize=HEAD_SIZE)
         text.set(verticalalignment="bottom", linespacing=1.0, label=layout.HEADING)
         return text
@@ -385,11 +377,7 @@ class LayerFigure:
         self.words.set_title(self.style.headed(_picture_name(layer.maps)))
         for text, title in zip(self.titles, layer.titles, strict=True):
             text.set_text(title)
-        images = list(fills(self.mosaic, _grid(layer.values_HQK, *self.grid), layer.limits, self.style))
-        if layer.sink_HQ is not None:
-            images.append(strip_fill(self.mosaic, _grid(layer.sink_HQ, *self.grid), quantity))
-        for image, fill in zip(self.ax.images, images, strict=True):
-            refill(image, fill)
+        self.tiled.show(*self._tiles(layer), layer.limits)
         if not self.style.per_head_scale and layer.limits != self.limits:
             self.limits = layer.limits
             label_colourbar(self.bar, self.limits, self.style, quantity_name(quantity, self.style))
