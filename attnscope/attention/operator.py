@@ -227,7 +227,10 @@ class ProbedAttention(AttentionOperator):
     def rows(self, start: int, stop: int) -> Tensor:
         held = 0 if self._held is None else self._held.shape[2]
         if start < self._first or stop > self._first + held:
-            self._hold(start, min(self.queries, max(stop, start + self._rows_that_fit)))
+            row_bytes, most = self.batch * self.heads * self.keys * self.spec.v_BGKV.element_size(), self.queries
+            if row_bytes * self.queries > SURELY_HELD:
+                most = max(SURELY_HELD, free_memory(str(self.device)) // SHARE) // row_bytes
+            self._hold(start, min(self.queries, max(stop, start + most)))
         assert self._held is not None
         return self._held[:, :, start - self._first : stop - self._first].float()
 
@@ -235,13 +238,6 @@ class ProbedAttention(AttentionOperator):
     def shows_logits(self) -> bool:
         """What a kernel computes on its way is not known."""
         return False
-
-    @property
-    def _rows_that_fit(self) -> int:
-        row_bytes = self.batch * self.heads * self.keys * self.spec.v_BGKV.element_size()
-        if row_bytes * self.queries <= SURELY_HELD:
-            return self.queries
-        return max(SURELY_HELD, free_memory(str(self.device)) // SHARE) // row_bytes
 
     def _hold(self, start: int, stop: int) -> None:
         """Make and hold some rows in place of those before, all columns of them."""

@@ -34,17 +34,26 @@ def work_through(
     flush: whether they work `without_subnormals`.
     """
     cores, inference = torch.get_num_threads(), torch.is_inference_mode_enabled()
-    workers, shared = min(cores, most), _Items(items)
+    workers, lock, ended = min(cores, most), threading.Lock(), threading.Event()
+
+    def remaining() -> Iterator[Any]:
+        """What no worker has taken; nothing after an error of any."""
+        while True:
+            with lock:
+                item = ended if ended.is_set() else next(items, ended)
+            if item is ended:
+                return
+            yield item
 
     def work() -> None:
         try:
             flushed = without_subnormals() if flush else nullcontext()
             with torch.inference_mode(inference), torch.no_grad(), flushed:  # threads inherit none
                 take = begin()
-                for item in shared:
+                for item in remaining():
                     take(item)
         except BaseException:
-            shared.close()
+            ended.set()
             raise
 
     if workers == 1:
@@ -55,7 +64,7 @@ def work_through(
         for worker in working:
             worker.result()
     finally:
-        shared.close()
+        ended.set()
         torch.set_num_threads(cores)  # a worker's own number is what later threads would begin with
 
 
@@ -81,26 +90,6 @@ class Room:
         if self._numbers.numel() < size:
             self._numbers = torch.empty(size, device=device)
         return self._numbers[:size].view(*shape)
-
-
-class _Items:
-    """An iterator that several threads take from."""
-
-    def __init__(self, source: Iterator[Any]) -> None:
-        self._source, self._lock, self._closed = source, threading.Lock(), False
-
-    def __iter__(self) -> _Items:
-        return self
-
-    def __next__(self) -> Any:
-        with self._lock:
-            if self._closed:
-                raise StopIteration
-            return next(self._source)
-
-    def close(self) -> None:
-        """No more, for anybody."""
-        self._closed = True
 
 
 @lru_cache(maxsize=1)

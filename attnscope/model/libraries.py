@@ -191,24 +191,17 @@ def weights_counted(sizes: Mapping[str, int]) -> Iterator[None]:
         bar = factory(*arguments, **options) if before is None else before(factory, arguments, options)
         if not arguments or options.get("desc") != WEIGHTS:
             return bar
-        return _counted(bar, _shares(arguments[0], sizes), stage)
+        # The bytes that each weight is read from; those that no conversion names are shared by the others evenly.
+        patterns = (getattr(made, "source_patterns", ()) for _, made in arguments[0])
+        known = [sum(sizes.get(str(source), 0) for source in sources) for sources in patterns]
+        rest = max((sum(sizes.values()) - sum(known)) / max(known.count(0), 1), 0.0)
+        return _counted(bar, [each or rest for each in known], stage)
 
     before = give(hooked)
     try:
         yield
     finally:
         give(before)
-
-
-def _shares(weights: Iterable[tuple[str, Any]], sizes: Mapping[str, int]) -> list[float]:
-    """The bytes that each weight is read from; those that no conversion names are shared by the others evenly.
-
-    weights: by name, each with the conversion that makes it of tensors of the files.
-    """
-    named = [[sizes.get(str(source), 0) for source in getattr(made, "source_patterns", ())] for _, made in weights]
-    known = [sum(each) for each in named]
-    rest = (sum(sizes.values()) - sum(known)) / max(known.count(0), 1)
-    return [each or max(rest, 0.0) for each in known]
 
 
 def _counted(weights: Iterable[Any], shares: Sequence[float], stage: Stage) -> Iterator[Any]:

@@ -219,16 +219,6 @@ HeadsByLayer = Mapping[int, Sequence[int]]
 HeadsByRole = Mapping[str, HeadsByLayer]  # of an atlas
 
 
-def _meant(part: str) -> str:
-    """What to write for a part that is no selection but has a plain meaning, else "".
-
-    >>> _meant("H3")
-    'write `*.3` for that head of every layer'
-    """
-    read = ((form.fullmatch(part), advice) for form, advice in _MEANT)
-    return next((advice.format(**match.groupdict()) for match, advice in read if match), "")
-
-
 def select(
     expression: str,
     heads_by_layer: Mapping[int, int],
@@ -257,7 +247,9 @@ def select(
     for part in resolve_roles(expression, named).split(","):
         match = _PART.match(part)
         if not match:
-            raise UsageError(f"cannot read the selection {part!r}", _meant(part) or f"write {GRAMMAR}")
+            read = ((form.fullmatch(part), advice) for form, advice in _MEANT)
+            meant = (advice.format(**match.groupdict()) for match, advice in read if match)
+            raise UsageError(f"cannot read the selection {part!r}", next(meant, f"write {GRAMMAR}"))
         every_layer = match["layers"] == "*"
         part = f"{stack}.{part}" if stack else part
         for layer in _numbers(match["layers"], layers, "layer", part, of, stack, mixing):
