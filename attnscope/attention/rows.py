@@ -133,7 +133,7 @@ class Block:
     @property
     def first_query(self) -> int:
         """The position of the block's first query among the keys."""
-        return self.start + self.visible.keys - self.visible.queries
+        return self.start + self.visible.offset
 
 
 def read_blocks(blocks: Iterable[Block], questions: Sequence[ask.Question]) -> list[Any]:

@@ -123,7 +123,7 @@ class Visibility:
         if self.mask is None:
             share = torch.nan if self.queries < 2 else float(not self.causal)
             return torch.tensor(share)
-        return allowed(self.mask[..., : self.keys].diagonal(1 + self.keys - self.queries, -2, -1)).float().mean()
+        return allowed(self.mask[..., : self.keys].diagonal(1 + self.offset, -2, -1)).float().mean()
 
     @cached_property
     def counts_BHQ(self) -> Tensor:
@@ -137,10 +137,15 @@ class Visibility:
         """How many keys other than key 0 each query may see, (B or 1, H or 1, Q) integers."""
         return self.counts_BHQ - self.sees(0).long()
 
+    @property
+    def offset(self) -> int:
+        """The position of the first query among the keys."""
+        return self.keys - self.queries
+
     @cached_property
     def position_Q(self) -> Tensor:
         """Each query's position among the keys."""
-        return torch.arange(self.queries, device=self.device) + (self.keys - self.queries)
+        return torch.arange(self.queries, device=self.device) + self.offset
 
     def once(self, what: Hashable, make: Callable[[], T]) -> T:
         """What `make` makes at the first ask: layers that share a mask share it. Small things, the last few of them."""
@@ -169,7 +174,7 @@ class Visibility:
         if self.mask is not None:
             return None
         size_R, size_C = (torch.tensor(list(sizes), device=self.device) for sizes in (row_sizes, column_sizes))
-        past_R1, past_C = (size_R.cumsum(0) + self.keys - self.queries)[:, None], size_C.cumsum(0)
+        past_R1, past_C = (size_R.cumsum(0) + self.offset)[:, None], size_C.cumsum(0)
         seen = torch.ones(len(size_R), len(size_C), dtype=torch.bool, device=self.device)
         if self.causal:
             seen &= past_R1 - 1 >= past_C - size_C  # the last query and the first key

@@ -117,10 +117,9 @@ class EqualLabelsReader(Reader):
     def room(self) -> Tensor:
         """Sorted by label and position, a query's partners are one run of the keys: from first to past."""
         question, K, device = self.question, self.P.keys, self.P.device
-        self._offset = K - self.P.queries
         sorted_BK, self._position_BK = (question.key_label_BK * K + torch.arange(K, device=device)).sort()
         label_BQ = question.query_label_BQ * K
-        latest_Q = torch.arange(self._offset, K, device=device) - question.gap
+        latest_Q = self.P.visible.position_Q.to(device) - question.gap
         self._first_BQ = torch.searchsorted(sorted_BK, label_BQ)
         past_BQ = torch.searchsorted(sorted_BK, label_BQ + latest_Q.clamp_min(-1), right=True)
         self._count_BQ = (past_BQ - self._first_BQ).clamp_min(0)
@@ -135,7 +134,7 @@ class EqualLabelsReader(Reader):
         row = torch.repeat_interleave(count_r)
         before_r = count_r.cumsum(0) - count_r
         key = self._position_BK[text, torch.arange(len(row), device=row.device) + (first_r - before_r)[row]]
-        if keys.start == 0 and keys.stop >= tile.rows.stop + self._offset:
+        if keys.start == 0 and keys.stop >= tile.rows.stop + self.P.visible.offset:
             return row, key
         inside = (key >= keys.start) & (key < keys.stop)
         return row[inside], key[inside] - keys.start
@@ -302,7 +301,7 @@ def _entropy(question: ask.Entropy, P: AttentionOperator, tile: Tile) -> Tensor:
 def _distance(question: ask.Distance | ask.AbsoluteDistance, P: AttentionOperator, tile: Tile) -> Tensor:
     one_side = isinstance(question, ask.Distance) or (P.visible.by_position and P.visible.causal)
     mean = mean_distance if one_side else mean_absolute_distance  # the second takes several times as long
-    return mean(tile.p, tile.sum * tile.sees_Hr, _first_query(P, tile), tile.low)
+    return mean(tile.p, tile.sum * tile.sees_Hr, tile.rows.start + P.visible.offset, tile.low)
 
 
 def _one_key(question: ask.At | ask.Back | ask.Key, P: AttentionOperator, tile: Tile) -> Tensor:
@@ -315,18 +314,13 @@ def _one_key(question: ask.At | ask.Back | ask.Key, P: AttentionOperator, tile: 
 
 
 def _window(question: ask.Window, P: AttentionOperator, tile: Tile) -> Tensor:
-    width, (_, r, n), first_query = question.width, tile.p.shape, _first_query(P, tile)
+    width, (_, r, n), first_query = question.width, tile.p.shape, tile.rows.start + P.visible.offset
     first = max(0, first_query - width + 1 - tile.low)
     near = tile.p[..., first:]
     query = torch.arange(first_query, first_query + r, device=near.device)[:, None]
     distance = query - torch.arange(tile.low + first, tile.low + n, device=near.device)
     inside = (distance >= 0) & (distance < width)
     return (near * inside).sum(-1) * tile.norm[..., 0]
-
-
-def _first_query(P: AttentionOperator, tile: Tile) -> int:
-    """The position of a tile's first query among the keys."""
-    return tile.rows.start + P.keys - P.queries
 
 
 # (H, r) each: what a tile's rows say of questions whose answers are a number for each row.

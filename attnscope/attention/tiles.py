@@ -317,8 +317,7 @@ class Tiling(Tiles):
         if spec.bias is not None:
             logits = logits.add_(part(spec.bias, place))
         if visible.as_mask is None:
-            first_query = place.rows.start + visible.keys - visible.queries
-            return _hide_future(logits, first_query, place.keys.start, visible)
+            return _hide_future(logits, place.rows.start + visible.offset, place.keys.start, visible)
         mask = part(visible.as_mask, place)
         if mask.dtype == torch.bool:
             return logits.masked_fill_(~mask, HIDDEN)
@@ -340,9 +339,8 @@ def reach(visible: Visibility, start: int, stop: int) -> tuple[int, int]:
         return int(reach_2[:, 0].min()), int(reach_2[:, 1].max())
     if not visible.causal:
         return 0, visible.keys
-    offset = visible.keys - visible.queries
-    low = max(0, start + offset - visible.window + 1) if visible.window else 0
-    return low, min(visible.keys, stop + offset)
+    low = max(0, start + visible.offset - visible.window + 1) if visible.window else 0
+    return low, min(visible.keys, stop + visible.offset)
 
 
 def part(tensor: Tensor, place: TilePlace) -> Tensor:

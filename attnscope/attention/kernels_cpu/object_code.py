@@ -26,7 +26,7 @@ from typing import Any
 
 from attnscope.attention.kernels_cpu.layout import LANES
 from attnscope.errors import UsageError
-from attnscope.utils.files import whole_file
+from attnscope.utils.files import open_regular, whole_file
 
 MOST_BYTES = 1 << 22  # the kernel takes a hundredth of that
 PROCESSORS = "/proc/cpuinfo"  # of Linux
@@ -77,11 +77,9 @@ def is_private(folder: Path) -> bool:
 
 def read_object(path: Path) -> bytes | None:
     """What `keep` wrote there; None where there is no such file, or another one."""
-    # A link is not followed, and a pipe without a writer does not hold us up.
-    more = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
-    with suppress(OSError), open(path, "rb", opener=lambda name, flags: os.open(name, flags | more)) as file:
+    with suppress(OSError), open_regular(path, follow=False) as file:
         status = os.fstat(file.fileno())
-        if stat.S_ISREG(status.st_mode) and status.st_uid == _us() and status.st_size <= MOST_BYTES:
+        if status.st_uid == _us() and status.st_size <= MOST_BYTES:
             digest, content = file.read(DIGEST().digest_size), file.read(MOST_BYTES)
             return content if digest == _digest(path, content) else None
     return None

@@ -292,7 +292,7 @@ class Sweeping:
             "heads": job.heads,
             "rows": rows.stop - rows.start,
             "queries": job.queries,
-            "first": rows.start + visible.keys - visible.queries,
+            "first": rows.start + visible.offset,
             "keys": visible.keys,
             "panels": self.panels,
             "causal": int(visible.causal and not masked),

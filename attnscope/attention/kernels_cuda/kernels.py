@@ -159,7 +159,7 @@ def _spot(call, text, head, row_M):
 
 
 @triton.jit
-def _weights(call, known, text, head, q_MD, row_M, key_N, top_M, part_M, EDGE: tl.constexpr):
+def _weights(call, text, head, q_MD, row_M, key_N, top_M, part_M, EDGE: tl.constexpr):
     """The weights of a program's rows on some keys, (M, N)."""
     x = tl.dot(q_MD, _keys(call, text, head, key_N, EDGE), input_precision=call.PRECISION)
     x = _shaped(call, x, text, head, row_M[:, None], key_N[None, :], EDGE)
@@ -349,7 +349,7 @@ def recent(call, known, sizes, found, size, texts, M: tl.constexpr, N: tl.conste
     start = tl.maximum(0, tl.min(row_M, 0) + offset - width + 1) // N * N
     for low in range(start, tl.max(row_M, 0) + offset + 1, N):
         key_N = low + tl.arange(0, N)
-        p = _weights(call, known, text, head, q_MD, row_M, key_N, top_M, part_M, True)
+        p = _weights(call, text, head, q_MD, row_M, key_N, top_M, part_M, True)
         back = row_M[:, None] + offset - key_N[None, :]
         mass_M += tl.sum(tl.where((back >= 0) & (back < width), p, 0.0), 1)
     tl.store(found + asked.to(tl.int64) * size + spot, mass_M, real_M)
@@ -376,7 +376,7 @@ def equal(call, known, row_at, row_label, key_at, key_label, first, past, gap, f
     for low in range(tl.load(first + listed + block), stop, N):
         n = low + tl.arange(0, N)
         key_N = tl.load(key_at + n, n < stop, -1)
-        p = _weights(call, known, text, head, q_MD, row_M, key_N, top_M, part_M, True)
+        p = _weights(call, text, head, q_MD, row_M, key_N, top_M, part_M, True)
         same = tl.load(key_label + n, n < stop, 0)[None, :] == label_M[:, None]
         mass_M += tl.sum(tl.where(same & (key_N[None, :] <= latest_M[:, None]), p, 0.0), 1)
     tl.store(found + spot, mass_M, real_M)

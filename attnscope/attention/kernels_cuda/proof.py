@@ -197,7 +197,7 @@ def _slice(spec: AttentionSpec) -> AttentionSpec:
     visible, shared = spec.visible, spec.heads // spec.kv_heads
     some = range(min(KV_HEADS, spec.kv_heads), spec.kv_heads + 1)
     G = next(count for count in some if _rest(count * shared) == _rest(spec.heads))
-    H, before = shared * G, visible.keys - visible.queries
+    H, before = shared * G, visible.offset
     Q = _alike(visible.queries, QUERIES if before <= MANY_KEYS else FEW_QUERIES)
     window = None if visible.window is None else _alike(visible.window, Q // 3 // ALIGNED * ALIGNED)  # hides something
     mask = None if visible.as_mask is None else visible.as_mask[:TEXTS, :H, :Q, : before + Q]
