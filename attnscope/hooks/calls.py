@@ -242,10 +242,7 @@ def check_call(call: AttentionCall, route: str, rows: RowChecks | None = None) -
 
 
 def value_error(
-    P: AttentionOperator,
-    v_BGKV: Tensor | None,
-    output_BQHV: Tensor | None,
-    sample: tuple[Tensor, Tensor] | None = None,
+    P: AttentionOperator, v_BGKV: Tensor | None, output_BQHV: Tensor | None, sample: tuple[Tensor, Tensor] | None = None
 ) -> Tensor | None:
     """How far P V is from a call's output over some rows, see `relative_error`; None where they cannot be compared.
 

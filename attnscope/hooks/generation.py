@@ -274,11 +274,7 @@ def greedy(
         # Without it, transformers takes every token that equals the pad token for padding: with one token for both, the
         # begin token too.
         how["attention_mask"] = torch.ones_like(ids_BT)
-    with (
-        running(model, implementation),
-        positions_of_one_pass(model),
-        reading_as_given(loaded, ids_BT, otherwise),
-    ):
+    with running(model, implementation), positions_of_one_pass(model), reading_as_given(loaded, ids_BT, otherwise):
         try:
             if settings and (stop := _StopStrings.of(loaded)):
                 how["stopping_criteria"] = [stop]

@@ -92,13 +92,7 @@ def listen(
         forward.own_errors(model),
         running(model, engine.implementation if engine else None) as attention,
         listening(
-            model,
-            on_call,
-            engine=engine,
-            windows=windows,
-            patches=patches,
-            ends=ends,
-            computed=computed,
+            model, on_call, engine=engine, windows=windows, patches=patches, ends=ends, computed=computed
         ) as report,
         mixing(model, on_call, report, engine) if mixers else nullcontext(),
         torch.set_grad_enabled(gradients),
@@ -225,11 +219,7 @@ def overhearing(
     mode = _forced_eager() if compiles else uncompiled()
     if bare is model and "flex" in (getattr(getattr(bare, "config", None), "_attn_implementation", None) or ""):
         mode = nullcontext()  # its kernel is compiled code, which calls of the interface are around
-    with (
-        mode,
-        _dispatching(listener),
-        forward.temporary(listener.hook_modules(False)),
-    ):
+    with mode, _dispatching(listener), forward.temporary(listener.hook_modules(False)):
         yield listener.calls.clear  # its layers are counted from there
 
 

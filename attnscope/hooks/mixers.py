@@ -355,10 +355,7 @@ class _Listener:
             changed_BTHV = self.engine.changed(call, output_BTHV, check)
             return None if changed_BTHV is output_BTHV else (changed_BTHV.flatten(-2), *args[1:])
 
-        return [
-            known.qkv_proj.register_forward_hook(project),
-            known.norm.register_forward_pre_hook(normalise),
-        ]
+        return [known.qkv_proj.register_forward_hook(project), known.norm.register_forward_pre_hook(normalise)]
 
     def hear(self, name: str, own: Own, args: tuple[Any, ...], kwargs: Arguments, returned: Any) -> Any:
         """What the model gets of one call of a rule, which gave this."""
