@@ -21,7 +21,7 @@ from attnscope.metrics.metrics import METRICS
 from attnscope.model.libraries import versions
 from attnscope.model.loaded import check_loaded
 from attnscope.model.options import LoadOptions
-from attnscope.model.selection import everything, select_stacks
+from attnscope.model.selection import select_stacks
 from attnscope.observe.atlas import atlas_of
 from attnscope.observe.request import CaptureSpec
 from attnscope.observe.run import prepare
@@ -211,11 +211,9 @@ def _options(asked: CompareOptions) -> dict[str, Any]:
 
 def heads_of(loaded: LoadedModel, options: CompareOptions) -> HeadsOfStacks:
     """The heads that are listed and drawn, by stack: those that `select` names, or all."""
-    heads, atlas = counts_of(loaded), atlas_of(loaded, options.atlas)
-    if options.select is None:
-        return {stack: everything(of_stack) for stack, of_stack in heads.items()}
+    atlas, geometry = atlas_of(loaded, options.atlas), loaded.geometry
     named = atlas.by_role() if atlas else None
-    return select_stacks(options.select, heads, loaded.geometry.stack, named, takes="a comparison is of")
+    return select_stacks(options.select, counts_of(loaded), geometry.stack, named, takes="a comparison is of")
 
 
 def _side(run: Run) -> OneSide:

@@ -19,7 +19,6 @@ from attnscope.api.records import DrawnRecord
 from attnscope.errors import hints_of
 from attnscope.export.drawing import picture_of
 from attnscope.figures import About, Style
-from attnscope.inputs.labels import visible_blanks
 from attnscope.inputs.tokens import check_expression
 from attnscope.model.options import LoadOptions
 from attnscope.model.selection import TEXT_TASKS
@@ -127,11 +126,6 @@ class Depth(DrawnRecord):
         """A token as a table names it; None of a mean."""
         return None if position is None else self.texts[point.stack].prompt.tokens[position]
 
-    def named(self, point: DepthPoint, position: int) -> str:
-        """A token as a message names it: `bank(8)`."""
-        prompt = self.texts[point.stack].prompt
-        return f"{visible_blanks(prompt.plain[position]).strip('·') or prompt.labels[position]}({position})"
-
     def reader(self, point: DepthPoint) -> str:
         """The reader: `L3`, `L3 q`, `final`."""
         layer = "" if point.layer is None else f"L{point.layer}"
@@ -228,7 +222,9 @@ class Depth(DrawnRecord):
         for stack, rows in by_text.items():
             streams, first = max(points[row].number_CSQ.shape[1] for row in rows), points[rows[0]]
             for place, token in enumerate((None,) if first.tokens is None else first.tokens):
-                names = [] if token is None else [f"{stack} " * self.several + self.named(first, token)]
+                names = (
+                    [] if token is None else [f"{stack} " * self.several + self.texts[first.stack].prompt.named(token)]
+                )
                 for stream in range(streams):
                     name = ", ".join([*names, *[f"stream {stream}"] * (streams > 1)])
                     panels.append(_Panel(name or "mean over the tokens", rows, place, stream))

@@ -17,7 +17,6 @@ from attnscope.api.records import DrawnRecord
 from attnscope.errors import ModelError, UsageError, hints_of
 from attnscope.export.drawing import picture_of
 from attnscope.figures import About, Style
-from attnscope.inputs.labels import visible_blanks
 from attnscope.inputs.tokens import TokenMatch, check_expression, described, find
 from attnscope.model.options import LoadOptions
 from attnscope.model.selection import OF_TWO_TEXTS, TEXT_TASKS, is_cross, mixes, one_head, prefix
@@ -113,12 +112,12 @@ class Why(DrawnRecord):
     def token(self, position: int | None) -> str:
         """A key as a message names it: `bank(8)`."""
         assert position is not None
-        return _named(self.keys, position)
+        return self.keys.named(position)
 
     def read_by(self, component: Component) -> str:
         """The token that a head read, where its rows are split by tokens; empty elsewhere."""
         at = component.position
-        return "" if at is None else _named(self._read(component), at)
+        return "" if at is None else self._read(component).named(at)
 
     def _read(self, component: Component) -> Prompt:
         """The text that a head reads: a linear layer's is the model's own."""
@@ -135,7 +134,7 @@ class Why(DrawnRecord):
         """Which logit it is, and how far it is from the others."""
         parts, logit = self.parts, self.parts.asked
         return (
-            f"{self.source}, query {_named(self.prompt, logit.query)}: {self.token(logit.key)} is "
+            f"{self.source}, query {self.prompt.named(logit.query)}: {self.token(logit.key)} is "
             f"{number(parts.logit - parts.base)} above {self.others}"
         )
 
@@ -249,10 +248,6 @@ class Why(DrawnRecord):
         refuse_other_kind(folder, NAME, force)
         before = document(folder / NAME, "damaged, or no logit of ours", "name another folder", force=force)
         check(folder, "logit", before, self._asked(), force)
-
-
-def _named(prompt: Prompt, position: int) -> str:
-    return f"{visible_blanks(prompt.plain[position]).strip('·') or prompt.labels[position]}({position})"
 
 
 @dataclass(frozen=True)

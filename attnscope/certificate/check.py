@@ -39,7 +39,7 @@ from attnscope.hooks.modules import ModuleRecorder
 from attnscope.inputs.prompt import Prompt
 from attnscope.model.checkpoint import weights_sha256
 from attnscope.model.libraries import versions
-from attnscope.model.selection import CROSS, SEQ2SEQ, STACKS, VISION, everything, is_vision, main_stack, select_stacks
+from attnscope.model.selection import CROSS, SEQ2SEQ, STACKS, VISION, is_vision, main_stack, select_stacks
 from attnscope.model.tasks import stack_config, task_of
 from attnscope.reference.layouts import layout_of
 from attnscope.utils.tables import as_table
@@ -90,7 +90,9 @@ def check_parity(
     True
     """
     loaded.check_softmax("parity")
-    heads, ids_BT = heads_by_stack(loaded, select), _ids(prompt, loaded.device)
+    counts = {stack: {at: layer.heads for at, layer in of.items()} for stack, of in loaded.geometry.stacks.items()}
+    heads = select_stacks(select, counts, loaded.geometry.stack, takes="parity checks")
+    ids_BT = _ids(prompt, loaded.device)
     if (loaded.geometry.task == SEQ2SEQ) != (source is not None):
         message = "an encoder-decoder reads two texts, other models one"
         raise UsageError(message, "give the encoder's as source" if source is None else "leave out source")
@@ -133,19 +135,6 @@ def check_parity(
         modules = list(dict.fromkeys(layer.module for layer in layers))
         report = replace(report, whole=check_whole(loaded, first, reads, modules, atol=atol, engine=engine))
     return replace(report, too_short=too_short(loaded, report), on_trust=on_trust(loaded, report))
-
-
-def heads_by_stack(loaded: LoadedModel, expression: str | None) -> dict[str, dict[int, tuple[int, ...]]]:
-    """The heads to compare, by stack and layer.
-
-    >>> heads_by_stack(loaded, "0.0-1")
-    {'decoder': {0: (0, 1)}}
-    """
-    stacks = loaded.geometry.stacks
-    heads = {stack: {index: layer.heads for index, layer in layers.items()} for stack, layers in stacks.items()}
-    if expression is None:
-        return {stack: everything(of_stack) for stack, of_stack in heads.items()}
-    return select_stacks(expression, heads, loaded.geometry.stack, takes="parity checks")
 
 
 def _ids(prompt: Prompt | Tensor | Sequence[int], device: str) -> Tensor:

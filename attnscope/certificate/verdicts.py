@@ -238,10 +238,6 @@ class Tolerance:
         """What an output of given weights may be off by, relative to the typical output's norm."""
         return max(self.atol, OUTPUT_ROUNDINGS * epsilon(self.dtype) * self.share)
 
-    def output_and_weights(self, expected: Expected) -> float:
-        """What an output of unknown weights may be off by: those of the row that rounding changes most."""
-        return self.output + max(0.0, float(self.rounding(expected).sum(-1).max()) - self.atol)
-
     def rounding(self, expected: Expected) -> Tensor:
         """What rounding alone may move each weight by, (B, H, Q, K)."""
         return weights_allowed(expected.weights_BHQK, expected.terms(), self.dtype) * self.share
@@ -262,8 +258,9 @@ def judged(
     the oracle makes of these weights.
     """
     result = difference(weights_BHQK, expected, heads)
-    if weights_BHQK is None:
-        return replace(result, output_allowed=tolerance.output_and_weights(expected))
+    if weights_BHQK is None:  # off by what unknown weights may be: those of the row that rounding changes most
+        unknown = max(0.0, float(tolerance.rounding(expected).sum(-1).max()) - tolerance.atol)
+        return replace(result, output_allowed=tolerance.output + unknown)
     result = replace(result, weights_allowed=tolerance.atol, output_allowed=tolerance.output)
     if result.holds:
         return result

@@ -180,8 +180,9 @@ def scan_one(
 
 def scan_each(scanned: Scanned, files: dict[str, Any], probing: Probing, kept: StudyTable, style: Style) -> int:
     """One scan per revision, each model gone before the next is loaded; then all of them side by side."""
-    from attnscope.export.study_figures import TABLE, folder_of, save_checkpoints, stacked
+    from attnscope.export.study_figures import TABLE, draw_checkpoints, folder_of, stacked
     from attnscope.utils.folders import refuse_other_kind
+    from attnscope.utils.tables import save
 
     if kept.out is not None:
         refuse_other_kind(kept.out, TABLE, kept.force)
@@ -197,7 +198,8 @@ def scan_each(scanned: Scanned, files: dict[str, Any], probing: Probing, kept: S
         del result
         gc.collect()  # a model holds itself in circles, and would stay beside the next
     if kept.out is not None:
-        save_checkpoints(atlases, kept.out, scanned.asked, style)
+        save(stacked(atlases), kept.out / TABLE)
+        draw_checkpoints(atlases, kept.out, scanned.asked, style)
     [shown, *_] = contrasts(next(iter(atlases.values())), probing.probe)
     format = output.wanted_format(kept.format)
     last = list(atlases.values())[-1]

@@ -714,7 +714,7 @@ def depth_sheet(result: Depth, top: int | None) -> Sheet:
         rows.append(
             {
                 "reader": result.reader(one.point),
-                "token": None if one.token is None else result.named(one.point, one.token),
+                "token": None if one.token is None else result.texts[one.point.stack].prompt.named(one.token),
                 "stream": one.stream,
                 "largest": ", ".join(f"{row.block} {signed(row.number)}" for row in largest),
             }

@@ -292,12 +292,6 @@ def stacked(
     return pa.concat_tables(tables)
 
 
-def save_checkpoints(atlases: Mapping[str, Atlas], folder: Path, name: str, style: Style = Style()) -> None:
-    """Write the table of all atlases and the picture of every probe over them; name: of the model."""
-    save(stacked(atlases), folder / TABLE)
-    draw_checkpoints(atlases, folder, name, style)
-
-
 def draw_checkpoints(atlases: Mapping[str, Atlas], folder: Path, name: str, style: Style = Style()) -> Path:
     """Draw every probe over the checkpoints; name: of the model."""
     heads = list(dict.fromkeys(head for atlas in atlases.values() for head in atlas.heads))

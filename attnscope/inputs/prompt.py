@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from attnscope.errors import InputError, UsageError
 from attnscope.inputs.chat import Bounds, by_template, join_parts, pictures_of, read_messages, token_turns, turn_bounds
-from attnscope.inputs.labels import Characters, locate_tokens, read_tokens
+from attnscope.inputs.labels import Characters, locate_tokens, read_tokens, visible_blanks
 from attnscope.inputs.spans import sentence_ranges, word_ranges
 from attnscope.utils.isolation import IsolatedCall, Where
 
@@ -135,6 +135,10 @@ class Prompt:
     @cached_property
     def sentences(self) -> tuple[Span, ...]:
         return _named(sentence_ranges(self.plain, self.special), self.plain, self.tokens)
+
+    def named(self, position: int) -> str:
+        """A token as a message names it: `bank(8)`."""
+        return f"{visible_blanks(self.plain[position]).strip('·') or self.labels[position]}({position})"
 
     def spans(self, group: str) -> tuple[Span, ...]:
         """The prompt's "words" or "sentences"."""

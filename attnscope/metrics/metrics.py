@@ -379,7 +379,7 @@ SIGNED = by_id(
         rows="all",
         stacks=MIXING,
         asks=lambda texts: (ask.SizeSum(),),
-        value=lambda P, size: _signed(P, size),
+        value=_signed,
     ),
     Metric(
         id="negative_share",

@@ -311,7 +311,7 @@ def may_be_one_head(expression: str) -> bool:
 
 
 def select_stacks(
-    expression: str,
+    expression: str | None,
     heads: Mapping[str, Mapping[int, int]],
     plain: str,
     named: HeadsByRole | None = None,
@@ -320,14 +320,16 @@ def select_stacks(
 ) -> dict[str, dict[int, tuple[int, ...]]]:
     """The heads that an expression names, by stack: `cross.3.2`, `enc.0-3.*`, `dec`; of the plain stack without a name.
 
-    heads: {stack: {layer index: number of heads}}. takes: what has no use for others that there are.
-    Raises as `select`, and UsageError for a stack that is not there.
+    expression: None for all. heads: {stack: {layer index: number of heads}}. takes: what has no use for others that
+    there are. Raises as `select`, and UsageError for a stack that is not there.
 
         >>> select_stacks("1,cross.0.3", {"decoder": {0: 4, 1: 4}, "cross": {0: 4, 1: 4}}, "decoder")
         {'decoder': {1: (0, 1, 2, 3)}, 'cross': {0: (3,)}}
         >>> select_stacks("1", {"linear": {0: 2, 1: 2}}, "decoder")
         {'linear': {1: (0, 1)}}
     """
+    if expression is None:
+        return {stack: everything(of_stack) for stack, of_stack in heads.items()}
     parts: dict[str, list[str]] = {}
     with_heads = [stack for stack, layers in heads.items() if layers]  # Pegasus-X's encoder shows no head
     if len(with_heads) == 1 and with_heads[0] in MIXING:  # of a model without attention

@@ -197,8 +197,7 @@ def told_run(loaded: LoadedModel, ask: CaptureSpec, tell: Progress, stacks: Sequ
 
     loaded.check_task(*stacks)
     run = prepare(loaded, ask, compared=False)
-    model = loaded.name, loaded.device, loaded.precision, loaded.geometry.in_words, f"{len(run.text)} tokens"
-    for line in ("  ".join(model), *target_lines(run), *asked_lines(run)):
+    for line in (f"{loaded.line}  {len(run.text)} tokens", *target_lines(run), *asked_lines(run)):
         tell.say(line)
     return run
 

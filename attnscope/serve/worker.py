@@ -193,8 +193,9 @@ def work(number: int) -> None:
             link.last("no", "cancelled")
         except (UnansweredError, MemoryLimitError) as error:
             link.last("no", str(error))
-        except AttnscopeError as error:
-            link.last("error", [kind_of(error), error.message, error.hint])
+        except AttnscopeError as error:  # of a kind that both ends know
+            known = (base.__name__ for base in type(error).__mro__ if base.__module__ == AttnscopeError.__module__)
+            link.last("error", [next(known), error.message, error.hint])
         except Exception as error:  # any family's code: a process of its own says what it has to say
             link.last("no", f"{type(error).__name__}: {error}")
 
@@ -242,11 +243,6 @@ def cancellable(model: nn.Module, check: Callable[[], object]) -> Iterator[None]
     finally:
         for handle in handles:
             handle.remove()
-
-
-def kind_of(error: AttnscopeError) -> str:
-    """The name of the kind of error that both ends know."""
-    return next(base.__name__ for base in type(error).__mro__ if base.__module__ == AttnscopeError.__module__)
 
 
 if __name__ == "__main__":
