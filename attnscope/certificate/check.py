@@ -192,7 +192,6 @@ def verify(
     prompt: Prompt | Tensor | Sequence[int],
     *,
     source: Prompt | Tensor | Sequence[int] | None = None,
-    atol: float = ATOL,
     engine: Engine = ENGINES["eager"],
 ) -> dict[str, Any]:
     """A parity run in short, for a manifest: whether it held, at which level, the largest difference of each layer.
@@ -200,7 +199,7 @@ def verify(
     >>> verify(loaded, [1, 2, 3])["holds"]
     True
     """
-    report = check_parity(loaded, prompt, source=source, atol=atol, engine=engine)
+    report = check_parity(loaded, prompt, source=source, engine=engine)
     measured = {  # by layer: `3`, or `cross 3` of a stack other than the plain one
         report.name(layer).replace("layer ", ""): (layer.implementation.weights, layer.implementation.output_relative)
         for layer in report.layers
@@ -212,7 +211,7 @@ def verify(
         "holds": report.verdict,
         "level": report.level,
         "levels": report.levels,
-        "atol": atol,
+        "atol": report.atol,
         "not_shown": list(report.not_shown),
         "failures": [in_words(layer, report) for layer in report.failures],
         "unchecked": [in_words(layer, report) for layer in report.unchecked],
