@@ -33,11 +33,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.nn.functional import linear
 
-from attnscope.reference.attention import split_heads
 from attnscope.reference.layouts import Layout
-from attnscope.reference.positions import apply_rotary
 
 
 def rms_norm(x: Tensor, weight: Tensor | None = None, *, eps: float = 1e-6, offset: float = 0.0) -> Tensor:
@@ -71,66 +68,6 @@ def l2_norm(x: Tensor, *, eps: float = 1e-6) -> Tensor:
     tensor([0.6000, 0.8000])
     """
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + eps)
-
-
-@dataclass(frozen=True)
-class LatentWeights:
-    """The matrices of one layer, each (out, in) as `torch.nn.Linear` keeps them.
-
-    Without a low rank for q (DeepSeek-V2-Lite), q_down and q_norm are None and q_up takes the hidden states.
-    kv_down gives the latent and, in its last `d_rope` rows, the shared rotary key (W_DKV and W_KR stacked).
-    """
-
-    n_heads: int
-    d_rope: int
-    d_value: int
-    q_up: Tensor
-    kv_down: Tensor
-    kv_norm: Tensor
-    kv_up: Tensor
-    q_down: Tensor | None = None
-    q_norm: Tensor | None = None
-    q_down_bias: Tensor | None = None
-    kv_down_bias: Tensor | None = None
-    eps: float = 1e-6
-
-
-def latent_qkv(
-    hidden_TE: Tensor, weights: LatentWeights, cos_TM: Tensor, sin_TM: Tensor, *, layout: str = "deinterleaved"
-) -> tuple[Tensor, Tensor, Tensor]:
-    """q (..., H, T, D), k (..., H, T, D), v (..., H, T, V) of every head, ready for `attention_weights`.
-
-    hidden_TE: (..., T, E). cos, sin, layout: as in `positions.apply_rotary`; DeepSeek-V2 and V3 read interleaved pairs,
-    MiniCPM 3 "half". The scale is 1 / sqrt(D), times `positions.yarn_mscale` squared where DeepSeek stretches its
-    context.
-
-    >>> q_HTD, k_HTD, v_HTV = latent_qkv(hidden_TE, weights, *cos_sin(torch.arange(9), frequencies))
-    >>> weights_HQK = attention_weights(q_HTD, k_HTD, mask=causal_mask(*positions(9)))
-    """
-    q_HTD, k_HTD, v_HTV = latent_heads(hidden_TE, weights)
-    q_HTD, k_HTD = (apply_rotary(x_HTD, cos_TM, sin_TM, layout=layout, part="last") for x_HTD in (q_HTD, k_HTD))
-    return q_HTD, k_HTD, v_HTV
-
-
-def latent_heads(hidden_TE: Tensor, weights: LatentWeights) -> tuple[Tensor, Tensor, Tensor]:
-    """q (..., H, T, D), k (..., H, T, D), v (..., H, T, V) of every head before rotation; k_rope repeated per head.
-
-    >>> [x.shape for x in latent_heads(hidden_TE, weights)]
-    [torch.Size([2, 9, 6]), torch.Size([2, 9, 6]), torch.Size([2, 9, 3])]
-    """
-    latent_TC, k_rope_TD = _split(linear(hidden_TE, weights.kv_down, weights.kv_down_bias), weights.d_rope)
-    kv_HTM = split_heads(linear(rms_norm(latent_TC, weights.kv_norm, eps=weights.eps), weights.kv_up), weights.n_heads)
-    k_nope_HTD, v_HTV = _split(kv_HTM, weights.d_value)
-    k_rope_HTD = k_rope_TD.unsqueeze(-3).expand(*k_nope_HTD.shape[:-1], weights.d_rope)
-    query_TE = hidden_TE
-    if weights.q_down is not None:  # else q has no narrow vector, as in DeepSeek-V2-Lite
-        query_TE = rms_norm(linear(hidden_TE, weights.q_down, weights.q_down_bias), weights.q_norm, eps=weights.eps)
-    q_HTD = split_heads(linear(query_TE, weights.q_up), weights.n_heads)
-    return q_HTD, torch.cat([k_nope_HTD, k_rope_HTD], -1), v_HTV
-
-
-def _split(x: Tensor, last: int) -> tuple[Tensor, Tensor]:
-    return x[..., :-last], x[..., -last:]
 
 
 class UnreadableError(Exception):
@@ -257,31 +194,32 @@ def _fused(inputs: LayerInputs) -> QKV:
 
 
 def _latent(inputs: LayerInputs) -> QKV:
-    """Multi-head latent attention: q, k and v of every head from narrow vectors."""
+    """Multi-head latent attention: q, k and v of every head from narrow vectors; the rotary key is one for all heads.
 
-    def norm(name: str, factor: str) -> Tensor:
-        """The weight of a narrow vector's norm, with what LongCat multiplies: sqrt(model width / vector's width)."""
+    The module's matrices have the names that DeepSeek gave them.
+    """
+    config, layout, heads = inputs.config, inputs.layout, inputs.layer.heads
+
+    def narrow(x: Tensor, name: str, factor: str) -> Tensor:
+        """A narrow vector, normed, and what LongCat multiplies it by: sqrt(model width / vector's width)."""
         weight = inputs.parameter(f"{name}.weight")
-        return weight * (config.hidden_size / len(weight)) ** 0.5 if factor == "latent_width" else weight
+        weight = weight * (config.hidden_size / len(weight)) ** 0.5 if factor == "latent_width" else weight
+        return rms_norm(x, weight, eps=inputs.eps)
 
-    # The module's matrices by the names that DeepSeek gave them; without q_a_proj (V2-Lite) q has no narrow vector.
-    config, layout, narrow = inputs.config, inputs.layout, "q_proj.weight" not in inputs.parameters
-    weights = LatentWeights(
-        n_heads=inputs.layer.heads,
-        d_rope=config.qk_rope_head_dim,
-        d_value=config.v_head_dim,
-        q_up=inputs.parameter("q_b_proj.weight" if narrow else "q_proj.weight"),
-        kv_down=inputs.parameter("kv_a_proj_with_mqa.weight"),
-        kv_norm=norm("kv_a_layernorm", layout.key_factor),
-        kv_up=inputs.parameter("kv_b_proj.weight"),
-        q_down=inputs.parameter("q_a_proj.weight") if narrow else None,
-        q_norm=norm("q_a_layernorm", layout.query_factor) if narrow else None,
-        q_down_bias=inputs.parameters.get("q_a_proj.bias"),
-        kv_down_bias=inputs.parameters.get("kv_a_proj_with_mqa.bias"),
-        eps=inputs.eps,
-    )
-    q_BHTD, k_BHTD, v_BHTV = latent_heads(inputs.hidden_BTE, weights)
-    return q_BHTD.transpose(1, 2), k_BHTD.transpose(1, 2), v_BHTV.transpose(1, 2)
+    if "q_proj.weight" in inputs.parameters:  # q has no narrow vector, as in DeepSeek-V2-Lite
+        q = inputs.linear("q_proj", inputs.hidden_BTE)
+    else:
+        latent_q = narrow(inputs.linear("q_a_proj", inputs.hidden_BTE), "q_a_layernorm", layout.query_factor)
+        q = inputs.linear("q_b_proj", latent_q)
+    latent_kv, k_rope = _split(inputs.linear("kv_a_proj_with_mqa", inputs.hidden_BTE), config.qk_rope_head_dim)
+    kv = inputs.linear("kv_b_proj", narrow(latent_kv, "kv_a_layernorm", layout.key_factor))
+    k_nope, v_BTHV = _split(kv.unflatten(-1, (heads, -1)), config.v_head_dim)
+    k_BTHD = torch.cat([k_nope, k_rope[:, :, None].expand(-1, -1, heads, -1)], -1)
+    return q.unflatten(-1, (heads, -1)), k_BTHD, v_BTHV
+
+
+def _split(x: Tensor, last: int) -> tuple[Tensor, Tensor]:
+    return x[..., :-last], x[..., -last:]
 
 
 SPLITS: Mapping[str, Callable[[LayerInputs], QKV]] = {

@@ -427,14 +427,13 @@ def norm_parameters(parameters: Mapping[str, Tensor], name: str) -> tuple[Tensor
     >>> norm_parameters(inputs.parameters, "q_norm")
     (None, None)
     """
-    first = f"{name}.norms.0"
-    if f"{first}.weight" not in parameters:
-        return parameters.get(f"{name}.weight"), parameters.get(f"{name}.bias")
-    count = sum(key.startswith(f"{name}.norms.") and key.endswith(".weight") for key in parameters)
-    weight = torch.stack([parameters[f"{name}.norms.{head}.weight"] for head in range(count)])
-    if f"{first}.bias" not in parameters:
-        return weight, None
-    return weight, torch.stack([parameters[f"{name}.norms.{head}.bias"] for head in range(count)])
+
+    def of(kind: str) -> Tensor | None:
+        keys = (f"{name}.norms.{head}.{kind}" for head in range(len(parameters)))
+        heads = [parameters[key] for key in keys if key in parameters]
+        return torch.stack(heads) if heads else parameters.get(f"{name}.{kind}")
+
+    return of("weight"), of("bias")
 
 
 def output_stages(inputs: LayerInputs, heads_BTHV: Tensor) -> OutputStages:

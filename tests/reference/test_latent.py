@@ -1,16 +1,17 @@
 """Multi-head latent attention against transformers' DeepSeek-V3, DeepSeek-V2 and MiniCPM 3 attention modules."""
 
-import dataclasses
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch.testing import assert_close
 
 from attnscope.reference.attention import attention_output, attention_weights
+from attnscope.reference.layouts import LATENT
 from attnscope.reference.masks import additive_mask, causal_mask, positions
-from attnscope.reference.positions import cos_sin, inverse_frequencies, yarn_mscale
-from attnscope.reference.projections import LatentWeights, latent_qkv
+from attnscope.reference.positions import apply_rotary, cos_sin, inverse_frequencies, yarn_mscale
+from attnscope.reference.projections import SPLITS, LayerInputs
 
 SIZES = {
     "hidden_size": 32,
@@ -55,28 +56,18 @@ def build(family, rope, **options):
     return module, Rotary(config)
 
 
-def weights_of(module):
-    low_rank = module.q_lora_rank is not None
-    return LatentWeights(
-        n_heads=4,
-        d_rope=4,
-        d_value=5,
-        q_up=module.q_b_proj.weight if low_rank else module.q_proj.weight,
-        q_down=module.q_a_proj.weight if low_rank else None,
-        q_down_bias=module.q_a_proj.bias if low_rank else None,
-        q_norm=module.q_a_layernorm.weight if low_rank else None,
-        kv_down=module.kv_a_proj_with_mqa.weight,
-        kv_down_bias=module.kv_a_proj_with_mqa.bias,
-        kv_norm=module.kv_a_layernorm.weight,
-        kv_up=module.kv_b_proj.weight,
-        eps=module.kv_a_layernorm.variance_epsilon,
-    )
+def inputs_of(parameters, hidden, **sizes):
+    layer = SimpleNamespace(index=0, heads=sizes.pop("heads"), type="full", window=None)
+    return LayerInputs(LATENT, parameters, SimpleNamespace(**sizes), layer, hidden, torch.arange(hidden.shape[1]))
 
 
-def oracle(hidden, weights, rope, layout):
+def oracle(module, hidden, rope, layout):
     frequencies, scaling = inverse_frequencies(rope, 4, max_position=64)
     cos_TM, sin_TM = cos_sin(torch.arange(9), frequencies, scaling)
-    q, k, v = latent_qkv(hidden, weights, cos_TM, sin_TM, layout=layout)
+    inputs = inputs_of(dict(module.named_parameters()), hidden, heads=4, qk_rope_head_dim=4, v_head_dim=5)
+    assert inputs.eps == module.kv_a_layernorm.variance_epsilon
+    q, k, v = (x.transpose(1, 2) for x in SPLITS["latent"](inputs))
+    q, k = (apply_rotary(x, cos_TM, sin_TM, layout=layout, part="last") for x in (q, k))
     scale = 10**-0.5 * yarn_mscale(rope.get("factor", 1.0), rope.get("mscale_all_dim", 0.0)) ** 2
     weights_BHQK = attention_weights(q, k, scale=scale, mask=causal_mask(*positions(9)))
     return weights_BHQK, attention_output(weights_BHQK, v)
@@ -100,13 +91,13 @@ def test_equals_transformers(family, rope, layout, options):
     places = rotary(hidden, torch.arange(9).expand(2, 9))
     mask = additive_mask(causal_mask(*positions(9)))[None, None]
     expected_out, expected_weights = module(hidden, position_embeddings=places, attention_mask=mask)
-    weights_BHQK, output_BHQV = oracle(hidden, weights_of(module), rope, layout)
+    weights_BHQK, output_BHQV = oracle(module, hidden, rope, layout)
     assert_close(weights_BHQK, expected_weights, rtol=0, atol=2e-6)
     assert_close(module.o_proj(output_BHQV.transpose(1, 2).flatten(-2)), expected_out, rtol=0, atol=1e-5)
 
     wrong_layout = "half" if layout != "half" else "interleaved"
     with pytest.raises(AssertionError):
-        assert_close(oracle(hidden, weights_of(module), rope, wrong_layout)[0], expected_weights, rtol=0, atol=2e-6)
+        assert_close(oracle(module, hidden, rope, wrong_layout)[0], expected_weights, rtol=0, atol=2e-6)
 
 
 @torch.no_grad()
@@ -117,34 +108,22 @@ def test_one_token_head_by_head():
     def rand(*shape):
         return torch.randn(shape, generator=generator, dtype=torch.float64)
 
-    weights = LatentWeights(
-        2,
-        2,
-        3,
-        q_up=rand(8, 5),
-        kv_down=rand(6, 7),
-        kv_norm=rand(4),
-        kv_up=rand(10, 4),
-        q_down=rand(5, 7),
-        q_norm=rand(5),
-    )
+    shapes = {"q_b_proj": (8, 5), "kv_a_proj_with_mqa": (6, 7), "kv_a_layernorm": (4,), "kv_b_proj": (10, 4)}
+    shapes |= {"q_a_proj": (5, 7), "q_a_layernorm": (5,)}
+    matrices = {name: rand(*shape) for name, shape in shapes.items()}
     hidden_E = rand(7)
-    q_HTD, k_HTD, v_HTV = latent_qkv(hidden_E[None], weights, torch.ones(1, 1), torch.zeros(1, 1), layout="interleaved")
-    latent_q = weights.q_down @ hidden_E
-    latent_q = latent_q / (latent_q.square().mean() + 1e-6).sqrt() * weights.q_norm
-    both = weights.kv_down @ hidden_E
-    latent_kv = both[:4] / (both[:4].square().mean() + 1e-6).sqrt() * weights.kv_norm
+    parameters = {f"{name}.weight": matrix for name, matrix in matrices.items()}
+    inputs = inputs_of(parameters, hidden_E[None, None], heads=2, qk_rope_head_dim=2, v_head_dim=3)
+    q_HD, k_HD, v_HV = (x[0, 0] for x in SPLITS["latent"](inputs))
+    latent_q = matrices["q_a_proj"] @ hidden_E
+    latent_q = latent_q / (latent_q.square().mean() + 1e-6).sqrt() * matrices["q_a_layernorm"]
+    both = matrices["kv_a_proj_with_mqa"] @ hidden_E
+    latent_kv = both[:4] / (both[:4].square().mean() + 1e-6).sqrt() * matrices["kv_a_layernorm"]
     for head in range(2):
-        assert_close(q_HTD[head, 0], weights.q_up[4 * head : 4 * head + 4] @ latent_q)
-        rows = weights.kv_up[5 * head : 5 * head + 5]
-        assert_close(k_HTD[head, 0], torch.cat([rows[:2] @ latent_kv, both[4:]]))
-        assert_close(v_HTV[head, 0], rows[2:] @ latent_kv)
-
-
-def test_weights_are_frozen():
-    weights = LatentWeights(1, 2, 2, *(torch.zeros(2, 2),) * 4)
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        weights.n_heads = 2
+        assert_close(q_HD[head], matrices["q_b_proj"][4 * head : 4 * head + 4] @ latent_q)
+        rows = matrices["kv_b_proj"][5 * head : 5 * head + 5]
+        assert_close(k_HD[head], torch.cat([rows[:2] @ latent_kv, both[4:]]))
+        assert_close(v_HV[head], rows[2:] @ latent_kv)
 
 
 @pytest.mark.parametrize(("factor", "expected"), [(0.5, 1.0), (1.0, 1.0), (1.5, 1 + 0.05 * math.log(1.5)), (4.0, None)])

@@ -16,8 +16,7 @@ import attnscope.reference
 from attnscope.reference.attention import MultiHeadAttention
 from attnscope.reference.layouts import layout_of
 from attnscope.reference.masks import causal_mask, positions
-from attnscope.reference.positions import cos_sin, default_frequencies
-from attnscope.reference.projections import LatentWeights, LayerInputs
+from attnscope.reference.projections import LayerInputs
 from attnscope.reference.reader import read
 
 FOLDER = Path(attnscope.reference.__file__).parent
@@ -81,7 +80,6 @@ def test_importing_it_brings_no_transformers():
 def examples_need():
     """What a reader of an example has at hand."""
     torch.manual_seed(0)
-    latent = LatentWeights(2, 4, 3, torch.randn(12, 8), torch.randn(9, 8), torch.randn(5), torch.randn(10, 5))
     rope = {"rope_type": "default", "rope_theta": 10000.0}
     config = SimpleNamespace(model_type="llama", rope_parameters=rope)
     layer = SimpleNamespace(index=0, heads=2, kv_heads=1, type="full", window=None)
@@ -96,10 +94,6 @@ def examples_need():
         "attn": MultiHeadAttention(8, 2),
         "x": torch.randn(5, 8),
         "one": torch.ones(1, 2, 1, 1),
-        "hidden_TE": torch.randn(9, 8),
-        "weights": latent,
-        "frequencies": default_frequencies(4),
-        "cos_sin": cos_sin,
         "causal_mask": causal_mask,
         "positions": positions,
         "attention_weights": attnscope.reference.attention_weights,
@@ -110,7 +104,7 @@ def examples_need():
 def test_examples_are_true(module):
     loaded = importlib.import_module(f"attnscope.reference.{module}")
     public = [f for f in vars(loaded).values() if getattr(f, "__module__", None) == loaded.__name__ and callable(f)]
-    assert all(">>>" in (f.__doc__ or "") for f in public if not f.__name__.startswith("_") and f is not LatentWeights)
+    assert all(">>>" in (f.__doc__ or "") for f in public if not f.__name__.startswith("_"))
     result = doctest.testmod(loaded, globs=examples_need() | vars(loaded))
     assert result.attempted > 0
     assert result.failed == 0
