@@ -372,15 +372,21 @@ def _as_type(column: pa.ChunkedArray, expected: pa.DataType, room: int) -> pa.Ch
 
 
 def _text_bytes(array: pa.DictionaryArray) -> int:
-    """The bytes of its texts, each as often as it occurs: from the buffers, since Arrow's functions import pandas."""
-    texts, codes = array.dictionary, array.indices
+    """The bytes of its texts, each as often as it occurs."""
+    texts = array.dictionary
     if not len(texts):
         return 0
     wide = np.int64 if str(texts.type).startswith("large") else np.int32
     ends = np.frombuffer(texts.buffers()[1], wide)[texts.offset : texts.offset + len(texts) + 1]
-    present, data = codes.buffers()
-    part = slice(codes.offset, codes.offset + len(codes))
-    code = np.frombuffer(data, codes.type.to_pandas_dtype())[part]
-    if present is not None:
-        code = code[np.unpackbits(np.frombuffer(present, np.uint8), bitorder="little")[part] == 1]
-    return int(np.diff(ends)[code].sum(dtype=np.int64))
+    code, missing = numpy_of(array.indices)
+    return int(np.diff(ends)[code[~missing]].sum(dtype=np.int64))
+
+
+def numpy_of(column: pa.Array) -> tuple[np.ndarray, np.ndarray]:
+    """Its numbers, and which are null: from the buffers, since Arrow's functions import pandas."""
+    present, data = column.buffers()
+    part = slice(column.offset, column.offset + len(column))
+    array = np.frombuffer(data, column.type.to_pandas_dtype())[part]
+    if present is None:
+        return array, np.zeros(len(array), bool)
+    return array, np.unpackbits(np.frombuffer(present, np.uint8), bitorder="little")[part] == 0

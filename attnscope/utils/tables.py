@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from attnscope.utils.display import html_table
 from attnscope.utils.files import json_line, jsonable, open_native, whole_file
-from attnscope.utils.parquet import read_columns, threads
+from attnscope.utils.parquet import numpy_of, read_columns, threads
 
 CHUNK = 8192
 SHOWN_ROWS, LETTERS = 12, 60  # of a table in a notebook, and of a cell there
@@ -179,14 +179,10 @@ def python_values(column: pa.Array) -> list[Any]:
         return [None if place is None else texts[place] for place in python_values(column.indices)]
     if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
         return column.to_pylist()
-    present, data = column.buffers()
-    part = slice(column.offset, column.offset + len(column))
-    array = np.frombuffer(data, column.type.to_pandas_dtype())[part]
+    array, missing = numpy_of(column)
     if array.dtype == np.float32:
         array = np.array([float(text) for text in array.astype(str)])
-    missing = np.isnan(array) if array.dtype.kind == "f" else np.zeros(len(array), bool)
-    if present is not None:
-        missing |= np.unpackbits(np.frombuffer(present, np.uint8), bitorder="little")[part] == 0
+    missing = missing | np.isnan(array) if array.dtype.kind == "f" else missing
     values: list[Any] = array.tolist()
     for place in np.flatnonzero(missing).tolist():
         values[place] = None
