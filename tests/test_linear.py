@@ -273,6 +273,20 @@ def test_answers_are_those_of_dense_rows(tokens: int, texts: int, decay: float) 
     assert {kind for kind, who in M.answered_by.items() if who != "tiles"} == {"RowSum"}
 
 
+@pytest.mark.usefixtures("in_tiles")
+def test_keys_that_a_state_forgot_are_each_given_once() -> None:
+    """Weights too small for float32 are 0, and so many keys have one that the strongest of a row are among them."""
+    M = LinearMap(replace(gated_delta(70, decay=60.0), chunk=8))
+    expected, chosen = M.dense()[0], (0, 1, 2, 3, 5, 6, 7, 69)
+    weights_HQk, keys_HQk = (part[0] for part in M.ask(TopK(40)))
+    [(few_HQk, few_keys_HQk)] = M.ask(Strongest(8, tuple(range(H)), (range(70),), (chosen,)))
+    for weights, keys in ((weights_HQk, keys_HQk.long()), (few_HQk, few_keys_HQk)):
+        own = expected.gather(-1, keys).masked_fill(weights.isnan(), torch.nan)
+        assert_close(weights, own, atol=0, rtol=0, equal_nan=True)
+        assert (weights[:, -1] == 0).any()
+        assert all(len({*row}) == len(row) for row in keys[:, -1].tolist())
+
+
 @pytest.mark.parametrize("decay", [0.05, 9.0])
 def test_rows_answer_as_tiles_do(decay: float) -> None:
     rule = gated_delta(37, 2, decay)

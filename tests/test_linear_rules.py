@@ -31,7 +31,9 @@ from attnscope.model import tasks
 from attnscope.model.geometry import geometry_of
 from attnscope.model.loading import wrap
 from attnscope.model.selection import LINEAR, as_ranges
-from attnscope.observe.request import Request, View
+from attnscope.observe.collectors.heads import TopRelation
+from attnscope.observe.request import CaptureSpec, Layer, LayerKey, Request, View
+from attnscope.observe.run import prepare
 from attnscope.reference import naive
 from attnscope.studies.copying import copying_of
 from attnscope.viewer.page import about
@@ -411,6 +413,37 @@ def test_layers_of_channels_show_the_mean_of_sizes_or_one_channel_signed(channel
     own = rule.weights(0, len(mean.queries), slice(0, rule.shape[2]))
     torch.testing.assert_close(torch.as_tensor(mean.weights[0]), own.abs().mean(1))
     torch.testing.assert_close(torch.as_tensor(one.weights[0]), own[0, 3:4], rtol=1e-4, atol=1e-5)
+
+
+def test_the_strongest_relation_of_channels_is_the_largest_share_above_uniform():
+    """Not the largest mean |w|: a row may have much of it, spread over two keys."""
+    P = ChannelMap(FadingMean("RWKV-4", X[:1], lambda rows, start, stop: rows, X[:1], SKIP, SKIP))
+    rows = torch.zeros(1, 1, T, T)
+    rows[0, 0, 3, 2:4], rows[0, 0, 4, 1] = 5.0, 0.1
+    P._whole = rows
+    texts = Texts(torch.arange(T)[None], torch.tensor([T]), stack="channels")
+    relation = TopRelation()
+    layer = Layer(LayerKey(0, "channels"), P, 1, texts)
+    weight, query, key = relation.collect(layer, P.together(relation.questions(layer)))
+    assert (float(weight), int(query), int(key)) == (pytest.approx(0.1), 4, 1)
+
+
+def test_metrics_that_are_named_and_measured_anyway_are_measured_once(demo):
+    loaded = wrap(roused_model("mamba2", vocab_size=2000), demo.tokenizer, "mamba2")
+    seen, named = (
+        attnscope.capture(loaded, TEXT, request=Request(metrics=metrics))
+        for metrics in (("self",), ("absolute_mass", "self", "self"))
+    )
+    for row, other in zip(seen.table().to_pylist(), named.table().to_pylist(), strict=True):
+        assert row["absolute_mass"] == other["absolute_mass"] is not None
+
+
+@pytest.mark.parametrize(("select", "layers"), [(None, 4), ("1", 2), ("channels.0", 4)])
+def test_a_bar_counts_the_layers_that_a_pass_reads(demo, select, layers):
+    model = wrap(roused_model("jamba", vocab_size=2000), demo.tokenizer, "jamba")
+    run, counts = prepare(model, CaptureSpec(TEXT, Request(), select=select)), []
+    run.observe(counts.append)
+    assert (run.layers, sum(counts)) == (layers, layers)
 
 
 def test_a_channel_that_no_layer_has_and_a_model_without_such_layers_are_refused(channels, demo):

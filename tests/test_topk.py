@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from attnscope.attention.rows import topk
+from attnscope.attention.tiles import without_subnormals
 
 
 @pytest.mark.parametrize("n", [1, 2, 16, 127, 129, 500, 1037, 2048, 5001])
@@ -33,3 +34,15 @@ def test_hidden_and_equal_entries() -> None:
     same, places = topk(torch.zeros(1, 200), 4)
     assert same.tolist() == [[0.0] * 4]
     assert len(set(places[0].tolist())) == 4
+
+
+@pytest.mark.parametrize("n", [10, 700])
+def test_entries_of_0_keep_their_places_where_subnormal_numbers_count_as_0(n: int) -> None:
+    """A place in the low bits of a float64 of 0 is a subnormal number."""
+    rows = torch.zeros(2, n)
+    rows[0, 0], rows[0, 7] = 0.7, 0.3
+    with without_subnormals():
+        values, places = topk(rows, 5)
+    assert values.tolist() == [rows.sort(descending=True).values[row, :5].tolist() for row in (0, 1)]
+    assert torch.equal(rows.gather(-1, places), values)
+    assert [len(set(row)) for row in places.tolist()] == [5, 5]

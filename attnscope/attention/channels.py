@@ -338,6 +338,8 @@ class ChannelMap(AttentionOperator):
     Raises InputError where the maps of a long text would take minutes.
     """
 
+    finds_largest = True
+
     def __init__(self, rule: ChannelRule) -> None:
         B, T, _ = rule.shape
         device = rule.values_BTC.device

@@ -30,6 +30,7 @@ from attnscope.attention.spec import AttentionSpec, Visibility, row_blocks
 SHORT = 128  # a row that is sorted as it is
 CHUNK = 8
 PLACES = (1 << 29) - 1  # what fits into the bits that a float64 has beyond a float32
+ABOVE_0 = 2.0**-1000  # lost in any other float32
 
 
 def topk(entries: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -69,6 +70,7 @@ def _sorted(entries: Tensor, place: Tensor, k: int) -> Tensor:
     NumPy's vectorised partial sort moves both at once.
     """
     packed = entries.double().clamp_(min=2 * torch.finfo(torch.float32).min)  # -inf, which has no such bits, is last
+    packed.add_(ABOVE_0)  # 0 with a place is subnormal, which `tiles.without_subnormals` counts as 0: without its place
     packed.view(torch.int64).bitwise_or_(place)
     numbers = packed.numpy()
     if k < numbers.shape[-1]:

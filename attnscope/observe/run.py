@@ -37,6 +37,7 @@ from attnscope.model.selection import (
     VISION,
     VISION_ONLY,
     HeadsByRole,
+    mixes,
 )
 from attnscope.observe.collect import observe
 from attnscope.observe.engine_choice import NO_ROOM, Choice, choose, difference_to_eager
@@ -94,6 +95,16 @@ class Run:
     def text(self) -> Prompt:
         """The text that was given: of an encoder-decoder what its encoder reads."""
         return self.source or self.prompt
+
+    @property
+    def layers(self) -> int:
+        """How many layers the pass reads: without a selection of them also those without a softmax."""
+        geometry = self.loaded.geometry
+        stacks = [*geometry.stacks.values()]
+        mixing = {stack: layers for stack, layers in geometry.shown.items() if mixes(stack)}
+        if any(self.request.of(stack, geometry.stack).view.heads != {} for stack in mixing):
+            stacks += mixing.values()
+        return sum(map(len, stacks))
 
     @property
     def named(self) -> HeadsByRole | None:
@@ -334,9 +345,8 @@ def run_pass(run: Run, lines: Iterable[str], verify: bool, tell: Progress) -> Ob
     if verify:
         with tell.stage("oracle"):
             run = run.verified()
-    layers = sum(map(len, run.loaded.geometry.stacks.values()))
     tokens = len(run.prompt) + len(run.source or ())
-    with tell.stage(f"forward pass over {tokens:,} tokens", layers, "layers") as advance:
+    with tell.stage(f"forward pass over {tokens:,} tokens", run.layers, "layers") as advance:
         return run.observe(advance)
 
 

@@ -102,7 +102,7 @@ class TopRelation:
     def questions(self, layer: Layer) -> Sequence[Question]:
         """The largest of every row: with its key where a walk finds both, else the key is looked up in one row.
 
-        Of a signed map the largest share of |w|.
+        Of a layer without a softmax the largest share of |w|.
         """
         return [MaxWeight(not self.key_zero)] if layer.P.finds_largest else [TopK(1, skip_key0=not self.key_zero)]
 
@@ -112,12 +112,12 @@ class TopRelation:
         weight_BHQ = answer if layer.P.finds_largest else answer[0][..., 0]
         best = (weight_BHQ - _expected(layer)).nan_to_num(-torch.inf).max(-1, keepdim=True)
         weight_BH, query_BH = weight_BHQ.gather(-1, best.indices)[..., 0], best.indices[..., 0]
-        if layer.P.signed:
-            weight_BH, key_BH = layer.P.largest_entry(query_BH, not self.key_zero)
-        elif layer.P.finds_largest:
+        if not layer.P.finds_largest:
+            key_BH = answer[1][..., 0].gather(-1, best.indices)[..., 0]
+        elif layer.P.shows_logits:
             key_BH = layer.P.largest_key(query_BH, not self.key_zero)
         else:
-            key_BH = answer[1][..., 0].gather(-1, best.indices)[..., 0]
+            weight_BH, key_BH = layer.P.largest_entry(query_BH, not self.key_zero)
         weight_BH = weight_BH.masked_fill(torch.isneginf(best.values[..., 0]), torch.nan)
         return HeadRelations(weight_BH, query_BH, key_BH)
 
@@ -188,7 +188,7 @@ class HeadCollector(Collector):
     @classmethod
     def of(cls, texts: Sequence[TextInputs], request: Request) -> HeadCollector:
         """The metrics that are asked for, those of an answer where a text has one, mass where keys were chosen."""
-        always = [name for name in request.metrics if name not in LOOKBACKS and name != MASS.id]
+        always = [*dict.fromkeys(name for name in request.metrics if name not in LOOKBACKS and name != MASS.id)]
         lookbacks = LOOKBACKS if always and any(text.prompt.answer is not None for text in texts) else ()
         mass = [MASS.id] if any(text.chosen.key for text in texts) else []
         return cls(HeadScores((*always, *lookbacks, *mass)), TopRelation(request.key_zero), TopKey(request.view))
