@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from attnscope.cli.app import make_command
 from attnscope.cli.batch_options import BatchRun
 from attnscope.cli.config import with_options
-from attnscope.cli.info import Named
+from attnscope.cli.info import NamedModel
 from attnscope.cli.option_groups import _read_plain, fill, held, parameters, recorded
 from attnscope.cli.options import PANELS, EngineName, Relations, TextRun
 from attnscope.cli.output import Printing
@@ -77,7 +77,7 @@ def test_an_option_is_one_field_of_one_group():
         "verify": {("EngineChoice", "verify"), ("Logit", "verify")},  # of a text by the oracle, of why by replacing
         "engine": {
             ("EngineName", "engine"),
-            ("Kernel", "engine"),
+            ("KernelTexts", "engine"),
         },  # of parity what is compared, elsewhere who computes
         "random": {("Taken", "random"), ("Compared", "random")},  # of ablate sets of heads, of knockout keys
     }
@@ -119,7 +119,7 @@ def test_model_names_the_model_of_every_command_and_an_argument_is_short_for_it(
     assert all("-m" in one["model"].info.param_decls for one in found.values() if "model" in one)
     for named in (Scanned(name="tiny"), Scanned(model="tiny")):
         assert (named.asked, named.load_options().model) == ("tiny", "tiny")
-    assert Named().load_options().model == "demo"
+    assert NamedModel().load_options().model == "demo"
     for group in (Scanned, Studied):
         with pytest.raises(UsageError, match=f"usage: attnscope {group.COMMAND} MODEL"):
             group()
@@ -165,12 +165,12 @@ def test_a_command_is_called_with_one_object_per_group():
 def test_a_file_gives_what_no_flag_gave(tmp_path):
     given = []
     toy = typer.Typer()
-    (tmp_path / "run.yaml").write_text("top: 9\ntop_k: 4\nout: runs\nfile: a.txt\nout_of: some\n")
+    (tmp_path / "run.yaml").write_text("top: 9\ntop_k: 4\nout: runs\nfile: a.txt\nsort: sink\n")
 
     @toy.command()
-    @with_options(Relations, Printing, TextRun, file=(Top,))
+    @with_options(Relations, Printing, TextRun)
     def command(*groups):
-        """Take them; of Top there is no option."""
+        """Take them; --top and --sort are options of `heads` alone."""
         given.extend(groups)
 
     assert CliRunner().invoke(toy, ["--config", str(tmp_path / "run.yaml"), "-o", "there"]).exit_code == 0

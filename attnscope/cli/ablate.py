@@ -16,8 +16,7 @@ from typer import Option
 from attnscope.cli import output
 from attnscope.cli.config import with_options
 from attnscope.cli.figure_options import MOST_SEQUENCES, MOST_SETS, Look, Sequences, StudyTable
-from attnscope.cli.heads import GROUPS
-from attnscope.cli.option_groups import FIRST, check_one_given, command_line, fill, option_group
+from attnscope.cli.option_groups import FIRST, OptionGroup, check_one_given, command_line, fill
 from attnscope.cli.options import Heads, Seed
 from attnscope.cli.output import Top, writing_to
 from attnscope.cli.scan import Studied
@@ -38,7 +37,6 @@ if TYPE_CHECKING:
     from attnscope.interventions.spec import Task
 
 
-@option_group
 class Taken(Heads):
     """Which heads are taken away, and what replaces them."""
 
@@ -67,11 +65,9 @@ class Taken(Heads):
         return self.select is None and self.sets is None and self.atlas is None
 
 
-@option_group
-class On(Sequences, Seed, Top):
+class On(Sequences, Seed, Top, panel="What to ask"):
     """What is to be predicted meanwhile."""
 
-    panel = "What to ask"
     on: Annotated[
         str | None,
         'Task: copy (repeated tokens), texts (of --texts), or a file with {"text": "...", "targets": '
@@ -110,11 +106,8 @@ class On(Sequences, Seed, Top):
 Measured = writing_to(StudyTable, "Folder for table and facts; a stopped run resumes.")
 
 
-@option_group
-class VariantOptions:
+class VariantOptions(OptionGroup, panel="What to ask"):
     """Another question than what sets cost."""
-
-    panel = "What to ask"
 
     pairs: Annotated[bool, "Measure pairwise synergy instead: the loss of two heads beyond the sum of both alone."] = (
         False
@@ -166,10 +159,7 @@ def print_answer(record: Any, on: On, measured: StudyTable) -> int:
 # Of each question what a terminal shows of the first rows, and the lines below.
 ANSWERS: Mapping[str, Printed[Any]] = {
     "pairs": Printed(pairs_sheet, lambda record: interval_notes(record.statistics, "sequences")),
-    "prune": Printed(
-        lambda record, top: prune_sheet(record.steps, record.intact, top),
-        lambda record: [f"intact {record.intact:.3f} {record.unit}", PRUNED],
-    ),
+    "prune": Printed(prune_sheet, lambda record: [f"intact {record.intact:.3f} {record.unit}", PRUNED]),
     "gradient": Printed(screen_sheet, lambda record: [trusted(record)]),
 }
 EXAMPLES = (
@@ -180,7 +170,7 @@ EXAMPLES = (
 )
 
 
-@with_options(Studied, Taken, On, VariantOptions, Measured, Look, file=GROUPS)
+@with_options(Studied, Taken, On, VariantOptions, Measured, Look)
 def ablate(studied: Studied, taken: Taken, on: On, otherwise: VariantOptions, measured: StudyTable, look: Look) -> int:
     """Remove heads and measure the loss.
 
@@ -192,7 +182,6 @@ def ablate(studied: Studied, taken: Taken, on: On, otherwise: VariantOptions, me
     """
     otherwise.check(taken)
 
-    output.complain_through_talk(measured.quiet)
     loaded = load_studied(studied, measured)
 
     from attnscope.api.ablate import (
@@ -208,6 +197,7 @@ def ablate(studied: Studied, taken: Taken, on: On, otherwise: VariantOptions, me
     asked = fill(AblateOptions, taken, on, otherwise, measured)
     # A question of all heads needs none that are named.
     task, whole = loss_task(loaded, on.read_texts(), asked, on.drawn), otherwise.asks_all and taken.nothing
+    # Without an atlas the sets are not known before the probes have run: what both take is an estimate.
     if on.dry_run and taken.nothing and not whole and atlas_named(loaded, None) is None:
         layers = len(loaded.geometry.layers)
         output.show(

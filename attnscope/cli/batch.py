@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from attnscope.cli import output
 from attnscope.cli.batch_options import BatchCommand, BatchRun
 from attnscope.cli.config import with_options
-from attnscope.cli.heads import GROUPS
 from attnscope.errors import InputError, visible
 from attnscope.utils.signals import GracefulStop, unwinding
 from attnscope.utils.stages import Stage, clock
 
 if TYPE_CHECKING:
     from attnscope.cli.output import Writing
-    from attnscope.corpus.folder import Failure, Job
+    from attnscope.corpus.folder import Job
     from attnscope.corpus.pipeline import Tally
     from attnscope.corpus.records import Corpus
 
@@ -34,7 +32,7 @@ EXAMPLES = (
 COMMAND = BatchCommand
 
 
-@with_options(BatchRun, file=GROUPS)
+@with_options(BatchRun)
 def batch(asked: BatchRun) -> int:
     """Measure heads and relations of every text of a corpus.
 
@@ -44,7 +42,6 @@ def batch(asked: BatchRun) -> int:
     from attnscope.model.libraries import silence_libraries
 
     silence_libraries(asked.verbose)
-    output.complain_through_talk(asked.quiet)
     atlas = asked.named_by()
     asked = asked.resolved(atlas)
     corpus, job = asked.corpus(), asked.job(atlas)
@@ -52,9 +49,9 @@ def batch(asked: BatchRun) -> int:
         return dry_run(job, corpus)
     with graceful_stop() as stop, run_progress(corpus, asked.quiet) as note:
         go = _to_stdout if asked.to_stdout else _to_folder
-        outcome = go(asked, job, corpus, stop, note)
-    code = ending(outcome, corpus, stop, asked)
-    if asked.summary and asked.out is not None and not outcome.tally.stopped:
+        tally, whole = go(asked, job, corpus, stop, note)
+    code = ending(tally, whole, corpus, stop, asked)
+    if asked.summary and asked.out is not None and not tally.stopped:
         from attnscope.corpus.tables import summarised, write_summary
 
         with unwinding(), output.progress("summary", len(summarised(job.output)), asked.quiet) as advance:
@@ -62,14 +59,18 @@ def batch(asked: BatchRun) -> int:
         output.log(f"means over the texts in {path}", asked.quiet)
     # What ranks the heads of the dataset over its texts, where anything of heads is written.
     tables, spans = job.output.tables, job.output.spans
-    if asked.out and outcome.measured and ("heads" in tables or spans) and not outcome.tally.stopped:
+    if asked.out and whole.texts and ("heads" in tables or spans) and not tally.stopped:
         named = "" if "heads" in tables else f" --query {spans[-1]} --key {spans[0]}"
         command = f"attnscope heads {shlex.quote(str(asked.out))}{named}"
         output.log(f"heads ranked over these texts: {command}", asked.quiet)
     return code
 
 
-def _to_folder(asked: BatchRun, job: Job, corpus: Corpus, stop: GracefulStop, note: Callable[..., None]) -> Outcome:
+def _to_folder(
+    asked: BatchRun, job: Job, corpus: Corpus, stop: GracefulStop, note: Callable[..., None]
+) -> tuple[Tally, Tally]:
+    """What this run did, and what all runs into this folder did."""
+    from attnscope.corpus.pipeline import Tally
     from attnscope.corpus.run import run_folder
     from attnscope.model.loading import identify
 
@@ -85,16 +86,16 @@ def _to_folder(asked: BatchRun, job: Job, corpus: Corpus, stop: GracefulStop, no
         stop=stop,
         note=note,
     )
-    failed = list(journal.failures())
-    before = sum(record.texts for record in journal.records.values()) - tally.texts
-    lacking, targets = (
-        sum((Counter(getattr(record, name)) for record in journal.records.values()), Counter[str]())
-        for name in ("lacking", "targets")
-    )
-    return Outcome(tally, len(journal.records), len(failed), failed[:1], before, lacking, targets)
+    whole = Tally()
+    for first in sorted(journal.records):
+        whole.add(journal.records[first])
+    return tally, whole
 
 
-def _to_stdout(asked: BatchRun, job: Job, corpus: Corpus, stop: GracefulStop, note: Callable[..., None]) -> Outcome:
+def _to_stdout(
+    asked: BatchRun, job: Job, corpus: Corpus, stop: GracefulStop, note: Callable[..., None]
+) -> tuple[Tally, Tally]:
+    """What this run did, which is all."""
     from attnscope.corpus.folder import item_cost, shards
     from attnscope.corpus.items import read_items
     from attnscope.corpus.pipeline import run_shards
@@ -109,7 +110,7 @@ def _to_stdout(asked: BatchRun, job: Job, corpus: Corpus, stop: GracefulStop, no
     tally = run_shards(
         worker, pieces, lambda shard: StreamWriter(stream, shard, worker.output), lambda record: None, stop, note
     )
-    return Outcome(tally, tally.items, tally.failed, tally.first_failures, lacking=tally.lacking, targets=tally.targets)
+    return tally, tally
 
 
 def graceful_stop() -> GracefulStop:
@@ -127,7 +128,9 @@ def run_progress(corpus: Corpus, quiet: bool) -> Iterator[Callable[[Tally], None
     stage = Stage("loading the model, then measuring the first texts")
 
     def note(tally: Tally) -> None:
-        stage.title = _rates(tally, stage.seconds)
+        # `1,200 texts  85 texts/s  8,300 tokens/s  3 failed`
+        rates = f"{tally.texts / stage.seconds:,.0f} texts/s  {tally.tokens / stage.seconds:,.0f} tokens/s"
+        stage.title = f"{tally.texts:,} texts  {rates}{f'  {tally.failed:,} failed' * bool(tally.failed)}"
         stage.total, stage.unit = size if tally.read else None, "bytes"  # a cluster does not say how much it has read
         stage.advance(tally.read - stage.done)
 
@@ -135,66 +138,40 @@ def run_progress(corpus: Corpus, quiet: bool) -> Iterator[Callable[[Tally], None
         yield note
 
 
-def _rates(tally: Tally, seconds: float) -> str:
-    """`1,200 texts  85 texts/s  8,300 tokens/s  3 failed`."""
-    failed = f"  {tally.failed:,} failed" if tally.failed else ""
-    rates = f"{tally.texts / seconds:,.0f} texts/s  {tally.tokens / seconds:,.0f} tokens/s"
-    return f"{tally.texts:,} texts  {rates}{failed}"
+def ending(tally: Tally, whole: Tally, corpus: Corpus, stop: GracefulStop, writing: Writing) -> int:
+    """Say how it went; the exit code. Raises InputError where there was nothing to read.
 
-
-@dataclass(frozen=True)
-class Outcome:
-    """How it went: what this run did, and, of a folder over all its runs, how many items failed, and the first.
-
-    before: how many texts earlier runs had measured. lacking: of each span, how many texts have nothing of it. targets:
-    as a Record's.
+    tally: of this run. whole: of all runs into the folder.
     """
-
-    tally: Tally
-    items: int
-    failed: int
-    first: Sequence[Failure]
-    before: int = 0
-    lacking: Mapping[str, int] = field(default_factory=dict)
-    targets: Mapping[str, int] = field(default_factory=dict)
-
-    @property
-    def measured(self) -> bool:
-        """Whether any text was, now or before."""
-        return bool(self.before + self.tally.texts)
-
-
-def ending(outcome: Outcome, corpus: Corpus, stop: GracefulStop, writing: Writing) -> int:
-    """Say how it went; the exit code. Raises InputError where there was nothing to read."""
-    tally = outcome.tally
     if not tally.stopped:
-        check_items(outcome.items, corpus)
+        check_items(whole.items, corpus)
     # What this run measured, and what was there before it.
-    before, where = outcome.before, f" in {writing.out}" * bool(writing.out)
+    before, where = whole.texts - tally.texts, f" in {writing.out}" * bool(writing.out)
     there = f"; {several(before, 'text')} {'were' if before > 1 else 'was'} there already" * bool(before)
     done = f"{several(tally.texts, 'text')}, {several(tally.tokens, 'token')} measured{where}{there}"
     output.log(done if tally.items or not before else f"all {before:,} are there already{where}", writing.quiet)
-    for name, texts in sorted(outcome.lacking.items()):  # a run that goes on counts them in another order
-        of = before + tally.texts
-        how = f'; a record gives it as "spans": {{"{name}": [[0, 4]]}}, in characters of its text' * (texts == of)
-        output.log(f"span {name!r} is not in {texts:,} of {several(of, 'text')}{how}", writing.quiet)
-    if cut := outcome.targets.get("cut"):
+    for name, texts in sorted(whole.lacking.items()):  # a run that goes on counts them in another order
+        every = f'; a record gives it as "spans": {{"{name}": [[0, 4]]}}, in characters of its text'
+        how = every * (texts == whole.texts)
+        output.log(f"span {name!r} is not in {texts:,} of {several(whole.texts, 'text')}{how}", writing.quiet)
+    if cut := whole.targets.get("cut"):
         from attnscope.hooks.generation import MOST_MADE
 
-        made = several(outcome.targets["generated"], "generated target")
+        made = several(whole.targets["generated"], "generated target")
         output.log(f"{cut:,} of {made} cut at {MOST_MADE} tokens, or at as many as the decoder reads", writing.quiet)
-    reasons = [f"{item.file}{f', line {item.line}' * (item.line is not None)}: {item.reason}" for item in outcome.first]
-    if outcome.failed:
+    first = whole.first_failures
+    reasons = [f"{item.file}{f', line {item.line}' * (item.line is not None)}: {item.reason}" for item in first]
+    if whole.failed:
         listed = f", the first {reasons[0]}; all in {writing.out}/failures.jsonl" if writing.out else ""
         no_text = f"no field {corpus.text_field or 'text'!r}"
-        field = "; --text-field NAME names that of the text" * outcome.first[0].reason.startswith(no_text)
-        output.log(f"{several(outcome.failed, 'item')} failed{listed}{field}", False)
+        field = "; --text-field NAME names that of the text" * first[0].reason.startswith(no_text)
+        output.log(f"{several(whole.failed, 'item')} failed{listed}{field}", False)
         for reason in reasons if not writing.out else ():
             output.log(f"failed: {reason}", False)
     if tally.stopped:
         output.log("stopped; the same command resumes from here", writing.quiet)
         return stop.code
-    return 1 if outcome.failed else 0
+    return 1 if whole.failed else 0
 
 
 def check_items(items: int, corpus: Corpus) -> None:

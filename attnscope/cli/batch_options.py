@@ -16,16 +16,7 @@ from typer import Argument, Option
 from attnscope.cli.figure_options import FIGURES, Drawing, Rehearsal, names
 from attnscope.cli.heads import MeasuredEntries
 from attnscope.cli.help import PanelCommand
-from attnscope.cli.option_groups import (
-    FIRST,
-    HELD,
-    SETTING,
-    changed,
-    command_line,
-    fill,
-    held,
-    option_group,
-)
+from attnscope.cli.option_groups import FIRST, HELD, SETTING, OptionGroup, changed, command_line, fill, held
 from attnscope.cli.options import (
     MOST_TOKENS,
     EngineName,
@@ -97,7 +88,6 @@ def address(given: str | None) -> str | None:
 TABLES = ("heads", "relations")
 
 
-@option_group
 class Sources(GlobalTokens, Tokens):
     """Which texts, and how they are read."""
 
@@ -162,7 +152,6 @@ class Sources(GlobalTokens, Tokens):
         return fill(Corpus, self, sources=tuple(self.sources), format=self.input_format)
 
 
-@option_group
 class Questions(Question):
     """Which tokens of every text are asked about."""
 
@@ -181,10 +170,6 @@ class Questions(Question):
                 raise UsageError(f"--{name} and --{name}-field were both given", "give one of them")
 
     @property
-    def meanings(self) -> list[str]:
-        return [*super().meanings, *(span for span in self.spans or () if "=" in span)]
-
-    @property
     def span_names(self) -> tuple[str, ...]:
         """The names of --spans. Raises UsageError for what is none."""
         from attnscope.inputs.tokens import names_of_spans
@@ -192,7 +177,6 @@ class Questions(Question):
         return names_of_spans(self.spans or ())
 
 
-@option_group
 class Dataset(Drawing, MeasuredEntries, Relations, Spreadsheet, Printing):
     """What is written of every text."""
 
@@ -243,7 +227,6 @@ class Dataset(Drawing, MeasuredEntries, Relations, Spreadsheet, Printing):
         return names(self.figures, FIGURES, "--figures")
 
 
-@option_group
 class Work(Rehearsal):
     """How a corpus is worked through."""
 
@@ -253,11 +236,9 @@ class Work(Rehearsal):
     strict: Annotated[bool, "Stop at the first item that fails.", SETTING] = False
 
 
-@option_group
-class Ray:
+class Ray(OptionGroup, panel="Model and engine"):
     """On how many machines."""
 
-    panel = "Model and engine"
     ray: Annotated[
         str | None,
         "Run on Ray: auto, local, HOST:PORT, ray://HOST:PORT; without a value, Ray's own default.",
@@ -276,7 +257,6 @@ class Ray:
         return Cluster(where, self.num_actors, self.num_gpus_per_actor)
 
 
-@option_group
 class BatchRun(Ray, Work, Implementation, EngineName, Dataset, Questions, Sources, Loading):
     """A corpus, a model, and what is written of each text."""
 
@@ -320,7 +300,6 @@ class BatchRun(Ray, Work, Implementation, EngineName, Dataset, Questions, Source
     def job(self, atlas: HeadNames | None = None) -> Job:
         """What a worker needs to know."""
         from attnscope.api.batch import BatchOptions, named_heads
-        from attnscope.inputs.tokens import defined
 
         about = {key: value for key, value in self.held().items() if key != "sources"} | {"atlas": named_heads(atlas)}
         pictures = None
@@ -333,7 +312,7 @@ class BatchRun(Ray, Work, Implementation, EngineName, Dataset, Questions, Source
             self,
             tables=self.table_names,
             top_k=self.keys_per_query,
-            define=defined(list(self.define or ())),
+            define=self.names(),
             spans=tuple(self.spans or ()),
         )
         job = asked.job(self.load_options(), about, pictures, atlas)

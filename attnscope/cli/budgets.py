@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from attnscope.cli.config import with_options
 from attnscope.cli.figure_options import Look, StudyTable
-from attnscope.cli.heads import GROUPS
 from attnscope.cli.knockout_options import Answered, CacheBudgets, Portions, Texts
-from attnscope.cli.option_groups import command_line, option_group
+from attnscope.cli.option_groups import command_line
 from attnscope.cli.output import writing_to
 from attnscope.cli.study import Printed, load_studied, questions, read_one, run_study
 from attnscope.cli.study_tables import budget_notes, budgets_sheet
@@ -25,7 +24,6 @@ EXAMPLES = (
 )
 
 
-@option_group
 class Prompts(Answered):
     """One text or many, and what follows each."""
 
@@ -36,7 +34,7 @@ OUT = "Folder for table, facts and figures, or a file for one of them; a stopped
 Table = writing_to(StudyTable, OUT, *PICTURES, *TABLES)
 
 
-@with_options(CacheBudgets, Prompts, Portions, Texts, Table, Look, file=GROUPS)
+@with_options(CacheBudgets, Prompts, Portions, Texts, Table, Look)
 def budgets(
     budgets: CacheBudgets, prompts: Prompts, portions: Portions, counted: Texts, table: StudyTable, look: Look
 ) -> int:
@@ -56,10 +54,9 @@ def measure_budgets(
     keep = budgets.budgets(answered, portions)
     text = read_one(answered, table)
 
-    from attnscope.inputs.tokens import defined
     from attnscope.studies.budgets import AskedCache
 
-    shared = answered.shared | {"at": budgets.at, "generate": budgets.generate, "define": defined(portions.meanings)}
+    shared = answered.shared | {"at": budgets.at, "generate": budgets.generate, "define": portions.names()}
     asked = questions(answered, text, AskedCache.FIELDS, partial(AskedCache.of, shared=shared), counted.sequences)
 
     # Errors of a text are raised before this line: a model takes seconds to load, and torch with it.

@@ -7,23 +7,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from typer import Option
-
 from attnscope.cli import output
 from attnscope.cli.config import with_options
 from attnscope.cli.figure_options import Look, ManyTexts
-from attnscope.cli.heads import GROUPS
-from attnscope.cli.option_groups import (
-    FIRST,
-    UNRECORDED,
-    check_one_given,
-    command_line,
-    fill,
-    offer,
-    option_group,
-    recorded,
-)
-from attnscope.cli.options import ENGINE_WORDS, Implementation, Memory, ModelTexts, OtherSide, Selected, engine_word
+from attnscope.cli.option_groups import FIRST, UNRECORDED, check_one_given, command_line, fill, recorded
+from attnscope.cli.options import ENGINE, ENGINE_WORDS, Implementation, Memory, ModelTexts, OtherSide, Selected
 from attnscope.cli.output import Results, Top, check_file, writing_to
 from attnscope.cli.study_tables import open_line
 from attnscope.errors import UsageError
@@ -44,7 +32,6 @@ EXAMPLES = (
 )
 
 
-@option_group
 class Sides(Implementation, ModelTexts, OtherSide, ManyTexts):
     """One side, and what is compared with it."""
 
@@ -54,10 +41,7 @@ class Sides(Implementation, ModelTexts, OtherSide, ManyTexts):
         Literal["float32", "bfloat16", "float16"] | None, "Precision of the second side (default: that of the first)."
     ] = None
     compare_engine: Annotated[
-        str | None,
-        "Engine of the second side (default: that of the first).",
-        "|".join(ENGINE_WORDS),
-        Option(parser=engine_word, autocompletion=offer(*ENGINE_WORDS)),
+        str | None, "Engine of the second side (default: that of the first).", "|".join(ENGINE_WORDS), ENGINE
     ] = None
     compare_attention: Annotated[
         str | None,
@@ -129,7 +113,6 @@ class Sides(Implementation, ModelTexts, OtherSide, ManyTexts):
             raise UsageError("compare reads no pictures", "draw it with attnscope draw")
 
 
-@option_group
 class Room(Memory):
     """Who computes the attention, and how much is kept of the first side."""
 
@@ -139,7 +122,7 @@ class Room(Memory):
 Differences = writing_to(Results, "Folder for tables, signed maps and compare.json.")
 
 
-@with_options(Sides, Room, Selected, Top, Differences, Look, file=GROUPS)
+@with_options(Sides, Room, Selected, Top, Differences, Look)
 def compare(asked: Sides, room: Room, selected: Selected, top: Top, printing: Results, look: Look) -> int:
     """Compare two texts, or two models, head by head.
 
@@ -232,7 +215,6 @@ def texts_of(asked: Sides, printing: Results) -> list[SidesOfText]:
 
     from attnscope.corpus.items import texts_in
 
-    output.complain_through_talk(printing.quiet)
     return [
         SidesOfText(str(item.id), item.text, item.text) for item in texts_in(asked.texts, chat=asked.chat, strict=True)
     ]

@@ -13,6 +13,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Container, Mapping, Sequence
+from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -380,22 +381,19 @@ def _tensors_of(path: Path, manifest: Mapping[str, Any]) -> GivenTensors:
 
 def with_options(
     *groups: type,
-    file: tuple[type, ...] = (),
     of_folder: Callable[..., int] | None = None,
     folders: Callable[[Path], bool] = lambda folder: True,
 ) -> Callable[[Callable[..., int]], Callable[..., int]]:
     """Give a command the options of these groups; it is called with one object of each, in this order.
 
-    file: groups whose options may be in the file of --config too, where this command ignores them. of_folder: what
-    is done with a folder as TEXT, called with the context, the folder, and the options by field; without it the run in
-    the folder is repeated, and so it is of a folder that is none of `folders`.
+    of_folder: what is done with a folder as TEXT, called with the context, the folder, and the options by field;
+    without it the run in the folder is repeated, and so it is of a folder that is none of `folders`.
 
         @with_options(Loading, Top)
         def command(loading: Loading, top: Top) -> int: ...
     """
     context = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
     options = [context, *for_typer(*groups, *[Settings] * bool(settings_of(groups)))]
-    keys = keys_of(*file, *groups)
 
     def give(run: Callable[..., int]) -> Callable[..., int]:
         def command(context: typer.Context, **given: Any) -> int:
@@ -412,11 +410,16 @@ def with_options(
                 given |= named_run(context)
                 given |= repeated(context, groups, settings) if given["from_"] is not None else {}
             if given.get("config") is not None:
-                given |= configured(context, groups, keys)
+                # One file serves several commands: what `heads` has, and this command has not, is ignored.
+                of_heads = import_module("attnscope.cli.heads").GROUPS
+                given |= configured(context, groups, keys_of(*of_heads, *groups))
             given |= settings
             typed = settings.keys() | {name for name in given if flagged(context, name)}
             given |= settle_figures(groups, given, typed)
-            with output.watched(bool(given.get("quiet"))):
+            quiet = bool(given.get("quiet"))
+            if "verbose" in given:  # the commands that have it show what the library warns of
+                output.complain_through_talk(quiet)
+            with output.watched(quiet):
                 if of_folder and folder:
                     return of_folder(context, folder, given | {"given": None})
                 return run(*(build(group, given) for group in groups))

@@ -37,7 +37,7 @@ PART = {  # options that say something of a dataset
 
 
 @dataclass(frozen=True)
-class Ranked:
+class DatasetAsk:
     """What is asked of a dataset: which heads in which order, which spans, and what else is drawn over the layers."""
 
     sort: str | None
@@ -45,31 +45,31 @@ class Ranked:
     select: str | None = None
     atlas: Path | None = None
     metrics: Sequence[str] = ()
-    spans: tuple[str | None, str | None] = (None, None)
+    query: str | None = None
+    key: str | None = None
 
     @property
     def pair(self) -> Pair | None:
         """The two spans. Raises UsageError where one alone was named."""
-        query, key = self.spans
-        if (query is None) != (key is None):
-            raise UsageError(
-                "--query and --key name two spans of a dataset, and one of them was given",
-                "give both, or leave out both",
-            )
-        return None if query is None or key is None else (query, key)
+        if self.query is not None and self.key is not None:
+            return self.query, self.key
+        if self.query is not None or self.key is not None:
+            why = "--query and --key name two spans of a dataset, and one of them was given"
+            raise UsageError(why, "give both, or leave out both")
+        return None
 
 
 @dataclass(frozen=True)
 class Chosen:
     """A dataset, its heads, and the places among them of those that were chosen."""
 
-    asked: Ranked
+    asked: DatasetAsk
     dataset: Dataset
     heads: CorpusHeads
     places: np.ndarray
 
     @classmethod
-    def read(cls, folder: Path, asked: Ranked, quiet: bool) -> Chosen:
+    def read(cls, folder: Path, asked: DatasetAsk, quiet: bool) -> Chosen:
         """What is asked of the dataset in a folder. Raises UsageError where --select names none of its heads."""
         import numpy as np
 
@@ -113,10 +113,10 @@ class Chosen:
         if {part.strip() for part in figures.split(",")} != {DEPTH}:
             raise UsageError(f"--figures: expected {DEPTH} of a dataset, got {figures!r}", "write --figures depth")
         # The metric that ranks comes first; columns that are no metric are not drawn.
-        first, (query, key) = [order_of(self.sort)[0], *self.asked.metrics], self.asked.spans
+        first, pair = [order_of(self.sort)[0], *self.asked.metrics], self.asked.pair
         names = [name for name in dict.fromkeys(first) if name not in COLUMNS] or [self.heads.ranked_by]
-        stacks = self.dataset.depths(self.heads, self.places, names, self.asked.pair)
-        note = f"queries {query!r}, keys {key!r}" if self.asked.pair else visible(self.question)
+        stacks = self.dataset.depths(self.heads, self.places, names, pair)
+        note = f"queries {pair[0]!r}, keys {pair[1]!r}" if pair else visible(self.question)
         model, texts = self.dataset.model, f"{self.dataset.texts:,} texts"
         line = ", ".join(filter(None, (cells.shortened(model, 60), texts)))
         look = replace(style, about=About(line, model, command=style.about.command))
@@ -131,14 +131,13 @@ class Chosen:
         return written
 
 
-def dataset_heads(context: typer.Context, folder: Path, asked: Ranked, printing: Results, drawing: Drawing) -> int:
+def dataset_heads(context: typer.Context, folder: Path, asked: DatasetAsk, printing: Results, drawing: Drawing) -> int:
     """Print the ranked heads of a dataset, and draw what is asked for; the exit code."""
     refuse_others(context, PART, f"{folder} is a finished dataset", "leave it out, or give it to attnscope batch")
     figures = drawing.figures or (DEPTH if printing.draws else None)
     if figures is not None and not printing.draws:
         raise UsageError("--figures are files", "name a folder with --out DIR")
     format = output.wanted_format(printing.format)
-    output.complain_through_talk(printing.quiet)
     # Which heads, and in which order; what is not printed is drawn and written all the same.
     chosen = Chosen.read(folder, asked, printing.quiet)
     dataset, heads, places = chosen.dataset, chosen.heads, chosen.places

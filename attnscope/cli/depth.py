@@ -5,13 +5,13 @@ The options of `attnscope depth`: which tokens get rows of their own, and where 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 from attnscope.cli import output
 from attnscope.cli.config import with_options
 from attnscope.cli.figure_options import Look, StudyTable
-from attnscope.cli.heads import GROUPS
-from attnscope.cli.option_groups import FIRST, command_line, fill, option_group
+from attnscope.cli.option_groups import FIRST, command_line, fill
 from attnscope.cli.options import Queries, TextsAsked
 from attnscope.cli.output import Top, write_file, writing_to
 from attnscope.cli.reproduce import study_command
@@ -21,11 +21,9 @@ from attnscope.utils.signals import unwinding
 
 if TYPE_CHECKING:
     from attnscope.api.depth import Depth
-    from attnscope.figures import Style
 
 
-@option_group
-class Tokens(Queries):
+class ListedTokens(Queries):
     """The tokens with rows of their own."""
 
     query: Annotated[
@@ -45,8 +43,8 @@ EXAMPLES = (
 )
 
 
-@with_options(TextsAsked, Tokens, Top, DepthTable, Look, file=GROUPS)
-def depth(asked: TextsAsked, question: Tokens, top: Top, table: StudyTable, look: Look) -> int:
+@with_options(TextsAsked, ListedTokens, Top, DepthTable, Look)
+def depth(asked: TextsAsked, question: ListedTokens, top: Top, table: StudyTable, look: Look) -> int:
     """List each block's share of the residual of later layers.
 
     The residual of a layer is a sum: the embedding, and the outputs of earlier attention and MLPs. A block's share
@@ -70,9 +68,7 @@ def depth(asked: TextsAsked, question: Tokens, top: Top, table: StudyTable, look
     text = read_given(asked, table)
     result: Depth = answer(asked, ask_of(text, options), ReadDepth(), table)
 
-    def style() -> Style:
-        return look.figure_style(command_line("depth", asked, question, look))
-
+    style = partial(look.figure_style, command_line("depth", asked, question, look))
     if table.folder is not None:
         from attnscope.viewer.study_pages import Again
 
@@ -80,9 +76,7 @@ def depth(asked: TextsAsked, question: Tokens, top: Top, table: StudyTable, look
             again = Again(command=study_command("depth", text, asked, question))
             result.export(table.folder, style=style(), force=table.force, again=again)
     if table.file is not None:
-        write_file(
-            table.file, result.table, lambda folder: [result.draw(folder, style())], table.quiet, "name a folder"
-        )
+        write_file(table.file, result.table, lambda folder: [result.draw(folder, style())], table.quiet)
     # A reader counts as one row, and has a row per block in data.
     rows = result.table(top.limit(format))
     output.emit(rows, format, lambda: depth_sheet(result, top.shown))

@@ -14,10 +14,9 @@ from typer import Argument, Context
 from attnscope.cli import output
 from attnscope.cli.config import refuse_others, with_options
 from attnscope.cli.figure_options import DEPTH, FIGURES, Drawing, kinds_of_file, names, place_of_pictures
-from attnscope.cli.heads import GROUPS as OF_HEADS
 from attnscope.cli.heads import MeasuredEntries, Ranking, over_picture
 from attnscope.cli.one_text import FEW, Show, draw_in_terminal, export_text, observe_text, report_checks, stream
-from attnscope.cli.option_groups import SETTING, UNRECORDED, build, command_line, of_run, option_group, parameters
+from attnscope.cli.option_groups import SETTING, UNRECORDED, build, command_line, of_run, parameters
 from attnscope.cli.options import Question, TextRun
 from attnscope.cli.output import Config, Exporting
 from attnscope.errors import UsageError, visible
@@ -25,8 +24,6 @@ from attnscope.utils.folders import PICTURES
 from attnscope.utils.signals import unwinding
 
 if TYPE_CHECKING:
-    import typer
-
     from attnscope.export.redraw import Redrawn
     from attnscope.figures import Style
 
@@ -41,7 +38,6 @@ EXAMPLES = (
 )
 
 
-@option_group
 class Pictures(Config, Exporting):
     """Figures to --out, their paths to stdout."""
 
@@ -49,21 +45,18 @@ class Pictures(Config, Exporting):
     out: Annotated[Path | None, "Folder for the pictures, or a file for one picture.", "DIR|FILE"] = None
 
 
-@option_group
 class Drawn(MeasuredEntries):
     """What is drawn of the heads."""
 
     metrics: Annotated[str | None, SETTING] = None
 
 
-@option_group
 class Best(Ranking):
     """The order of the heads of --figures top, and how many."""
 
     top: Annotated[str | None, "Heads on the picture of --figures top: a number, or all (default: 20)."] = None
 
 
-@option_group
 class Drawable(TextRun):
     """One text through one model, or what is drawn again."""
 
@@ -74,15 +67,61 @@ class Drawable(TextRun):
 GROUPS = (Drawable, Drawn, Question, Best, Pictures, Drawing, Show)
 
 
-def again(context: Context, folder: Path, given: dict[str, Any]) -> int:
-    """Draw the pictures of a finished run, scan, ablation or comparison from its tables, without a model."""
+def redraw(context: Context, folder: Path, given: dict[str, Any]) -> int:
+    """Draw the pictures of a finished run, scan, ablation, comparison or dataset from its tables, without a model.
+
+    given: the options, by field. Raises UsageError for those that have no part in it.
+    """
+    from attnscope.corpus.folder import is_dataset
 
     pictures, looks, entries = build(Pictures, given), build(Drawing, given), build(Drawn, given)
-    _print(redraw(context, folder, pictures, looks, given["select"], given["sort"], entries.named))
+    # Heads are sorted by one metric; others that were named are drawn beside it.
+    select, sort, metrics = entries.select, given["sort"], entries.named
+    # An option that cannot change a picture here is refused, and not passed over.
+    of_metrics = is_dataset(folder) or {DEPTH, "metrics"} & {kind.strip() for kind in (looks.figures or "").split(",")}
+    named = {"sort", "metrics"} if of_metrics else set()
+    drawing = {"given", "select", "set", *named, *parameters(type(pictures), type(looks))}
+    again = f"leave it out, or read the text again: attnscope draw --from {folder}"
+    refuse_others(context, drawing, f"{folder} is drawn again from its tables", again)
+    into = pictures.file or place_of_pictures(folder, pictures.out)
+    style = looks.figure_style(command_line("draw", pictures, looks))
+
+    from attnscope.export.drawing import draw_alone
+    from attnscope.export.redraw import STUDIES, Redrawn, redraw_study
+    from attnscope.metrics.metrics import order_of
+
+    # A study has its own pictures; of a run of a text kinds and heads can be chosen.
+    study = any((folder / name).exists() for name in STUDIES)
+    if (looks.figures or select) and study:
+        raise UsageError(f"{folder} holds no run of a text", "leave out --figures and --select")
+    kinds = names(looks.figures, (*FIGURES, DEPTH), "--figures")
+    if pictures.file is not None and not (study or is_dataset(folder)):
+        kinds = kinds_of_file(kinds or None, select, pictures.file)
+    notes: list[str] = []
+
+    def draw_again(into: Path) -> list[Path]:
+        if is_dataset(folder):
+            from attnscope.cli.dataset import Chosen, DatasetAsk
+
+            chosen = Chosen.read(folder, DatasetAsk(sort, select=select, metrics=metrics), pictures.quiet)
+            redrawn = Redrawn(chosen.draw(into, style, looks.figures or DEPTH))
+        else:
+            over = [*([order_of(sort)[0]] if sort else []), *metrics]
+            redrawn = redraw_study(folder, into, style) or _run(folder, into, style, kinds or FIGURES, select, over)
+        notes.extend(redrawn.notes)
+        return redrawn.paths
+
+    # A stop between two files leaves no half of one.
+    with unwinding():
+        paths = [draw_alone(pictures.file, draw_again, "name a folder")] if pictures.file else draw_again(into)
+    output.log_lines(notes, pictures.quiet)
+    count = "" if pictures.file else f" {len(paths)} file{'s' * (len(paths) > 1)} to"
+    output.log(f"wrote{count} {into}", pictures.quiet)
+    _print(paths)
     return 0
 
 
-@with_options(*GROUPS, file=OF_HEADS, of_folder=again)
+@with_options(*GROUPS, of_folder=redraw)
 def draw(
     asked: Drawable,
     entries: Drawn,
@@ -157,66 +196,6 @@ def _print(paths: Sequence[Path]) -> None:
 
 
 MAPS = ("overview", "layers", "heads")  # pictures of whole weights
-
-
-def redraw(
-    context: typer.Context,
-    folder: Path,
-    pictures: Exporting,
-    looks: Drawing,
-    select: str | None,
-    sort: str | None,
-    metrics: Sequence[str],
-) -> list[Path]:
-    """Draw the pictures of a folder into --out; the paths. Raises UsageError for options that have no part in it.
-
-    sort, metrics: by which heads are sorted, and what else was named, for the figures of metrics and of depth.
-    """
-    from attnscope.corpus.folder import is_dataset
-
-    # An option that cannot change a picture here is refused, and not passed over.
-    of_metrics = is_dataset(folder) or {DEPTH, "metrics"} & {kind.strip() for kind in (looks.figures or "").split(",")}
-    named = {"sort", "metrics"} if of_metrics else set()
-    drawing = {"given", "select", "set", *named, *parameters(type(pictures), type(looks))}
-    again = f"leave it out, or read the text again: attnscope draw --from {folder}"
-    refuse_others(context, drawing, f"{folder} is drawn again from its tables", again)
-    into = pictures.file or place_of_pictures(folder, pictures.out)
-    style = looks.figure_style(command_line("draw", pictures, looks))
-
-    from attnscope.export.drawing import draw_alone
-    from attnscope.export.redraw import STUDIES, Redrawn, redraw_study
-    from attnscope.metrics.metrics import order_of
-
-    # A study has its own pictures; of a run of a text kinds and heads can be chosen.
-    output.complain_through_talk(pictures.quiet)
-    study = any((folder / name).exists() for name in STUDIES)
-    if (looks.figures or select) and study:
-        raise UsageError(f"{folder} holds no run of a text", "leave out --figures and --select")
-    kinds = names(looks.figures, (*FIGURES, DEPTH), "--figures")
-    if pictures.file is not None and not (study or is_dataset(folder)):
-        kinds = kinds_of_file(kinds or None, select, pictures.file)
-    notes: list[str] = []
-
-    def draw_again(into: Path) -> list[Path]:
-        if is_dataset(folder):
-            from attnscope.cli.dataset import Chosen, Ranked
-
-            asked = Ranked(sort=sort, select=select, metrics=metrics, atlas=None)
-            chosen = Chosen.read(folder, asked, pictures.quiet)
-            redrawn = Redrawn(chosen.draw(into, style, looks.figures or DEPTH))
-        else:
-            over = [*([order_of(sort)[0]] if sort else []), *metrics]
-            redrawn = redraw_study(folder, into, style) or _run(folder, into, style, kinds or FIGURES, select, over)
-        notes.extend(redrawn.notes)
-        return redrawn.paths
-
-    # A stop between two files leaves no half of one.
-    with unwinding():
-        paths = [draw_alone(pictures.file, draw_again, "name a folder")] if pictures.file else draw_again(into)
-    output.log_lines(notes, pictures.quiet)
-    count = "" if pictures.file else f" {len(paths)} file{'s' * (len(paths) > 1)} to"
-    output.log(f"wrote{count} {into}", pictures.quiet)
-    return paths
 
 
 def _run(

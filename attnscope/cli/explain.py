@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from attnscope.cli import output
 from attnscope.cli.config import with_options
 from attnscope.cli.figure_options import Look
-from attnscope.cli.heads import GROUPS
 from attnscope.cli.one_text import answer, read_text
-from attnscope.cli.option_groups import FIRST, check_one_given, command_line, option_group
+from attnscope.cli.option_groups import FIRST, check_one_given, command_line
 from attnscope.cli.options import MayAsk, OneHead, PairedText, Query, Seed, Selected
 from attnscope.cli.output import Config, Format, Writing
 from attnscope.errors import UsageError
@@ -34,12 +33,10 @@ EXAMPLES = (
 )
 
 
-@option_group
 class StepsText(MayAsk, PairedText):
     """The text of one query."""
 
 
-@option_group
 class Steps(OneHead, Query, Seed):
     """What is explained."""
 
@@ -55,7 +52,6 @@ class Steps(OneHead, Query, Seed):
             raise UsageError(f"--{'toy' if self.toy else 'scaling'} takes no text", "leave out the text")
 
 
-@option_group
 class Telling(Look, Config, Format, Writing):
     """The steps to stdout, a figure to --out, which may also name the file itself."""
 
@@ -79,7 +75,7 @@ class Telling(Look, Config, Format, Writing):
         return self.file or (self.out and self.out / f"{name}.{self.image}")
 
 
-@with_options(StepsText, Steps, Telling, file=GROUPS)
+@with_options(StepsText, Steps, Telling)
 def explain(asked: StepsText, steps: Steps, telling: Telling) -> int:
     """Show one head's arithmetic on a sentence, step by step.
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Option
 
-from attnscope.cli.option_groups import DRAWN, FIRST, HELD, SETTING, fill, option_group
+from attnscope.cli.option_groups import DRAWN, FIRST, HELD, SETTING, OptionGroup, changed, fill
 from attnscope.cli.options import Question
 from attnscope.cli.output import Config, Exporting, Format, wanted_format
 from attnscope.errors import UsageError, nearest
@@ -21,11 +21,9 @@ FIGURES = ("overview", "layers", "heads", "metrics")  # of every run with --out
 DEPTH = "depth"  # of a text, and of a dataset
 
 
-@option_group
-class Look:
+class Look(OptionGroup, panel="Output"):
     """What kind of file a figure is, and how every figure looks."""
 
-    panel = "Output"
     image: Annotated[Literal["png", "svg", "pdf"], "File format of figures.", HELD, DRAWN] = "png"
     title: Annotated[str | None, "Text before the title of each figure.", "TITLE", DRAWN, SETTING] = None
     caption: Annotated[
@@ -63,7 +61,7 @@ class Look:
     ] = None
 
     def __post_init__(self) -> None:
-        if any(getattr(self, field.name) != field.default for field in fields(self)):
+        if changed(self):
             _ = self.figure_style()  # refused before a model is loaded
         if self.cmap:
             from attnscope.figures.colours import find_cmap
@@ -79,11 +77,9 @@ class Look:
         return replace(style, dpi=PRINT_DPI) if style.in_print and self.dpi is None else style
 
 
-@option_group
-class Scale:
+class Scale(OptionGroup, panel="Output"):
     """How weights become colours."""
 
-    panel = "Output"
     scale: Annotated[
         Literal["auto", "linear", "sqrt", "log"],
         "Colour scale; auto: linear, but sqrt for an overview of 64 tokens or more, and for binned maps.",
@@ -103,7 +99,6 @@ class Scale:
     ] = None
 
 
-@option_group
 class Map(Scale, Look):
     """How a heatmap is drawn."""
 
@@ -123,7 +118,6 @@ def names(text: str | None, known: tuple[str, ...], option: str) -> tuple[str, .
     return tuple(name for name in known if name in parts)
 
 
-@option_group
 class Drawing(Map):
     """Which figures are drawn, and how many heatmaps."""
 
@@ -186,31 +180,24 @@ MOST_SEQUENCES = 1_000_000
 MOST_SETS = 100_000  # that are drawn to compare with
 
 
-@option_group
-class ManyTexts:
+class ManyTexts(OptionGroup, panel="Input"):
     """A file of texts, for statistics over them."""
 
-    panel = "Input"
     texts: Annotated[str | None, "Texts, one per line or record.", "FILE", FIRST] = None
 
 
-@option_group
-class Sampled:
+class Sampled(OptionGroup, panel="What to ask"):
     """How many sequences a number is of."""
 
-    panel = "What to ask"
     sequences: Annotated[int, "Sequences per probe; intervals need 32.", Option(min=2, max=MOST_SEQUENCES), FIRST] = 64
 
 
-@option_group
-class Rehearsal:
+class Rehearsal(OptionGroup, panel="Output"):
     """Whether anything is done."""
 
-    panel = "Output"
     dry_run: Annotated[bool, "Print the plan and its cost, and stop.", FIRST] = False
 
 
-@option_group
 class Sequences(Rehearsal, Sampled, ManyTexts):
     """Sequences that are drawn, or counted alone."""
 
@@ -220,7 +207,6 @@ class Sequences(Rehearsal, Sampled, ManyTexts):
         return min(self.sequences, FEW) if self.dry_run else self.sequences
 
 
-@option_group
 class StudyTable(Config, Format, Exporting):
     """A table to stdout, and files to --out."""
 

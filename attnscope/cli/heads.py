@@ -13,10 +13,10 @@ from attnscope.cli import output
 from attnscope.cli.config import with_options
 from attnscope.cli.figure_options import Drawing, kinds_of_file
 from attnscope.cli.one_text import FEW, Show, draw_in_terminal, export_text, observe_text, report_checks, stream
-from attnscope.cli.option_groups import FIRST, HIDDEN, SETTING, build, command_line, of_run, option_group
+from attnscope.cli.option_groups import FIRST, HIDDEN, SETTING, build, command_line, fill, of_run
 from attnscope.cli.option_groups import metrics as metric_names
 from attnscope.cli.options import Entries, Question, Relations, TextRun
-from attnscope.cli.output import Results, Top
+from attnscope.cli.output import Results, Top, writing_to
 from attnscope.errors import UsageError
 from attnscope.utils.folders import PICTURES, TABLES
 
@@ -39,7 +39,6 @@ EXAMPLES = (
 ANSWER = "add --generate N, or --answer TEXT"
 
 
-@option_group
 class MeasuredEntries(Entries):
     """What is read of the heads, and measured."""
 
@@ -82,11 +81,9 @@ class MeasuredEntries(Entries):
         return with_asked(self.metrics, sort or "layer")
 
 
-@option_group
-class Ranking(Top):
+class Ranking(Top, panel="What to ask"):
     """The order of the heads, and how many are printed."""
 
-    panel = "What to ask"
     sort: Annotated[
         str | None,
         "Metric to rank by, or layer; -METRIC: smallest first (default: focus, or the first that the heads have; with "
@@ -125,27 +122,18 @@ class Ranking(Top):
         return f"-{sort.removeprefix('-')}" if self.ascending else sort
 
 
-@option_group
-class RankedHeads(Results):
-    """A table to stdout; tables, figures and a manifest to --out."""
-
-    files = (*PICTURES, *TABLES)
-    out: Annotated[
-        Path | None, "Folder for tables and figures, or a file for the table or one picture.", "DIR|FILE"
-    ] = None
-
-
+OUT = "Folder for tables and figures, or a file for the table or one picture."
+RankedHeads = writing_to(Results, OUT, *PICTURES, *TABLES)
 GROUPS = (TextRun, MeasuredEntries, Question, Ranking, RankedHeads, Relations, Drawing, Show)
 
 
 def over_texts(context: Context, folder: Path, given: dict[str, Any]) -> int:
     """The heads of a dataset that `attnscope batch` wrote, ranked over its texts."""
-    from attnscope.cli.dataset import Ranked, dataset_heads
+    from attnscope.cli.dataset import DatasetAsk, dataset_heads
 
     ranking, entries, question = build(Ranking, given), build(MeasuredEntries, given), build(Question, given)
     sort = f"-{ranking.sort.removeprefix('-')}" if ranking.sort and ranking.ascending else ranking.sort
-    spans = question.query, question.key
-    asked = Ranked(sort, ranking, entries.select, entries.atlas, entries.named, spans)
+    asked = fill(DatasetAsk, entries, question, sort=sort, top=ranking, metrics=entries.named)
     return dataset_heads(context, folder, asked, build(RankedHeads, given), build(Drawing, given))
 
 
@@ -162,7 +150,7 @@ def heads(
     entries: MeasuredEntries,
     question: Question,
     ranking: Ranking,
-    printing: RankedHeads,
+    printing: Results,
     relations: Relations,
     drawing: Drawing,
     showing: Show,

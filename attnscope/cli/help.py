@@ -6,13 +6,13 @@ A plain --help has the most used options, and those of model and engine by name,
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import typer
 
 from attnscope.cli.config import ALL, SettingsCommand, with_options
-from attnscope.cli.option_groups import FIRST, option_group, parameters, records
+from attnscope.cli.option_groups import FIRST, parameters, records
 from attnscope.cli.options import PANELS, EngineChoice, Loading, MayAsk
 
 NARROW, WIDE = 29, 60  # columns of the names, at most: where a help text is to stand beside them
@@ -49,19 +49,20 @@ class PanelCommand(SettingsCommand):
             shown += [(SETTINGS, (SHORT + names, unbroken(text))) for names, text in records(self.groups, ctx)]
         most = WIDE if formatter.width > 120 else NARROW
         width = max((len(names) for _, (names, _) in shown if len(names) <= most), default=0)
-        for panel, rows in by_panel(shown):
-            with formatter.section(panel):
-                formatter.write_dl([(names.ljust(width), text) for names, text in rows], col_max=width)
+        for panel in (TOGETHER, *PANELS):
+            if rows := [(names.ljust(width), text) for name, (names, text) in shown if name == panel]:
+                with formatter.section(panel):
+                    formatter.write_dl(rows, col_max=width)
         if named:
             with formatter.section(MODEL):
-                formatter.write_text(f"{', '.join(map(names_of, named))}: attnscope help model")
+                names = (" ".join(sorted(option.opts, key=len)) for option in named)  # `-m --model`
+                formatter.write_text(f"{', '.join(names)}: attnscope help model")
         if left := len(options) - len(listed) - len(named):
             formatter.write_paragraph()
             with formatter.indentation():
                 formatter.write_text(f"{left} more options: {ctx.command_path} --help all")
 
 
-@option_group
 class ModelOptions(EngineChoice, MayAsk, Loading):
     """The options of model and engine."""
 
@@ -147,11 +148,6 @@ def panel_of(parameter: Any, options: Sequence[Any] = ()) -> str:
     return TOGETHER if options and panel not in (MODEL, SETTINGS) and is_few(options) else panel
 
 
-def names_of(parameter: Any) -> str:
-    """Both names of an option: `-m --model`."""
-    return " ".join(sorted(parameter.opts, key=len))
-
-
 def record_of(parameter: Any, ctx: Any) -> tuple[str, str] | None:
     """The names and the help of an option, long names in one column whether or not there is a short one."""
     record = parameter.get_help_record(ctx)
@@ -168,10 +164,3 @@ def unbroken(text: str) -> str:
     """A help text whose default no line end tears apart."""
     words, mark, default = text.partition("  [")
     return words + mark + default.replace(" ", UNBROKEN)
-
-
-def by_panel(shown: list[tuple[str, tuple[str, str]]]) -> Iterator[tuple[str, list[tuple[str, str]]]]:
-    """The records of each panel, the panels in their order."""
-    for panel in (TOGETHER, *PANELS):
-        if rows := [record for name, record in shown if name == panel]:
-            yield panel, rows

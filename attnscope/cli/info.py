@@ -14,7 +14,7 @@ from typer import Argument
 
 from attnscope.cli import output
 from attnscope.cli.config import with_options
-from attnscope.cli.option_groups import FIRST, check_one_given, models, option_group
+from attnscope.cli.option_groups import FIRST, check_one_given, models
 from attnscope.cli.options import Checkpoint
 from attnscope.cli.output import Facts, Noise
 from attnscope.errors import UsageError, brief
@@ -32,8 +32,7 @@ SIZES = ("heads", "kv_heads", "head_dim", "value_dim")
 EXAMPLES = ("attnscope info demo", "attnscope info demo --tokens 9,2048,131072 --format json")
 
 
-@option_group
-class Named(Checkpoint):
+class NamedModel(Checkpoint):
     """The model of a command that is about it: --model as everywhere, or for short an argument."""
 
     name: Annotated[
@@ -57,11 +56,9 @@ class Named(Checkpoint):
         return replace(super().load_options(), model=self.asked)
 
 
-@option_group
-class Costs(Facts):
+class Costs(Facts, panel="What to ask"):
     """What is printed, and how."""
 
-    panel = "What to ask"
     tokens: Annotated[str, "Text lengths to estimate, by commas.", "N,N,...", FIRST] = "128,2048,32768"
 
     @property
@@ -75,8 +72,8 @@ class Costs(Facts):
         return [int(part) for part in parts]
 
 
-@with_options(Named, Costs, Noise)
-def info(named: Named, costs: Costs, noise: Noise) -> int:
+@with_options(NamedModel, Costs, Noise)
+def info(named: NamedModel, costs: Costs, noise: Noise) -> int:
     """Print a model's layers, heads, windows and costs.
 
     Only the config is read: no weights are loaded.
@@ -97,7 +94,6 @@ def info(named: Named, costs: Costs, noise: Noise) -> int:
     from attnscope.model.tasks import chosen_task
 
     silence_libraries(noise.verbose)
-    output.complain_through_talk(noise.quiet)
     options = named.load_options()
     config = load_config(options)
     geometry = with_tower(geometry_of(config, task=chosen_task(config, options.task, named.asked)), config)

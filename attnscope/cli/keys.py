@@ -6,7 +6,6 @@ from functools import partial
 
 from attnscope.cli import output
 from attnscope.cli.config import with_options
-from attnscope.cli.heads import GROUPS
 from attnscope.cli.one_text import export_text, observe_text, report_checks, say_shares
 from attnscope.cli.option_groups import of_run
 from attnscope.cli.options import Heads, Queries, TextRun
@@ -32,7 +31,7 @@ LEGEND = (
 )
 
 
-@with_options(TextRun, Heads, Queries, Top, Listing, file=GROUPS)
+@with_options(TextRun, Heads, Queries, Top, Listing)
 def keys(asked: TextRun, chosen: Heads, question: Queries, top: Top, printing: Results) -> int:
     """List the weight on each token as a key, and its main heads.
 

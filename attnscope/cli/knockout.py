@@ -9,9 +9,8 @@ from attnscope.cli import output
 from attnscope.cli.budgets import measure_budgets
 from attnscope.cli.config import with_options
 from attnscope.cli.figure_options import Look
-from attnscope.cli.heads import GROUPS
-from attnscope.cli.knockout_options import Answered, Compared, Edges, OtherName, Table, cut_asked
-from attnscope.cli.option_groups import command_line
+from attnscope.cli.knockout_options import Answered, Compared, Edges, OtherName, Table
+from attnscope.cli.option_groups import command_line, fill
 from attnscope.cli.reproduce import knockout_python, study_command
 from attnscope.cli.study import Printed, load_studied, print_study, questions, read_one, run_study
 from attnscope.cli.study_tables import cautions, knockout_notes, knockout_sheet
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from attnscope.model.geometry import Geometry
     from attnscope.serve.questions import KnockedModel
     from attnscope.studies.knockout_records import KnockoutResult
-
+    from attnscope.viewer.page import Page
 
 EXAMPLES = (
     'attnscope knockout "the bank of the river, the bank of the" --key river --answer " river" --over heads',
@@ -34,7 +33,7 @@ EXAMPLES = (
 )
 
 
-@with_options(Answered, Edges, OtherName, Compared, Table, Look, file=GROUPS)
+@with_options(Answered, Edges, OtherName, Compared, Table, Look)
 def knockout(answered: Answered, edges: Edges, other: OtherName, compared: Compared, table: Table, look: Look) -> int:
     """Block attention edges and measure the loss.
 
@@ -51,15 +50,19 @@ def knockout(answered: Answered, edges: Edges, other: OtherName, compared: Compa
     text = read_one(answered, table)
 
     from attnscope.interventions.spec import AskedText, asked_of
+    from attnscope.observe.request import Request
 
     asks = edges.asks()
-    shared = {**asks, **answered.shared, "query": asks["query"] or "last"}
-    make = partial(asked_of, shared=shared, each_key=edges.of_keys)
+    asks["query"] = asks["query"] or "last"
+    make = partial(asked_of, shared={**asks, **answered.shared}, each_key=edges.over == "keys")
     asked = questions(answered, text, AskedText.FIELDS, make, compared.sequences)
-    ask, purpose = cut_asked(answered, edges, compared, text)
 
     from attnscope.cli.one_text import answer
+    from attnscope.serve.questions import KnockoutQuestion
     from attnscope.viewer.study_pages import PAGE, Again, cuts_page
+
+    # Of the one text, "" of a corpus, and what is cut in it.
+    ask, purpose = answered.ask(text or "", edges, Request(**asks)), fill(KnockoutQuestion, answered, edges, compared)
 
     # The page says how its numbers are made again: as a command, and as a program.
     said = command_line("knockout", answered, edges, compared, look)
@@ -73,20 +76,20 @@ def knockout(answered: Answered, edges: Edges, other: OtherName, compared: Compa
         return [save_knockout(record, folder, style)]
 
     def printed(geometry: Geometry) -> Printed[KnockoutResult]:
-        def write_page(record: KnockoutResult, path: Path) -> None:
-            cuts_page(record, geometry, cautions(record, geometry), again).save(path)
+        def page(record: KnockoutResult) -> Page:
+            return cuts_page(record, geometry, cautions(record, geometry), again)
 
         def write_html(record: KnockoutResult) -> None:
             if table.html is not None:
                 with unwinding():
-                    write_page(record, table.html)
+                    page(record).save(table.html)
                 output.log(f"wrote {table.html}", table.quiet)
 
         return Printed(
             knockout_sheet,
             lambda record: knockout_notes(record, geometry),
             draw,
-            lambda record, folder: write_page(record, folder / PAGE),
+            lambda record, folder: page(record).save(folder / PAGE),
             write_html,
         )
 

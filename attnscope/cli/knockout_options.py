@@ -3,30 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from typer import Option
 
 from attnscope.cli.figure_options import MOST_SEQUENCES, MOST_SETS, ManyTexts, Rehearsal, Sampled, StudyTable
-from attnscope.cli.option_groups import FIRST, REST, check_one_given, option_group
+from attnscope.cli.option_groups import FIRST, REST, check_one_given
 from attnscope.cli.options import Generated, MayAsk, ModelText, Named, Question, Seed, Selected
 from attnscope.cli.output import Top, check_file
 from attnscope.errors import InputError, UsageError
 from attnscope.interventions.spec import DRAWS
 from attnscope.utils.folders import PICTURES, TABLES
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
-    from attnscope.observe.request import CaptureSpec
-    from attnscope.serve.questions import KnockoutQuestion
-
-
-@option_group
-class Answered(MayAsk, ModelText, ManyTexts):
+class Answered(MayAsk, ModelText, ManyTexts, panel="What to ask"):
     """One text or many, and what follows each."""
 
-    panel = "What to ask"
     answer: Annotated[str | None, "Expected continuation of the text (default: the model's own next token).", FIRST] = (
         None
     )
@@ -54,14 +46,12 @@ class Answered(MayAsk, ModelText, ManyTexts):
         return {name: getattr(self, name) for name in ("answer", "foil", "chat", "truncate")}
 
 
-@option_group
 class Portions(Selected, Named):
     """Which heads, and how many of them at a time."""
 
     over: Annotated[str, "Portions: none (all heads at once), heads, layers, kv (groups).", "WHAT", FIRST] = "none"
 
 
-@option_group
 class Edges(Portions, Question):
     """Which edges are cut, and in what portions."""
 
@@ -75,17 +65,10 @@ class Edges(Portions, Question):
     def __post_init__(self) -> None:
         self.asks()
 
-    @property
-    def of_keys(self) -> bool:
-        """Whether each key is cut alone."""
-        return self.over == "keys"
 
-
-@option_group
-class CacheBudgets(Generated):
+class CacheBudgets(Generated, panel="What to ask"):
     """Which keys a cache keeps."""
 
-    panel = "What to ask"
     keep: Annotated[
         str | None,
         "Budgets of a KV cache, by commas: stream:4+64, top:64, h2o:64, received:64, snap:64@16.",
@@ -94,14 +77,13 @@ class CacheBudgets(Generated):
     ] = None
     at: Annotated[str | None, "Last token of the prompt in a longer text (default: the last token).", "TOKEN"] = None
     generate: Annotated[
-        int | None, "Measure up to N tokens of the model's own output.", Option(rich_help_panel=panel)
+        int | None, "Measure up to N tokens of the model's own output.", Option(rich_help_panel="What to ask")
     ] = None
     below: Annotated[float, "List the heads below this loss, for --select.", "NATS", Option(min=0, max=1e6)] = 0.01
 
     def budgets(self, answered: Answered, portions: Portions) -> str:
         """The budgets as they are written. Raises UsageError where there are none, or one has no meaning."""
         from attnscope.inputs.answers import check_answer
-        from attnscope.inputs.tokens import check_expression, defined
         from attnscope.interventions.spec import check_below, check_budgets
 
         if self.keep is None:
@@ -109,12 +91,10 @@ class CacheBudgets(Generated):
         check_budgets(self.keep, portions.over)
         check_answer(self.generate, answered.answer, answered.truncate)
         check_below(self.below)
-        if self.at is not None:
-            check_expression(self.at, defined(portions.meanings))
+        portions.names(self.at)
         return self.keep
 
 
-@option_group
 class OtherName(CacheBudgets):
     """`knockout --keep`, another name of `budgets --keep`."""
 
@@ -132,7 +112,6 @@ class OtherName(CacheBudgets):
             check_budgets(self.keep, edges.over, query=edges.query, key=edges.key, how=edges.how)
 
 
-@option_group
 class Texts(Rehearsal, Sampled, Top):
     """How many texts a number is of."""
 
@@ -140,11 +119,9 @@ class Texts(Rehearsal, Sampled, Top):
     sequences: Annotated[int, "Texts at most; intervals need 32.", Option(min=1, max=MOST_SEQUENCES), REST] = 64
 
 
-@option_group
-class Compared(Texts, Seed):
+class Compared(Texts, Seed, panel="What to ask"):
     """What is compared with it."""
 
-    panel = "What to ask"
     random: Annotated[
         int,
         "Number of random control keys, matched by distance and by weight, and of other heads.",
@@ -153,7 +130,6 @@ class Compared(Texts, Seed):
     seed: Annotated[int, "Seed of the draws."] = 0
 
 
-@option_group
 class Table(StudyTable):
     """A table to stdout, table, facts, figures and a page to --out."""
 
@@ -169,16 +145,3 @@ class Table(StudyTable):
         super().__post_init__()
         if self.html is not None:
             check_file(self.html, "knockout.html")
-
-
-def cut_asked(
-    answered: Answered, edges: Edges, compared: Compared, text: str | Sequence[int] | None
-) -> tuple[CaptureSpec, KnockoutQuestion]:
-    """What is asked of the text, "" of a corpus, and what is cut in it."""
-    from attnscope.observe.request import Request
-    from attnscope.serve.questions import KnockoutQuestion
-
-    asks = edges.asks()
-    keep = Request(query=asks["query"] or "last", key=asks["key"], define=asks["define"])
-    question = KnockoutQuestion(answered.foil, edges.over, edges.how, compared.random, compared.seed)
-    return answered.ask(text or "", edges, keep), question

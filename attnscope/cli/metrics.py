@@ -9,8 +9,8 @@ from typer import Argument
 
 from attnscope.cli import output
 from attnscope.cli.config import with_options
+from attnscope.cli.option_groups import OptionGroup
 from attnscope.cli.option_groups import metrics as metric_names
-from attnscope.cli.option_groups import option_group
 from attnscope.cli.output import Format, Quiet
 from attnscope.utils.display import Column, Sheet
 
@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 EXAMPLES = ("attnscope metrics", "attnscope metrics induction")
 
 
-@option_group
-class ChosenMetrics:
+class ChosenMetrics(OptionGroup):
     """Which metrics are shown."""
 
     id: Annotated[str | None, "Id of a metric (default: all).", "METRIC", Argument(autocompletion=metric_names)] = None

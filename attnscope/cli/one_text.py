@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO, Unpack
 
 from attnscope.cli import output
-from attnscope.cli.option_groups import Mark, option_group
+from attnscope.cli.option_groups import Mark, OptionGroup
 from attnscope.cli.options import Checkpoint, MayAsk, ModelTexts, OneText, OwnModule, Selected, TextRun
 from attnscope.cli.output import ONE_PICTURE, Config, Exporting, Noise, Spreadsheet, Writing
 from attnscope.errors import UsageError
@@ -51,7 +51,7 @@ def observe_text(
         from attnscope.figures.drawing_process import begin
 
         begin(load_drawing, "attnscope.export.drawing")
-    tell, check = output.TerminalProgress(writing.quiet), partial(check_out, writing=writing, options=options)
+    tell, check = output.TerminalProgress(writing.quiet), partial(refuse_other_run, writing=writing, options=options)
     if not isinstance(ask.text, str | list):  # for a plain text nothing of tensors is imported
         from attnscope.inputs.tensors import GivenTensors
 
@@ -122,7 +122,7 @@ def served(
         return None
 
 
-def check_out(run: RunInfo, writing: Exporting, options: Mapping[str, Any]) -> None:
+def refuse_other_run(run: RunInfo, writing: Exporting, options: Mapping[str, Any]) -> None:
     """Refuse a folder with another run in it, before the forward pass."""
     if writing.folder is not None:
         from attnscope.export.manifest import check, run_facts
@@ -147,7 +147,6 @@ def read_run(asked: TextRun, writing: Writing) -> Text:
     from attnscope.cli.config import tokens_of
     from attnscope.inputs.tensors import GivenTensors
 
-    output.complain_through_talk(writing.quiet)
     text = tokens_of(asked.from_)
     if isinstance(text, GivenTensors):
         asked.refuse_model()
@@ -156,25 +155,22 @@ def read_run(asked: TextRun, writing: Writing) -> Text:
 
 def read_given(asked: ModelTexts, writing: Noise) -> str | list[int] | Sound:
     """As `read_text`; or the sound that was given instead of a text."""
-    if asked.audio is None:
-        if asked.picture and not asked.has_text:  # which a vision tower reads alone
-            from attnscope.utils.files import piped_text
+    if asked.audio is not None:
+        from attnscope.inputs.sound import read_sound
 
-            output.complain_through_talk(writing.quiet)
-            return piped_text()
-        return read_text(asked, writing)
-    from attnscope.inputs.sound import read_sound
+        return read_sound(asked.audio)
+    if asked.picture and not asked.has_text:  # which a vision tower reads alone
+        from attnscope.utils.files import piped_text
 
-    output.complain_through_talk(writing.quiet)
-    return read_sound(asked.audio)
+        return piped_text()
+    return read_text(asked, writing)
 
 
 def read_text(asked: OneText, writing: Noise) -> str | list[int]:
-    """The text, or its token ids; from here on the library's warnings are lines on stderr."""
+    """The text, or its token ids."""
     from attnscope.utils.files import read_ids
     from attnscope.utils.files import read_text as read
 
-    output.complain_through_talk(writing.quiet)
     if asked.ids is not None:
         return read_ids(asked.ids)
     configured = isinstance(writing, Config) and writing.config is not None
@@ -249,11 +245,9 @@ def report_checks(seen: Observation, quiet: bool) -> int:
 FEW = 4  # heads that are drawn where none are named
 
 
-@option_group
-class Show:
+class Show(OptionGroup, panel="Output"):
     """Whether heads are drawn in the terminal."""
 
-    panel = "Output"
     show: Annotated[bool, f"Draw the heads of --select, else the first {FEW}, in the terminal.", Mark.UNRECORDED] = (
         False
     )

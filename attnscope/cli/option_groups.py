@@ -4,12 +4,9 @@ A field's name is the option (`top_k` is `--top-k`), its type what may be given,
 its annotation is the help, a second one the placeholder of the value where its type does not say it; what else typer
 is to know is in a `typer.Option`. A subclass that declares a field again inherits what it does not say itself.
 
-    @option_group
-    class Top:
-        panel = "Output"
+    class Top(OptionGroup, panel="Output"):
         top: Annotated[str, "Rows in the printed table.", "N|all", typer.Option("-n")] = "20"
 
-    @option_group
     class TopHeads(Top):
         top: Annotated[str, "Heads in the printed table."] = "10"
 
@@ -37,7 +34,7 @@ from dataclasses import MISSING, dataclass, fields, replace
 from enum import Enum
 from functools import cache, partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, dataclass_transform, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, dataclass_transform, get_args, get_origin
 
 import typer
 from typer.models import ArgumentInfo, OptionInfo
@@ -66,9 +63,18 @@ HIDDEN, SETTING = Mark.HIDDEN, Mark.SETTING
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True)
-def option_group(cls: type[T]) -> type[T]:
-    """A class with a field per option. It has no equality and no text of its own, which take half the time to make."""
-    return dataclass(frozen=True, kw_only=True, eq=False, repr=False)(cls)
+class OptionGroup:
+    """A class with a field per option, and each class that varies it. They have no equality and no text of their own,
+    which take half the time to make.
+
+    panel: the section of --help that lists the options; that of the class that is varied without it.
+    """
+
+    panel: ClassVar[str | None] = None
+
+    def __init_subclass__(cls, panel: str | None = None) -> None:
+        cls.panel = panel or cls.panel
+        dataclass(frozen=True, kw_only=True, eq=False, repr=False)(cls)
 
 
 @dataclass(frozen=True)
@@ -316,11 +322,9 @@ def offered(ctx: typer.Context) -> list[tuple[str, str]]:
     return [(f"{option.key}=", option.info.help or "") for option in options if not option.is_hidden]
 
 
-@option_group
-class Settings:
+class Settings(OptionGroup, panel="Settings"):
     """How settings are given on a command line."""
 
-    panel = "Settings"
     set: Annotated[
         list[str] | None,
         "Give one of these; --NAME VALUE does the same.",

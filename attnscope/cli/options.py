@@ -23,12 +23,12 @@ from attnscope.cli.option_groups import (
     REST,
     SETTING,
     UNRECORDED,
+    OptionGroup,
     check_one_given,
     check_words,
     fill,
     models,
     offer,
-    option_group,
     refuse_changed,
 )
 from attnscope.cli.output import count_of, count_or_all
@@ -36,6 +36,8 @@ from attnscope.errors import UsageError, brief
 from attnscope.model.options import DEMO
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from attnscope.model.options import LoadOptions
     from attnscope.observe.request import CaptureSpec, Request, Text, TokenFields, View
 
@@ -47,11 +49,9 @@ ENDS = r"txt|md|json|jsonl|csv|tsv|html?|ya?ml|log|pdf"
 FILE_NAME = re.compile(rf"[^\s\"'<>]*/[^\s\"'<>]*|[^\s\"'<>]+\.({ENDS})")  # one word: what else has a slash is a text
 
 
-@option_group
-class Checkpoint:
+class Checkpoint(OptionGroup, panel="Model and engine"):
     """Which model, and how it is read."""
 
-    panel = "Model and engine"
     model: Annotated[
         str, "demo, a folder, a GGUF file, or a hub id.", "NAME", Option("-m", autocompletion=models), FIRST, HELD
     ] = "demo"
@@ -92,7 +92,6 @@ class Checkpoint:
         return fill(LoadOptions, self)
 
 
-@option_group
 class Loading(Checkpoint):
     """Where its weights go."""
 
@@ -124,23 +123,23 @@ def engine_word(text: str) -> str:
     return text
 
 
-@option_group
-class EngineName:
+ENGINE = Option(parser=engine_word, autocompletion=offer(*ENGINE_WORDS))
+
+
+class EngineName(OptionGroup, panel="Model and engine"):
     """Who computes the attention."""
 
-    panel = "Model and engine"
     engine: Annotated[
         str,
         "eager: the model's own matrices, bit for bit; fused: no stored matrices; auto: the faster one "
         "for this question and memory; probe: rows of the kernel that the model runs with.",
         "|".join(ENGINE_WORDS),
-        Option(parser=engine_word, autocompletion=offer(*ENGINE_WORDS)),
+        ENGINE,
         FIRST,
         HELD,
     ] = "auto"
 
 
-@option_group
 class Memory(EngineName):
     """Who computes the attention, and in how much memory."""
 
@@ -149,11 +148,9 @@ class Memory(EngineName):
     ] = None
 
 
-@option_group
-class Implementation:
+class Implementation(OptionGroup, panel="Model and engine"):
     """Which attention of transformers the model is loaded with."""
 
-    panel = "Model and engine"
     attention: Annotated[
         str | None,
         "Attention of transformers for --engine probe, e.g. sdpa (default: the choice of transformers).",
@@ -163,7 +160,6 @@ class Implementation:
     ] = None
 
 
-@option_group
 class EngineChoice(Implementation, Memory):
     """Who computes the attention, and whether it is checked."""
 
@@ -177,16 +173,13 @@ class EngineChoice(Implementation, Memory):
     verify: Annotated[bool, "Check every layer against the oracle, as `parity` does."] = False
 
 
-@option_group
-class Tokens:
+class Tokens(OptionGroup, panel="Input"):
     """How a text becomes tokens."""
 
-    panel = "Input"
     chat: Annotated[bool, "Apply the chat template to a user turn, or to JSON messages.", FIRST, HELD] = False
     truncate: Annotated[Literal["left", "right"] | None, "Cut a long text on this side.", HELD] = None
 
 
-@option_group
 class OneText(Tokens):
     """One text, and where it comes from."""
 
@@ -227,22 +220,18 @@ class OneText(Tokens):
         return any(place is not None for place in self._places.values())
 
 
-@option_group
-class Pair:
+class Pair(OptionGroup, panel="Input"):
     """The second text of a pair."""
 
-    panel = "Input"
     pair: Annotated[str | None, "Second text of a pair of sentences.", UNRECORDED] = None
 
 
-@option_group
 class MayAsk(Checkpoint):
     """Whether a server is asked, which may hold the model."""
 
     no_server: Annotated[bool, "Do not ask `attnscope serve`.", UNRECORDED, SETTING] = False
 
 
-@option_group
 class ModelText(OneText, Loading):
     """One text and the model that reads it."""
 
@@ -253,11 +242,9 @@ class ModelText(OneText, Loading):
         return fill(CaptureSpec, self, selected, text=text, keep=keep)
 
 
-@option_group
-class GlobalTokens:
+class GlobalTokens(OptionGroup, panel="Input"):
     """Which tokens have global attention."""
 
-    panel = "Input"
     global_tokens: Annotated[
         str | None,
         "Tokens with global attention in Longformer and LED, or none (default: the choice of the model).",
@@ -267,12 +254,10 @@ class GlobalTokens:
     ] = None
 
 
-@option_group
 class PairedText(Pair, GlobalTokens, ModelText):
     """One text or a pair of them, and the model that reads it."""
 
 
-@option_group
 class ModelTexts(PairedText):
     """One text and the model that reads it, and what an encoder-decoder's decoder reads."""
 
@@ -301,11 +286,9 @@ class ModelTexts(PairedText):
         return replace(options, task="picture") if alone else options
 
 
-@option_group
-class Generated:
+class Generated(OptionGroup, panel="Input"):
     """What the model puts after the text."""
 
-    panel = "Input"
     generate: Annotated[
         int | None,
         "Append up to N tokens of the model's own greedy output.",
@@ -313,14 +296,12 @@ class Generated:
     ] = None
 
 
-@option_group
 class TextsAsked(Generated, MayAsk, ModelTexts):
     """The text of a study of one token or logit, which a server may read."""
 
     chat: Annotated[bool, REST] = False
 
 
-@option_group
 class Answer(Generated):
     """What follows the text."""
 
@@ -329,11 +310,9 @@ class Answer(Generated):
     ] = None
 
 
-@option_group
-class GivenFile:
+class GivenFile(OptionGroup, panel="Input"):
     """Attention that somebody else computed, in place of a text and its model."""
 
-    panel = "Input"
     tensors: Annotated[
         str | None,
         "q and k, or attention weights, and tokens of any runtime, not verified: safetensors or npz.",
@@ -361,11 +340,9 @@ class GivenFile:
         refuse_changed(self, type(self), self.WITHOUT_MODEL, why)
 
 
-@option_group
-class OwnModule(Loading):
+class OwnModule(Loading, panel="Input"):
     """A module of PyTorch of any code, in place of a model."""
 
-    panel = "Input"
     module: Annotated[
         str | None,
         "A PyTorch module in place of a model: what PACKAGE.MODULE:FUNCTION returns. Needs --trust-remote-code.",
@@ -379,7 +356,6 @@ class OwnModule(Loading):
             refuse_changed(self, Loading, ("trust_remote_code", "offline"), why)
 
 
-@option_group
 class TextRun(GivenFile, OwnModule, EngineChoice, Answer, MayAsk, ModelTexts):
     """One text through one model, or a run that was written down."""
 
@@ -420,11 +396,9 @@ class TextRun(GivenFile, OwnModule, EngineChoice, Answer, MayAsk, ModelTexts):
         return self.generate is not None or self.answer is not None
 
 
-@option_group
-class Selected:
+class Selected(OptionGroup, panel="What to ask"):
     """Which heads."""
 
-    panel = "What to ask"
     select: Annotated[
         str | None,
         "Layers and heads: 27, 27.3, L27H3, 0-3.*, last (layer), *.0, @ROLE; by commas.",
@@ -440,11 +414,9 @@ class Selected:
     ] = None
 
 
-@option_group
-class OneHead:
+class OneHead(OptionGroup, panel="What to ask"):
     """Which head, where it is one."""
 
-    panel = "What to ask"
     head: Annotated[str | None, "The head: L2H3 or 2.3.", "HEAD", FIRST] = None
 
     @property
@@ -455,24 +427,25 @@ class OneHead:
         return self.head
 
 
-@option_group
-class Named:
+class Named(OptionGroup, panel="What to ask"):
     """Names for tokens."""
 
-    panel = "What to ask"
     define: Annotated[list[str] | None, "Name tokens, as subject=Mary; may be repeated.", "NAME=TOKENS", HELD] = None
 
-    @property
-    def meanings(self) -> list[str]:
-        """What names mean, as `subject=Mary`."""
-        return list(self.define or ())
+    def names(self, *expressions: str | None) -> Mapping[str, str]:
+        """The tokens that each name means. Raises UsageError for what no text makes right, in these expressions too."""
+        from attnscope.inputs.tokens import check_expression, defined
+
+        groups = defined(self.define or ())
+        for expression in expressions:
+            if expression is not None:
+                check_expression(expression, groups)
+        return groups
 
 
-@option_group
-class Query:
+class Query(OptionGroup, panel="What to ask"):
     """Which tokens look."""
 
-    panel = "What to ask"
     query: Annotated[
         str | None,
         "Tokens that look: last, 8, 3-7, bank, bank#2. Full syntax: `attnscope help tokens`.",
@@ -482,29 +455,21 @@ class Query:
     ] = None
 
 
-@option_group
 class Queries(Named, Query):
     """Which tokens look, of those that have names too."""
 
     def asks(self) -> TokenFields:
         """The fields of `Request` that say which tokens are meant. Raises UsageError for what no text makes right."""
-        from attnscope.inputs.tokens import check_expression, defined
-
-        groups, key = defined(self.meanings), getattr(self, "key", None)
-        for expression in (self.query, key):
-            if expression is not None:
-                check_expression(expression, groups)
-        return {"query": self.query, "key": key, "define": groups}
+        key = getattr(self, "key", None)
+        return {"query": self.query, "key": key, "define": self.names(self.query, key)}
 
 
-@option_group
 class Question(Queries):
     """Which tokens are asked about."""
 
     key: Annotated[str | None, "Tokens that are looked at, in the syntax of --query.", "TOKENS", FIRST, HELD] = None
 
 
-@option_group
 class Heads(Selected):
     """Which heads, one by one or averaged."""
 
@@ -525,7 +490,6 @@ class Heads(Selected):
         return fill(View, self, by_kv=self.by == "kv")
 
 
-@option_group
 class Entries(Heads):
     """What is read of the heads."""
 
@@ -545,19 +509,15 @@ class Entries(Heads):
             )
 
 
-@option_group
-class Seed:
+class Seed(OptionGroup, panel="What to ask"):
     """What random numbers are drawn from."""
 
-    panel = "What to ask"
     seed: Annotated[int, "Seed of random numbers.", Option(min=0, max=2**63 - 1)] = 0
 
 
-@option_group
-class OtherSide:
+class OtherSide(OptionGroup, panel="What to ask"):
     """What a text or a model is compared with."""
 
-    panel = "What to ask"
     compare_text: Annotated[str | None, "Second text, to compare with.", FIRST] = None
     compare_model: Annotated[
         str | None, "Second model, to compare with.", "NAME", Option(autocompletion=models), FIRST
@@ -580,11 +540,9 @@ class OtherSide:
         check_words(self.compare_text, "--compare-text")
 
 
-@option_group
-class Relations:
+class Relations(OptionGroup, panel="What to ask"):
     """Which keys of a query are listed."""
 
-    panel = "What to ask"
     top_k: Annotated[str, "Strongest keys of each query: a number, or all.", "N|all", HELD] = "5"
     min_weight: Annotated[
         float | None, "Leave out entries below this weight.", "WEIGHT", Option(min=-1e6, max=1e6), HELD

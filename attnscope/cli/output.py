@@ -1,7 +1,7 @@
 """Where things go: data to stdout, messages to stderr, colour and progress only where a person looks.
 
-First messages and data, then progress, the notes on half precision, `--top`, and what `--out` may name: a folder, or,
-where a command makes one table or one picture, a file of that format. Last the groups of options of all this.
+First messages and data, then progress, `--top`, and what `--out` may name: a folder, or, where a command makes one
+table or one picture, a file of that format. Last the groups of options of all this.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast
 
 from typer import Option
 
-from attnscope.cli.option_groups import DRAWN, FIRST, HELD, SETTING, UNRECORDED, option_group, parameters
+from attnscope.cli.option_groups import DRAWN, FIRST, HELD, SETTING, UNRECORDED, OptionGroup, parameters
 from attnscope.errors import LINES, UsageError, in_a_line, numbered, visible
 from attnscope.utils import signals, stages
 from attnscope.utils.display import model_name
@@ -340,27 +340,6 @@ class TerminalProgress(Progress):
         return progress(title, total, self.quiet, unit)
 
 
-ROUNDING = {"bfloat16": "0.4 %", "float16": "0.05 %"}  # of a number, at most: half of torch.finfo's eps
-
-
-def rounding_notes(facts: Mapping[str, Any], effects: Iterable[float]) -> list[str]:
-    """In half precision a line: how many effects are smaller than what two intact rows of one pass differ by.
-
-    Both go through the same sums, so that they may be equal while an effect is not what float32 gives. facts: of a
-    knockout, an ablation or budgets; effects: those of its table, NaN where there is none.
-    """
-    spread, dtype = facts["spread"], facts["dtype"]
-    if spread is None:
-        return []
-    rounded = f"rounding to {dtype} is up to {ROUNDING[dtype]} of each number: --dtype float32 shows what it is worth"
-    if spread == 0:
-        return [f"two intact rows of one pass are equal, but {rounded}"]
-    unit = facts["measure"]["unit"].partition(" per ")[0]
-    known = [abs(effect) for effect in effects if effect == effect]
-    below = f"{sum(effect < spread for effect in known)} of {len(known)} effects are smaller"
-    return [f"two intact rows of one pass differ by up to {spread:.1g} {unit}, and {below}; {rounded}"]
-
-
 def count_or_all(text: str | int) -> str:
     """What was given to an option `N|all`. Raises ValueError for what is neither."""
     if text != "all" and not re.fullmatch(r"0*[1-9][0-9]{0,8}", str(text)):
@@ -373,11 +352,9 @@ def count_of(text: str) -> int | None:
     return None if text == "all" else int(text)
 
 
-@option_group
-class Top:
+class Top(OptionGroup, panel="Output"):
     """How much of a table is printed."""
 
-    panel = "Output"
     FEW = 40  # rows of a terminal's table by default
     top: Annotated[
         str | None,
@@ -498,22 +475,18 @@ def settle_figures(groups: tuple[type, ...], given: Mapping[str, Any], typed: Co
     return {"image": suffix[1:]}
 
 
-@option_group
-class Quiet:
+class Quiet(OptionGroup, panel="Output"):
     """Whether messages are printed."""
 
-    panel = "Output"
     quiet: Annotated[bool, "Print no messages on stderr.", Option("-q"), UNRECORDED] = False
 
 
-@option_group
 class Noise(Quiet):
     """Which messages stderr gets, those of other libraries among them."""
 
     verbose: Annotated[bool, "Show library warnings and tracebacks.", UNRECORDED] = False
 
 
-@option_group
 class Writing(Noise):
     """Where files go, and which messages stderr gets."""
 
@@ -555,21 +528,18 @@ def writing_to(group: type[W], help: str, *files: str) -> type[W]:
     """
     out = Annotated[Path | None, help, "DIR|FILE" if files else "DIR"]
     fields = {"__annotations__": {"out": out}, "out": None, "files": files}
-    return option_group(cast("type[W]", type(group.__name__, (group,), fields)))
+    return cast("type[W]", type(group.__name__, (group,), fields))
 
 
-@option_group
 class Exporting(Writing):
     """A folder that holds one run."""
 
     force: Annotated[bool, "Replace another run in --out.", UNRECORDED] = False
 
 
-@option_group
-class Format:
+class Format(OptionGroup, panel="Output"):
     """How a table is printed."""
 
-    panel = "Output"
     format: Annotated[
         Literal["table", "csv", "tsv", "jsonl", "parquet", "arrow"] | None,
         "Format on stdout (default: table on a terminal, csv in a pipe).",
@@ -578,7 +548,6 @@ class Format:
     ] = None
 
 
-@option_group
 class Facts(Format):
     """How facts that are no table are printed."""
 
@@ -587,30 +556,24 @@ class Facts(Format):
     ] = None  # type: ignore[assignment]
 
 
-@option_group
-class Config:
+class Config(OptionGroup, panel="Input"):
     """Where options come from that no flag gives."""
 
-    panel = "Input"
     config: Annotated[Path | None, "YAML file of options and settings; the command line wins over it.", UNRECORDED] = (
         None
     )
 
 
-@option_group
 class Printing(Config, Format, Writing):
     """A table to stdout, files to --out."""
 
 
-@option_group
-class Spreadsheet:
+class Spreadsheet(OptionGroup, panel="Output"):
     """Who reads the tables."""
 
-    panel = "Output"
     spreadsheet: Annotated[bool, "Escape formulas in cells of csv and tsv.", HELD, SETTING] = False
 
 
-@option_group
 class Results(Spreadsheet, Printing, Exporting):
     """A table to stdout, a run to --out."""
 

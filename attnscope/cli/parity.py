@@ -12,9 +12,8 @@ from typer import Option
 
 from attnscope.cli import output
 from attnscope.cli.config import with_options
-from attnscope.cli.heads import GROUPS
 from attnscope.cli.one_text import load_model, read_given
-from attnscope.cli.option_groups import FIRST, option_group
+from attnscope.cli.option_groups import FIRST, OptionGroup
 from attnscope.cli.options import Implementation, ModelTexts, Selected
 from attnscope.cli.output import Printing, check_file
 from attnscope.model.selection import DECODER, prefix
@@ -33,11 +32,9 @@ EXAMPLES = (
 )
 
 
-@option_group
-class Tolerance:
+class Tolerance(OptionGroup, panel="What to ask"):
     """What the model is held to."""
 
-    panel = "What to ask"
     atol: Annotated[
         float,
         "Tolerance for weights, and for outputs relative to their norm.",
@@ -53,11 +50,9 @@ class Tolerance:
     ] = False
 
 
-@option_group
-class Kernel:
-    """Which kernel the weights are of."""
+class KernelTexts(Implementation, ModelTexts, panel="Model and engine"):
+    """One text, the model that reads it, the attention that it is loaded with, and the engine that is checked."""
 
-    panel = "Model and engine"
     engine: Annotated[
         Literal["eager", "probe"],
         "eager: the model's own matrices; probe: rows of the kernel that the model runs with.",
@@ -65,12 +60,6 @@ class Kernel:
     ] = "eager"
 
 
-@option_group
-class KernelTexts(Implementation, ModelTexts):
-    """One text and the model that reads it, and the attention that the model is loaded with."""
-
-
-@option_group
 class Certified(Printing):
     """A table to stdout, a file to --out."""
 
@@ -81,8 +70,8 @@ class Certified(Printing):
             check_file(self.out, "certificate.json")
 
 
-@with_options(KernelTexts, Kernel, Selected, Tolerance, Certified, file=GROUPS)
-def parity(asked: KernelTexts, kernel: Kernel, selected: Selected, tolerance: Tolerance, printing: Certified) -> int:
+@with_options(KernelTexts, Selected, Tolerance, Certified)
+def parity(asked: KernelTexts, selected: Selected, tolerance: Tolerance, printing: Certified) -> int:
     """Check attention layers against an independent implementation.
 
     The implementation follows the papers and uses the layer's own weights. Without a text, it reads a built-in
@@ -98,17 +87,16 @@ def parity(asked: KernelTexts, kernel: Kernel, selected: Selected, tolerance: To
         from attnscope.certificate.check import TEXT
 
         text = TEXT
-    output.complain_through_talk(printing.quiet)
     loaded = load_model(asked, printing)
 
     from attnscope.api.parity import ParityOptions, checked
     from attnscope.observe.request import Request
     from attnscope.observe.run import prepare, run_lines, target_lines
 
-    run = prepare(loaded, replace(asked.ask(text, selected, Request()), engine=kernel.engine))
+    run = prepare(loaded, replace(asked.ask(text, selected, Request()), engine=asked.engine))
     output.log_lines((*run_lines(run), *target_lines(run)), printing.quiet)
 
-    compared = ParityOptions(select=selected.select, atol=tolerance.atol, whole=tolerance.whole, engine=kernel.engine)
+    compared = ParityOptions(select=selected.select, atol=tolerance.atol, whole=tolerance.whole, engine=asked.engine)
     with output.progress("forward pass and oracle", None, printing.quiet):
         result = checked(run, compared)
     table = result.table()
@@ -118,7 +106,7 @@ def parity(asked: KernelTexts, kernel: Kernel, selected: Selected, tolerance: To
         with unwinding():
             written = save_json(result.certificate(), printing.out)
         output.log(f"wrote {written}", printing.quiet)
-    output.emit(table, format, lambda: parity_sheet(table, kernel.engine))
+    output.emit(table, format, lambda: parity_sheet(table, asked.engine))
     return conclude(result.report, printing.quiet)
 
 

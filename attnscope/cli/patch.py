@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from attnscope.cli.config import with_options
 from attnscope.cli.figure_options import Look, StudyTable
-from attnscope.cli.heads import GROUPS
 from attnscope.cli.knockout_options import Answered, Compared
-from attnscope.cli.option_groups import FIRST, UNRECORDED, check_words, command_line, option_group
+from attnscope.cli.option_groups import FIRST, UNRECORDED, check_words, command_line, fill
 from attnscope.cli.options import Named, Selected
 from attnscope.cli.output import writing_to
 from attnscope.cli.study import Printed, load_studied, questions, read_one, run_study
@@ -22,12 +21,9 @@ from attnscope.interventions.spec import Method, Over, PatchTarget
 from attnscope.utils.folders import PICTURES, TABLES
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from attnscope.studies.patching import PatchedPairs
 
 
-@option_group
 class Paired(Answered):
     """A clean and a corrupted text, or many pairs, and what follows each."""
 
@@ -41,7 +37,6 @@ class Paired(Answered):
         check_words(self.corrupted, "--corrupted")
 
 
-@option_group
 class Patches(Named, Selected):
     """What is patched, and in what portions."""
 
@@ -55,19 +50,9 @@ class Patches(Named, Selected):
     method: Annotated[Method, "Run every patch, or estimate all by one backward pass and run a few."] = "measure"
 
     def __post_init__(self) -> None:
-        self.names()
-
-    def names(self) -> Mapping[str, str]:
-        """What names mean. Raises UsageError for tokens that no text makes right."""
-        from attnscope.inputs.tokens import check_expression, defined
-
-        groups = defined(self.meanings)
-        if self.at is not None:
-            check_expression(self.at, groups)
-        return groups
+        self.names(self.at)
 
 
-@option_group
 class BesideOthers(Compared):
     """What is compared with it, and how many pairs are read."""
 
@@ -87,7 +72,7 @@ EXAMPLES = (
 )
 
 
-@with_options(Paired, Patches, BesideOthers, PatchTable, Look, file=GROUPS)
+@with_options(Paired, Patches, BesideOthers, PatchTable, Look)
 def patch(paired: Paired, patches: Patches, beside: BesideOthers, table: StudyTable, look: Look) -> int:
     """Patch heads with those of another text and measure the loss.
 
@@ -109,10 +94,7 @@ def patch(paired: Paired, patches: Patches, beside: BesideOthers, table: StudyTa
     from attnscope.studies.patching import PatchPlan, PatchStudy
 
     loaded = load_studied(paired, table)
-    heads = chosen_heads(loaded, patches.select, patches.atlas)
-    plan = PatchPlan(
-        what=patches.what, over=patches.over, method=patches.method, random=beside.random, seed=beside.seed, **heads
-    )
+    plan = fill(PatchPlan, patches, beside, **chosen_heads(loaded, patches.select, patches.atlas))
     style = look.figure_style(command_line("patch", paired, patches, beside, look))
 
     def draw(record: PatchedPairs, folder: Path) -> list[Path | None]:

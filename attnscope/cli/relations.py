@@ -9,9 +9,8 @@ from typer import Option
 
 from attnscope.cli import output
 from attnscope.cli.config import with_options
-from attnscope.cli.heads import GROUPS
 from attnscope.cli.one_text import export_text, observe_text, report_checks, say_shares
-from attnscope.cli.option_groups import FIRST, HELD, of_run, option_group
+from attnscope.cli.option_groups import FIRST, HELD, of_run
 from attnscope.cli.options import Heads, Question, Relations, TextRun
 from attnscope.cli.output import Results, Top, writing_to
 from attnscope.model.selection import StackLayer, mixes
@@ -34,7 +33,6 @@ EXAMPLES = (
 )
 
 
-@option_group
 class Related(Heads):
     """What is read of the heads, of an answer's logit too."""
 
@@ -51,7 +49,6 @@ class Related(Heads):
 Listing = writing_to(Results, "Folder for relations.csv and manifest.json, or a file for the table.", *TABLES)
 
 
-@option_group
 class Ranked(Relations):
     """Which keys of a query are listed, and in which order."""
 
@@ -80,7 +77,7 @@ class Ranked(Relations):
         return {**self.written(), "over": "heads", "other_keys": not self.all_keys}
 
 
-@with_options(TextRun, Related, Question, Top, Listing, Ranked, file=GROUPS)
+@with_options(TextRun, Related, Question, Top, Listing, Ranked)
 def relations(asked: TextRun, entries: Related, question: Question, top: Top, printing: Results, listed: Ranked) -> int:
     """List which token looks at which: the strongest keys of a query.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
@@ -26,24 +26,22 @@ def reproduce(asked: TextRun, other: OtherSide, ask: CaptureSpec) -> Copied:
     """The words that name text and model, by command; ask: what the first side of the page was asked."""
     from attnscope.viewer.page import Copied
 
-    run = shlex.join(words_of(asked, ask))
+    run = shlex.join(words_of(asked, ask.text, TextRun))
     commands = dict.fromkeys(RUNS, run)
-    beside = [*_given_words(other, None, OtherSide)] if any((other.compare_text, other.compare_model)) else []
-    if beside:
-        commands["view"] = commands["compare"] = f"{run} {shlex.join(beside)}"
+    if other.of_two:
+        beside = shlex.join(_given_words(other, None, OtherSide))
+        commands["view"] = commands["compare"] = f"{run} {beside}"
     elif not asked.answered and asked.from_ is None and asked.tensors_file is None and asked.module is None:
-        commands |= dict.fromkeys(("explain", "why"), shlex.join(words_of(asked, ask, PairedText)))
+        commands |= dict.fromkeys(("explain", "why"), shlex.join(words_of(asked, ask.text, PairedText)))
     return Copied(commands, python(asked, ask))
 
 
-def words_of(asked: TextRun, ask: CaptureSpec, group: type = TextRun) -> list[str]:
-    """The options of a group that were given, the text among them, from whatever source."""
-    return _with_model(asked, _given_words(asked, ask.text, group))
+def words_of(asked: ModelText, text: Any, group: type) -> list[str]:
+    """The options of a group that were given, the text among them, from whatever source.
 
-
-def _with_model(asked: ModelText, words: Iterable[str]) -> list[str]:
-    """The words with the model's name, though it is the default: a command says what it reads."""
-    words = list(words)
+    The model's name too, though it is the default: a command says what it reads.
+    """
+    words = [*_given_words(asked, text, group)]
     if any(getattr(asked, name, None) is not None for name in ("tensors_file", "module")):
         return words
     return words if "--model" in words else ["--model", str(asked.model), *words]
@@ -60,10 +58,11 @@ def _given_words(asked: Any, text: Any, group: type) -> Iterator[str]:
 
 def study_command(name: str, text: Any, asked: ModelText, *others: Any) -> str:
     """The command of a study with its text, or the file of its texts; others: its further groups."""
-    words = [word for group in (asked, *others) for word in _given_words(group, text, type(group))]
-    piped = isinstance(text, str) and not any((asked.given, asked.text, asked.file))
-    beside = ["--text", text if isinstance(text, str) and len(text) <= NO_ROOM else STDIN] * piped
-    return f"attnscope {name} {shlex.join([*_with_model(asked, words), *beside])}"
+    words = words_of(asked, text, type(asked))
+    words += (word for group in others for word in _given_words(group, text, type(group)))
+    if isinstance(text, str) and not any((asked.given, asked.text, asked.file)):  # it was piped in
+        words += ["--text", text if len(text) <= NO_ROOM else STDIN]
+    return f"attnscope {name} {shlex.join(words)}"
 
 
 def knockout_python(

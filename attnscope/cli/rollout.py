@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from attnscope.cli import output
 from attnscope.cli.config import with_options
 from attnscope.cli.figure_options import Map
-from attnscope.cli.heads import GROUPS
 from attnscope.cli.one_text import export_text, observe_text, report_checks
-from attnscope.cli.option_groups import FIRST, command_line, of_run, option_group
+from attnscope.cli.option_groups import FIRST, command_line, of_run
 from attnscope.cli.options import Queries, Relations, Selected, TextRun
 from attnscope.cli.output import Results, Top, writing_to
 from attnscope.cli.relations import relations_sheet
@@ -28,7 +27,6 @@ EXAMPLES = (
 SUM_TOLERANCE = 1e-4
 
 
-@option_group
 class Units(Relations):
     """Which keys are listed, of which units."""
 
@@ -43,7 +41,7 @@ OUT = "Folder for rollout.csv, its heatmap and manifest.json, or a file for one 
 Rolled = writing_to(Results, OUT, *PICTURES, *TABLES)
 
 
-@with_options(TextRun, Queries, Top, Rolled, Units, Map, file=GROUPS)
+@with_options(TextRun, Queries, Top, Rolled, Units, Map)
 def rollout(asked: TextRun, question: Queries, top: Top, printing: Results, units: Units, drawing: Map) -> int:
     """Attribute each token to the input tokens, by attention rollout.
 

@@ -11,7 +11,7 @@ from typing import Annotated
 from typer import Argument
 
 from attnscope.cli.config import with_options
-from attnscope.cli.option_groups import option_group
+from attnscope.cli.option_groups import OptionGroup
 from attnscope.cli.output import Quiet, log
 from attnscope.errors import InputError, UsageError
 
@@ -27,8 +27,7 @@ PART = re.compile(  # of a line of commands, as a shell reads it
 )
 
 
-@option_group
-class Lines:
+class Lines(OptionGroup):
     """Where the commands are."""
 
     lines: Annotated[str | None, "File of commands, one per line; - reads stdin.", "FILE", Argument()] = None

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from attnscope.cli import output
 from attnscope.cli.config import with_options
 from attnscope.cli.figure_options import Look, Sequences, StudyTable
-from attnscope.cli.heads import GROUPS
-from attnscope.cli.info import Named
-from attnscope.cli.option_groups import FIRST, command_line, fill, option_group
+from attnscope.cli.info import NamedModel
+from attnscope.cli.option_groups import FIRST, command_line, fill
 from attnscope.cli.options import Loading, Seed
 from attnscope.cli.output import Top, writing_to
 from attnscope.cli.study import show_cost
@@ -33,8 +32,7 @@ EXAMPLES = (
 )
 
 
-@option_group
-class Studied(Named, Loading):
+class Studied(NamedModel, Loading):
     """The model, which has to be named: a study takes minutes. COMMAND: which study's options these are."""
 
     COMMAND = "ablate"
@@ -49,7 +47,6 @@ class Studied(Named, Loading):
             )
 
 
-@option_group
 class Scanned(Studied):
     """The model, in one revision or several."""
 
@@ -74,11 +71,9 @@ class Scanned(Studied):
         return [] if self.revision is None else [name.strip() for name in self.revision.split(",")]
 
 
-@option_group
-class Probing(Sequences, Seed, Top):
+class Probing(Sequences, Seed, Top, panel="What to ask"):
     """What is drawn, and what is shown."""
 
-    panel = "What to ask"
     probe: Annotated[
         str | None,
         "Print every head on one probe (default: each named head on its probe, in a pipe all).",
@@ -100,7 +95,7 @@ class Probing(Sequences, Seed, Top):
 Kept = writing_to(StudyTable, "Folder for table, picture and roles; a stopped scan resumes.")
 
 
-@with_options(Scanned, Probing, Kept, Look, file=GROUPS)
+@with_options(Scanned, Probing, Kept, Look)
 def scan(scanned: Scanned, probing: Probing, kept: StudyTable, look: Look) -> int:
     """Test every head for known behaviours, with confidence intervals.
 
@@ -119,7 +114,6 @@ def scan(scanned: Scanned, probing: Probing, kept: StudyTable, look: Look) -> in
     from attnscope.utils.files import read_ids
 
     # Files are read first: what is wrong with them is known before a model is loaded.
-    output.complain_through_talk(kept.quiet)
     silence_libraries(kept.verbose)
     pool = None if probing.pool is None else read_ids(str(probing.pool))
     texts = None if probing.texts is None else [item.text for item in texts_in(probing.texts)]

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -18,7 +18,7 @@ from typer import Argument, Option
 
 from attnscope.cli import output
 from attnscope.cli.config import with_options
-from attnscope.cli.option_groups import FIRST, HIDDEN, check_one_given, fill, option_group
+from attnscope.cli.option_groups import FIRST, HIDDEN, OptionGroup, check_one_given, fill
 from attnscope.cli.options import Loading
 from attnscope.cli.output import Quiet
 from attnscope.errors import UsageError, in_a_line
@@ -36,18 +36,15 @@ EXAMPLES = (
 UNITS = {"s": 1, "m": 60, "h": 3600}
 
 
-@option_group
 class Served(Loading):
     """Which models, and how they are loaded."""
 
     model: Annotated[list[str] | None, "Model to hold; may be repeated (default: demo).", FIRST] = None  # type: ignore[assignment]
 
 
-@option_group
-class Session:
+class Session(OptionGroup, panel="What to ask"):
     """How long a server runs, and what to do with one that runs already."""
 
-    panel = "What to ask"
     request: Annotated[
         Literal["status", "stop"] | None,
         "status: print the models of the running server; stop: end it.",
@@ -105,7 +102,12 @@ def serve(served: Served, session: Session, noise: Quiet) -> int:
 
         return run_lines(session.run, noise.quiet)
     if session.page:
-        status = running_server()
+        from attnscope.serve.client import request_status
+        from attnscope.serve.wire import UnansweredError
+
+        status = None  # where no server of this user runs
+        with suppress(UnansweredError):
+            status = request_status("status")
         if status is not None:
             if session.idle is not None:
                 raise UsageError("--idle is that of the server, which runs already", "leave it out")
@@ -186,17 +188,6 @@ def page_class() -> type[LivePage]:
         hint = "pip install 'attnscope[serve]'"
         raise UsageError(f"--page needs {error.name}, which is not installed", hint) from None
     return LivePage
-
-
-def running_server() -> Status | None:
-    """What the server of this user says of itself; None where there is none."""
-    from attnscope.serve.client import request_status
-    from attnscope.serve.wire import UnansweredError
-
-    try:
-        return request_status("status")
-    except UnansweredError:
-        return None
 
 
 def join(wanted: Sequence[LoadOptions], port: int | None, status: Status, quiet: bool) -> int:

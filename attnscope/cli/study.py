@@ -39,10 +39,7 @@ def read_one(asked: Answered, writing: Writing) -> str | list[int] | None:
     """The one text, or its token ids; None where a corpus is named instead."""
     from attnscope.cli.one_text import read_text
 
-    if asked.texts is None:
-        return read_text(asked, writing)
-    output.complain_through_talk(writing.quiet)
-    return None
+    return read_text(asked, writing) if asked.texts is None else None
 
 
 def questions(
@@ -65,6 +62,7 @@ def questions(
     assert asked.texts is not None
     asked_each = []
     for item in texts_in(asked.texts, most, chat=asked.chat, stdin=stdin):
+        # A position may be a number in a record; other JSON is no expression and no text.
         own = {name: value for name in fields if (value := item.fields.get(name)) is not None}
         for name, value in own.items():
             if not isinstance(value, str | int) or isinstance(value, bool):
@@ -75,6 +73,7 @@ def questions(
         try:
             [question] = make([{"text": item.text, **own}])
         except UsageError as error:
+            # What an option says for all texts, a record can say for its own.
             own_field = next((name for name in fields if f"{{{name}}}" in error.hint), None)
             hint = error.hint + f', or give each record a field "{own_field}"' * (own_field is not None)
             raise UsageError(f"{item.name}: {error.message}", hint) from error

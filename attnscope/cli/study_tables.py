@@ -6,7 +6,7 @@ of `budgets`; compare; knockout with the text in colours; patch; scan, also over
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate, islice
@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from attnscope.cli.output import rounding_notes
 from attnscope.errors import listed
 from attnscope.interventions.spec import SHARED
 from attnscope.metrics.metrics import METRICS
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     from attnscope.model.geometry import Geometry
     from attnscope.model.selection import HeadIndex
     from attnscope.studies.ablation import Ablation
-    from attnscope.studies.ablation_search import Pairs, Screen, Step
+    from attnscope.studies.ablation_search import Pairs, Pruning, Screen
     from attnscope.studies.atlas import Atlas, Finding
     from attnscope.studies.budgets import BudgetCosts
     from attnscope.studies.comparison import Comparison
@@ -83,6 +82,27 @@ def layers_without_attention(geometry: Geometry, what: str) -> list[str]:
 def unshared(facts: Mapping[str, Any]) -> list[str]:
     """A line of why passes could not share their first layers."""
     return [f"the passes were unshared: {facts['unshared']}"] if facts["unshared"] else []
+
+
+ROUNDING = {"bfloat16": "0.4 %", "float16": "0.05 %"}  # of a number, at most: half of torch.finfo's eps
+
+
+def rounding_notes(facts: Mapping[str, Any], effects: Iterable[float]) -> list[str]:
+    """In half precision a line: how many effects are smaller than what two intact rows of one pass differ by.
+
+    Both go through the same sums, so that they may be equal while an effect is not what float32 gives. facts: of a
+    knockout, an ablation or budgets; effects: those of its table, NaN where there is none.
+    """
+    spread, dtype = facts["spread"], facts["dtype"]
+    if spread is None:
+        return []
+    rounded = f"rounding to {dtype} is up to {ROUNDING[dtype]} of each number: --dtype float32 shows what it is worth"
+    if spread == 0:
+        return [f"two intact rows of one pass are equal, but {rounded}"]
+    unit = facts["measure"]["unit"].partition(" per ")[0]
+    known = [abs(effect) for effect in effects if effect == effect]
+    below = f"{sum(effect < spread for effect in known)} of {len(known)} effects are smaller"
+    return [f"two intact rows of one pass differ by up to {spread:.1g} {unit}, and {below}; {rounded}"]
 
 
 def interval_notes(statistics: Mapping[str, np.ndarray], units: str = "texts") -> list[str]:
@@ -183,17 +203,10 @@ def _range(values: Sequence[float]) -> str:
 
 def screen_sheet(screen: Screen, top: int | None) -> Sheet:
     """The heads, largest signed effect first."""
-    rows = [
-        {
-            "head": cells.head_name(*screen.heads[place]),
-            "signed": screen.signed_N[place],
-            "|gradient|": screen.size_N[place],
-            "ablated": screen.ablated_N[place],
-        }
-        for place in largest_first(screen.signed_N)[:top]
-    ]
-    columns = [words("head"), Column("signed", signed), Column("|gradient|", nats), Column("ablated", signed)]
-    return Sheet(rows, columns)
+    names = [cells.head_name(*screen.heads[place]) for place in largest_first(screen.signed_N)]
+    rows = [{**row, "head": name} for row, name in zip(screen.table().to_pylist(), names, strict=True)]
+    columns = [words("head"), Column("signed", signed), Column("|gradient|", nats, "size"), Column("ablated", signed)]
+    return Sheet(rows[:top], columns)
 
 
 def trusted(screen: Screen) -> str:
@@ -206,33 +219,19 @@ def trusted(screen: Screen) -> str:
 
 def pairs_sheet(pairs: Pairs, top: int | None) -> Sheet:
     """The pairs, largest synergy first."""
-    rows = [
-        {
-            "heads": cells.head_names(pairs.pairs[place]),
-            "pair": pairs.pair_SN[:, place].mean(),
-            "sum": pairs.sum_SN[:, place].mean(),
-            **{name: values[place] for name, values in pairs.statistics.items()},
-        }
-        for place in largest_first(pairs.statistics["effect"])[:top]
-    ]
+    names = [cells.head_names(pairs.pairs[place]) for place in largest_first(pairs.statistics["effect"])]
+    rows = [{**row, "heads": name} for row, name in zip(pairs.table().to_pylist(), names, strict=True)]
     costs = [Column("pair", cells.effect), Column("sum", cells.effect)]
-    synergy = Effect(f"synergy [95 %, all {len(pairs.pairs)}]")
-    return Sheet(rows, [words("heads"), *costs, synergy, *SURE])
+    synergy = Effect(f"synergy [95 %, all {len(pairs.pairs)}]", name="synergy")
+    return Sheet(rows[:top], [words("heads"), *costs, synergy, *SURE])
 
 
-def prune_sheet(steps: Sequence[Step], intact: float, top: int | None) -> Sheet:
+def prune_sheet(pruning: Pruning, top: int | None) -> Sheet:
     """The steps, in their order."""
-    rows = [
-        {
-            "step": str(number),
-            "head": cells.head_name(step.layer, step.head),
-            "nats": step.value,
-            "over": step.value - intact,
-        }
-        for number, step in enumerate(steps[:top], start=1)
-    ]
-    columns = [words("step"), Column("head that goes", name="head"), Column("nats", nats)]
-    return Sheet(rows, [*columns, Column("over intact", signed, "over")])
+    names = [cells.head_name(step.layer, step.head) for step in pruning.steps]
+    rows = [{**row, "head": name} for row, name in zip(pruning.table().to_pylist(), names, strict=True)]
+    columns = [words("step"), Column("head that goes", name="head"), Column("nats", nats, "loss")]
+    return Sheet(rows[:top], [*columns, Column("over intact", signed, "effect")])
 
 
 def budget_notes(result: BudgetCosts, geometry: Geometry) -> list[str]:

@@ -9,9 +9,8 @@ import numpy as np
 from attnscope.cli import output
 from attnscope.cli.config import with_options
 from attnscope.cli.figure_options import Scale
-from attnscope.cli.heads import GROUPS
 from attnscope.cli.one_text import export_text, observe_text, report_checks, say_shares
-from attnscope.cli.option_groups import FIRST, fill, of_run, option_group
+from attnscope.cli.option_groups import FIRST, fill, of_run
 from attnscope.cli.options import Heads, Question, TextRun
 from attnscope.cli.output import Results, writing_to
 from attnscope.errors import UsageError
@@ -31,11 +30,9 @@ EXAMPLES = (
 ColouredText = writing_to(Results, "Folder for text.csv and manifest.json, or a file for the numbers.", *TABLES)
 
 
-@option_group
-class Mean:
-    """Whether heads are averaged."""
+class Over(Question):
+    """Which tokens are asked about, and whether heads are averaged."""
 
-    panel = "What to ask"
     mean: Annotated[
         Literal["none", "layer", "all"] | None,
         "Average over all heads, per layer, or not at all (default: all, with --select none).",
@@ -43,7 +40,6 @@ class Mean:
     ] = None
 
 
-@option_group
 class Colours(Scale):
     """How weights become colours."""
 
@@ -53,8 +49,8 @@ class Colours(Scale):
     ] = None
 
 
-@with_options(TextRun, Heads, Question, Mean, ColouredText, Colours, file=GROUPS)
-def text(asked: TextRun, chosen: Heads, question: Question, mean: Mean, printing: Results, colours: Colours) -> int:
+@with_options(TextRun, Heads, Over, ColouredText, Colours)
+def text(asked: TextRun, chosen: Heads, question: Over, printing: Results, colours: Colours) -> int:
     """Print the text, coloured by where chosen tokens look.
 
     The colour is the weight that each token gets from the --query tokens, on average (default: all tokens). With
@@ -71,10 +67,10 @@ def text(asked: TextRun, chosen: Heads, question: Question, mean: Mean, printing
     from attnscope.observe.observation import head_tokens, token_table
     from attnscope.observe.request import Request
 
-    options = of_run("text", asked, chosen, question, mean, printing, colours)
+    options = of_run("text", asked, chosen, question, printing, colours)
     keep = Request(view=chosen.view(), metrics=(), per_token=True, **question.asks())
     seen = observe_text(asked, chosen, printing, options, keep)
-    over = mean.mean or ("none" if chosen.select else "all")
+    over = question.mean or ("none" if chosen.select else "all")
     export_text(seen, printing, options=options, figures=(), per_token=over)
     if format == "table":
         from rich.console import Group

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from attnscope.cli import output
 from attnscope.cli.config import with_options
 from attnscope.cli.one_text import read_text, served
-from attnscope.cli.option_groups import option_group
+from attnscope.cli.option_groups import fill
 from attnscope.cli.options import GivenFile, MayAsk, OneText, Pair, Question
 from attnscope.cli.output import Format, Noise
 from attnscope.cli.relations import relations_sheet
@@ -33,7 +33,6 @@ MORE_HELP = (
 )
 
 
-@option_group
 class Listed(Pair, OneText, MayAsk, GivenFile):
     """One text, or a pair, and the model whose tokenizer reads it; or a file that has tokens."""
 
@@ -81,7 +80,7 @@ def read_tokens(asked: Listed, text: str | list[int], noise: Noise) -> Tokenised
     from attnscope.observe.request import CaptureSpec
     from attnscope.serve.questions import Tokenise, tokenised
 
-    ask = CaptureSpec(text, chat=asked.chat, truncate=asked.truncate, pair=asked.pair)
+    ask = fill(CaptureSpec, asked, text=text)
     answer: Tokenised | None = served(asked, ask, Tokenise(), output.TerminalProgress(noise.quiet), noise.verbose)
     if answer is not None:
         return answer

@@ -11,9 +11,8 @@ from typer import Option
 
 from attnscope.cli import output
 from attnscope.cli.config import with_options
-from attnscope.cli.heads import GROUPS
 from attnscope.cli.one_text import answer, load_model, nothing, own_module, read_run, report_checks
-from attnscope.cli.option_groups import FIRST, SETTING, command_line, option_group
+from attnscope.cli.option_groups import FIRST, SETTING, command_line, fill
 from attnscope.cli.options import OtherSide, Question, Selected, TextRun
 from attnscope.cli.output import Config, Writing, check_file
 from attnscope.cli.reproduce import reproduce
@@ -34,11 +33,9 @@ EXAMPLES = (
 STDOUT = Path("-")
 
 
-@option_group
-class Pages(Config, OtherSide, Writing):
+class Pages(Config, OtherSide, Writing, panel="Output"):
     """One page, and how much it may hold."""
 
-    panel = "Output"
     out: Annotated[Path | None, "Write the page here; - is stdout.", "FILE|-", FIRST] = None
     from_tables: Annotated[bool, "Make the page from the tables of a run, without the model."] = False
     why: Annotated[str | None, "Decompose the logits of these heads, for --query or all queries.", "HEADS"] = None
@@ -65,7 +62,7 @@ class Pages(Config, OtherSide, Writing):
         self.check_other_side()
 
 
-@with_options(TextRun, Selected, Question, Pages, file=GROUPS)
+@with_options(TextRun, Selected, Question, Pages)
 def view(asked: TextRun, selected: Selected, question: Question, pages: Pages) -> int:
     """Write one HTML page of a text's attention, to hover over.
 
@@ -83,9 +80,7 @@ def view(asked: TextRun, selected: Selected, question: Question, pages: Pages) -
     from attnscope.viewer.page_data import Side, StackedSide, stacked
     from attnscope.viewer.study_pages import WhySide
 
-    purpose = ShowPage(
-        pages.max_mb, pages.precision, selected.select, pages.why, pages.compare_text, pages.align, pages.steps
-    )
+    purpose = fill(ShowPage, pages, bits=pages.precision, whole=selected.select)
     ask, shown = shown_sides(asked, selected, question, pages, purpose)
     seen, why, whole = [side.seen for side in shown], shown[0].why, shown[0].whole
     sides = [StackedSide(side) if stacked(side) else Side(side) for side in seen]

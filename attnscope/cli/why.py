@@ -5,14 +5,13 @@ The options of `attnscope why`: which logit of which head, what it is compared w
 
 from __future__ import annotations
 
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from attnscope.cli import output
 from attnscope.cli.config import with_options
 from attnscope.cli.figure_options import Look, StudyTable
-from attnscope.cli.heads import GROUPS
-from attnscope.cli.option_groups import FIRST, command_line, fill, option_group
+from attnscope.cli.option_groups import FIRST, command_line, fill
 from attnscope.cli.options import OneHead, Question, TextsAsked
 from attnscope.cli.output import Top, writing_to
 from attnscope.cli.study import Printed, print_study
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from attnscope.api.why import Why, WhyOptions
 
 
-@option_group
 class Logit(OneHead, Question):
     """Which logit is taken apart, and how."""
 
@@ -63,7 +61,7 @@ EXAMPLES = (
 )
 
 
-@with_options(TextsAsked, Logit, Top, WhyTable, Look, file=GROUPS)
+@with_options(TextsAsked, Logit, Top, WhyTable, Look)
 def why(asked: TextsAsked, logit: Logit, top: Top, table: StudyTable, look: Look) -> int:
     """Decompose an attention logit by the components that wrote it.
 
@@ -87,11 +85,11 @@ def why(asked: TextsAsked, logit: Logit, top: Top, table: StudyTable, look: Look
 
     result: Why = answer(asked, ask_of(text, options), AttributeLogit.of(head, options), table)
 
-    def draw(record: Why, folder: Path) -> list[Path]:
-        return [record.draw(folder, look.figure_style(command_line("why", asked, logit, look)))]
-
+    style = partial(look.figure_style, command_line("why", asked, logit, look))
     if table.folder is not None:
-        style = look.figure_style(command_line("why", asked, logit, look))
         with unwinding(), output.progress("drawing", None, table.quiet):
-            result.export(table.folder, style=style, force=table.force)
-    return print_study(result, top, table, Printed(logit_sheet, why_notes, draw, hint="name a folder"))
+            result.export(table.folder, style=style(), force=table.force)
+    printed: Printed[Why] = Printed(
+        logit_sheet, why_notes, lambda record, folder: [record.draw(folder, style())], hint="name a folder"
+    )
+    return print_study(result, top, table, printed)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from attnscope.cli import output
 from attnscope.cli.config import with_options
 from attnscope.cli.figure_options import ManyTexts, Rehearsal, Sampled, StudyTable
-from attnscope.cli.option_groups import option_group
 from attnscope.cli.options import ModelText, Selected
 from attnscope.cli.study import Printed, load_studied, read_one, run_study
 from attnscope.utils.display import Column, Sheet, effect
@@ -18,12 +17,10 @@ if TYPE_CHECKING:
 EXAMPLES = ('attnscope silence "the bank of the river, the bank of the"',)
 
 
-@option_group
 class TextOrCorpus(ModelText, ManyTexts):
     """One text, or a file of many."""
 
 
-@option_group
 class Sampling(Rehearsal, Sampled, output.Top):
     """How many texts are read, and how many rows are printed."""
 
@@ -31,7 +28,6 @@ class Sampling(Rehearsal, Sampled, output.Top):
 @with_options(TextOrCorpus, Selected, Sampling, StudyTable)
 def silence(text: TextOrCorpus, selected: Selected, sampling: Sampling, table: StudyTable) -> int:
     """What texts lose where a layer gives nothing."""
-    output.wanted_format(table.format)
     only = read_one(text, table)
 
     from attnscope.api.knockout import chosen_heads

@@ -12,8 +12,7 @@ from rich.console import Console
 
 import attnscope
 from attnscope.attention.rows import RowsAgain
-from attnscope.cli.output import ROUNDING
-from attnscope.cli.study_tables import cautions, cuts_sheet
+from attnscope.cli.study_tables import ROUNDING, cautions, cuts_sheet
 from attnscope.errors import InputError, ModelError, UsageError
 from attnscope.export.study_figures import save_knockout
 from attnscope.hooks.listen import listen
