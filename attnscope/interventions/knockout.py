@@ -81,44 +81,33 @@ class Knockout(Intervention):
 
             # The keys are cut from all asked rows: one mask of them holds in every block.
             shape, device = (len(output_NQHV), len(heads), call.P.keys), output_NQHV.device
-            edges = [
-                (at * len(texts) + number, heads.index(head), key)
-                for at, cut in enumerate(cuts, self.first)
-                for layer, head in cut.heads
-                if layer == call.index
-                for number, text in enumerate(texts)
-                for key in cut.keys[text]
-            ]
-            row_E, place_E, key_E = torch.tensor(edges, dtype=torch.long, device=device).view(-1, 3).T
-            cut_NPK = torch.zeros(shape, dtype=torch.bool, device=device)
-            cut_NPK[row_E, place_E, key_E] = True
-            cut_NPrK = cut_NPK[:, :, None] if len(row_E) else None
-
-            # Of a cut that moves weights other rows than those of its edges differ from the intact ones.
-            from_NPK = None  # the key whose logit each key has
+            cut_NPK, from_NPK = torch.zeros(shape, dtype=torch.bool), None  # from: the key whose logit each key has
             for at, cut in enumerate(cuts, self.first):
                 places = [heads.index(head) for layer, head in cut.heads if layer == call.index]
-                for number, text in enumerate(texts if places and cut.moves else ()):
-                    if cut.moves[text]:
+                place_P1 = torch.tensor(places, dtype=torch.long)[:, None]
+                for number, text in enumerate(texts if places else ()):
+                    row = at * len(texts) + number
+                    cut_NPK[row, place_P1, torch.tensor(cut.keys[text], dtype=torch.long)] = True
+                    for source, target in cut.moves[text] if cut.moves else ():
                         if from_NPK is None:
                             from_NPK = torch.arange(shape[2]).repeat(*shape[:2], 1)
-                        source, target = zip(*cut.moves[text], strict=True)
-                        row_PK = from_NPK[at * len(texts) + number]
-                        row_PK[torch.tensor(places)[:, None], torch.tensor(target)] = torch.tensor(source)
-            from_NPK = None if from_NPK is None else from_NPK.to(device)
+                        from_NPK[row, place_P1, target] = source
+            cut_NPK, from_NPK = cut_NPK.to(device), None if from_NPK is None else from_NPK.to(device)
+            changed_E = cut_NPK.flatten(1).any(1).nonzero()[:, 0]
+            cut_NPrK = cut_NPK[:, :, None] if len(changed_E) else None
+            if from_NPK is not None:
+                # Of a cut that moves weights other rows than those of its edges differ from the intact ones.
+                changed_E = torch.arange(self.first * len(texts), shape[0], device=device)
             if (rule := rule_of(call)) is not None:
                 if self.read is not None:
                     self.read(call, texts, heads, map_rows(call, heads, query_BR))
+                if not len(changed_E):
+                    return output_NQHV
                 asked_NQ = torch.zeros(output_NQHV.shape[:2], dtype=torch.bool, device=device)
                 row_X, place_X = (query_NR >= 0).nonzero(as_tuple=True)
                 asked_NQ[row_X, query_NR[row_X, place_X]] = True
-                if not (len(row_E) or from_NPK is not None):
-                    return output_NQHV
                 again_NQHV, touched_NH = rule_without(rule, heads, cut_NPK, from_NPK, self.how)
                 return put_back(call, output_NQHV, again_NQHV, asked_NQ[..., None] & touched_NH[:, None])
-            changed_E = row_E
-            if from_NPK is not None:
-                changed_E = torch.arange(self.first * len(texts), shape[0], device=device)
 
             def output(block: RowBlock) -> Tensor:
                 if self.read is not None:

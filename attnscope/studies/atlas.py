@@ -377,12 +377,15 @@ def plan(
     check_causal(loaded, "a scan")
     loaded.check_heads("a scan tests heads")
     drawn_from, begin = token_pool(loaded, pool), begins(loaded)
+    # Some tokens tell whether the model's heads can be asked for copying, and whether it completes texts.
     few = [*begin, *drawn_from[:3]]
     copying, why_not = copying_of(loaded, few), unable(loaded, few)
     asks, why = (None, copying) if isinstance(copying, str) else (copying, "")
     allowed, count = (drawn_from, begin, loaded.geometry.max_positions), sequences if drawn is None else drawn
+    # What all sequences take is known before any is drawn.
     planned = trials(*allowed, seed=seed, count=count, copying=asks, completes=not why_not)
     takes = {draft.name: draft.tokens for draft in drafts(*allowed, sequences, completes=not why_not)}
+    # The ids tell this scan from one of another seed, pool or tokenizer.
     missing = {"copying": why, "long-range-copying": why_not}
     ids = hashlib.sha256(b"".join(arm.ids_ST.tobytes() for trial in planned for arm in trial.arms.values()))
     facts = {

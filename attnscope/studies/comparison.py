@@ -305,6 +305,7 @@ def compare_heads(
     def metric(name: str) -> tuple[np.ndarray, np.ndarray]:
         return of_sides(lambda scores: scores.metrics[name])
 
+    # What a gate asks besides.
     moved = None
     if changes:
         keys = [column(attrgetter("changes"), attrgetter(name)) for name in KeyChanges._fields]

@@ -36,7 +36,7 @@ from attnscope.hooks.forward import backbone, bare_model, config_of
 from attnscope.hooks.listen import listen
 from attnscope.hooks.projections import streams
 from attnscope.hooks.report import tolerance
-from attnscope.model.selection import is_cross
+from attnscope.model.selection import consecutive, is_cross
 from attnscope.model.tasks import mixers_of
 from attnscope.studies.attribution_records import FINAL, LAYER, SHARE, WEIGHT, Block, DepthParts, DepthPoint
 from attnscope.studies.residual_places import (
@@ -140,7 +140,6 @@ class _Recording:
         self.stacks = ModuleStacks(bare_model(model), config_of(model))
         self.track: _Track | None = None
         self.within: nn.Module | None = None  # the block that runs
-        self.running: list[nn.Module] = []  # the branches that run
         self.at = 0
         self.places: dict[Block, int] = {}  # in which order blocks wrote
 
@@ -225,16 +224,9 @@ class _Recording:
 
     def _open(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.tape.closed += 1
-        self.running.append(module)
-        if self.tape.closed == 1:
-            self.opened(module, args, kwargs)
-
-    def opened(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """A branch begins."""
 
     def _close(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         self.tape.closed -= 1
-        self.running.pop()
         if self.tape.closed or self.track is None or self.within is None:
             return
         values = [one for one in (*args, *kwargs.values()) if isinstance(one, Tensor)]
@@ -273,7 +265,6 @@ class _Trial(_Recording):
         self.sizes: dict[nn.Module, int] = {}  # of what modules gave
         self.residuals: dict[nn.Module, int] = {}  # of what a block of each list was given
         self.streams: dict[nn.Module, int] = {}  # of each list
-        self.classes: set[type] = set()
 
     def run(self, reads: Tensor, inputs: Mapping[str, Any]) -> None:
         """Find them."""
@@ -484,9 +475,10 @@ class _Depth(_Recording):
         self.mixtures.append(_Mixture(self.track, self.track.runs, weight_TNC, norm_TC, node.entries))
         self.tape.put(Node(output, uses=frozenset((number, query) for query in range(q.shape[-2]))))
 
-    def opened(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _open(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Which branch reads which query of a mixture."""
-        if not self.mixtures or self.within is None:
+        super()._open(module, args, kwargs)
+        if self.tape.closed > 1 or not self.mixtures or self.within is None:
             return
         named = {**dict(zip(inspect.signature(module.forward).parameters, args, strict=False)), **kwargs}
         nodes = {name: node for name, one in named.items() if (node := self.tape.node(one)) is not None and node.uses}
@@ -554,13 +546,8 @@ def names_of(blocks: Sequence[Block]) -> str:
         by_layer.setdefault(block.layer, []).append(block)
     most = max(map(len, by_layer.values()), default=0)
     whole = [layer for layer, own in by_layer.items() if layer is not None and len(own) == most > 1]
-    parts, runs = [block.name for block in by_layer.get(None, ())], list[list[int]]()
-    for layer in sorted(whole):
-        if runs and runs[-1][-1] == layer - 1:
-            runs[-1].append(layer)
-        else:
-            runs.append([layer])
-    parts += [f"L{run[0]}" if len(run) == 1 else f"L{run[0]}-L{run[-1]}" for run in runs]
+    parts = [block.name for block in by_layer.get(None, ())]
+    parts += [f"L{run[0]}" if len(run) == 1 else f"L{run[0]}-L{run[-1]}" for run in consecutive(sorted(whole))]
     parts += [
         block.name for layer, own in by_layer.items() if layer is not None and layer not in whole for block in own
     ]
