@@ -21,7 +21,7 @@ from rich.console import Console
 from attnscope.cli.explain import Telling
 from attnscope.cli.explain_tables import steps_sheet
 from attnscope.errors import ModelError, UsageError
-from attnscope.figures.explain import Curve, curves_figure, effect_figure, scaling_effect
+from attnscope.figures.explain import Curve, EffectSheet, curves_figure, effect_figure, scaling_effect
 from attnscope.figures.fonts import fonts_for
 from attnscope.figures.style import Style
 from attnscope.figures.writer import drawing
@@ -456,7 +456,7 @@ def test_four_panels_with_their_numbers_and_no_word_over_another(tokens: int) ->
     labels = [f"·word{place}" for place in range(tokens)]
     effect = scaling_effect(9 * rng.normal(size=(tokens, tokens)), np.tril(np.ones((tokens, tokens), bool)), 32**-0.5)
     with drawing(fonts_for(labels)):
-        figure = effect_figure(effect, labels, ("L2H3 of demo", "/ √32", ""))
+        figure = effect_figure(EffectSheet(effect, labels, "L2H3 of demo", "/ √32"))
         words = [text.get_text() for text in figure.texts]
         for name in ("scores: q · k", "softmax of q · k", "scaled: q · k / √32", "softmax of q · k / √32"):
             assert name in words

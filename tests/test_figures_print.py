@@ -23,12 +23,15 @@ from attnscope.cli.figure_options import Look
 from attnscope.cli.option_groups import parameters
 from attnscope.errors import UsageError
 from attnscope.export.study_figures import costs_of, minus, probe_rows, save_probes, shown_of
-from attnscope.figures import About, Dots, Maps, Panel, Patches, PatchSheet, SetCost, Style, layout
+from attnscope.figures import About, Maps, Panel, Patches, PatchSheet, SetCost, Style, layout
 from attnscope.figures.colours import cmap_of, find_cmap, greys_of
 from attnscope.figures.curves import (
     DOT_GREY,
     BudgetLine,
     Course,
+    CourseSheet,
+    Dots,
+    DotSheet,
     budget_lines_figure,
     courses_figure,
     dots_figure,
@@ -135,7 +138,7 @@ def test_every_other_figure_of_a_paper_has_its_sizes_and_its_width(style: Style)
             layer_figure(layers[0], style),
             overview_figure(layers, style),
             metrics_figure(panels, style, ["0", "1", "2", "3"]),
-            courses_figure([course], style, (list("abcdef"), ["1", "2", "3"]), ("a title", "a note"), 350),
+            courses_figure(CourseSheet([course], list("abcdef"), ["1", "2", "3"], "a note"), style, 350),
             sets_figure(costs, style, ("a title", "a note", "nats"), 250),
         ]
         for figure in figures:
@@ -346,7 +349,8 @@ def test_what_is_hatched_keeps_its_colour() -> None:
 def test_lines_of_checkpoints_differ_by_marker_too() -> None:
     course = Course("induction", "", np.random.default_rng(0).random((3, 20)), range(16))
     with drawing(Fonts()):
-        figure = courses_figure([course], Style(), ([f"L0H{n}" for n in range(20)], ["a", "b", "c"]), ("", ""), 1240)
+        sheet = CourseSheet([course], [f"L0H{n}" for n in range(20)], ["a", "b", "c"])
+        figure = courses_figure(sheet, Style(), 1240)
     looks = [(line.get_color(), line.get_marker()) for line in figure.axes[0].lines if line.get_linewidth() > 1]
     assert len(looks) == len(set(looks)) == 16
     assert len({marker for _, marker in looks[:8]}) == 8
@@ -452,7 +456,8 @@ def test_dots_and_intervals_of_probes_are_their_effects() -> None:
     probes = [Dots(name, "above other", effect, low, high, low >= 0.3) for name in ("induction p10", "sink")]
     heads = ["L0H0", "L0H1", "L1H0"]
     with drawing(Fonts()):
-        figure = dots_figure(probes, Style(), (heads, [0, 1, 2]), 0.3, ("Probes", "a note", "a list"), 1000)
+        sheet = DotSheet(probes, heads, [0, 1, 2], 0.3, ("Probes", "a note", "a list"))
+        figure = dots_figure(sheet, Style(), 1000)
     ax = figure.axes[0]
     [intervals, dots] = ax.collections
     np.testing.assert_array_equal(dots.get_offsets(), np.stack([effect, np.arange(3)], 1))
@@ -470,7 +475,8 @@ def test_heads_without_a_row_are_dots_in_one_row() -> None:
     rows = probe_rows([probe])
     assert rows == [37, 38, 39]
     with drawing(Fonts()):
-        figure = dots_figure([probe], Style(), ([f"L0H{head}" for head in range(40)], rows), 0.3, ("", "", ""), 1000)
+        sheet = DotSheet([probe], [f"L0H{head}" for head in range(40)], rows, 0.3, ("", "", ""))
+        figure = dots_figure(sheet, Style(), 1000)
     ax = figure.axes[0]
     assert words(ax.get_yticklabels()) == [*(f"L0H{head}" for head in rows), f"{40 - len(rows)} others"]
     [others] = [line for line in ax.lines if len(line.get_xdata()) == 40 - len(rows)]
@@ -490,7 +496,7 @@ def test_names_of_probes_do_not_run_into_each_other(width: str) -> None:
         style = Style(width=width)
 
         def build(room: float) -> Figure:
-            return dots_figure(probes, style, (heads, range(24)), 0.3, ("", "", ""), room)
+            return dots_figure(DotSheet(probes, heads, range(24), 0.3, ("", "", "")), style, room)
 
         figure = layout.fitted(build, 1000, style, lambda figure: figure)
         boxes = [text.get_window_extent() for ax in figure.axes for text in ax.texts]

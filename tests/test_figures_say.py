@@ -31,7 +31,7 @@ from attnscope.figures import (
     save_overview,
 )
 from attnscope.figures.colours import cmap_of, find_limits, greys_of, luminance
-from attnscope.figures.explain import effect_figure, scaling_effect
+from attnscope.figures.explain import EffectSheet, effect_figure, scaling_effect
 from attnscope.figures.fonts import Fonts, shown_label
 from attnscope.figures.heads import HeadFigure
 from attnscope.figures.metrics import metrics_figure
@@ -445,7 +445,7 @@ def test_the_figure_of_explain_keeps_its_words_apart() -> None:
     rng = np.random.default_rng(0)
     effect = scaling_effect(25 * rng.normal(size=(131, 131)), np.tril(np.ones((131, 131), bool)), 32**-0.5)
     with drawing(Fonts()):
-        figure = effect_figure(effect, numbered(131), ("L3H0 of demo", "/ √32", ""))
+        figure = effect_figure(EffectSheet(effect, numbered(131), "L3H0 of demo", "/ √32"))
         figure.canvas.draw()
     bars = figure.axes[4:]
     for left, right in ((0, 1), (2, 3)):

@@ -111,20 +111,14 @@ def run_study(
 
 def draw_scaling(explanation: Explanation, place: Path, style: Style = Style()) -> Path:
     """The four panels of what scaling does; the path ends as the style has its kind of file."""
-    from attnscope.figures.explain import save_scaling_effect, scaling_effect
+    from attnscope.figures.explain import EffectSheet, save_scaling_effect, scaling_effect
 
     effect = scaling_effect(explanation.raw_QK, explanation.visible_QK, explanation.scale)
     extra = sorted({"soft-cap", "position bias"} & {step.name for step in explanation.steps})
     note = f"Without this model's {' and '.join(extra)}, to show the scaling alone." if extra else ""
-    return save_scaling_effect(
-        place,
-        effect,
-        explanation.labels,
-        head=visible(f"{explanation.head} of {model_name(explanation.source)}"),  # an SVG holds no control characters
-        divisor=divisor(explanation.scale, explanation.head_dim),
-        note=note,
-        style=style,
-    )
+    head = visible(f"{explanation.head} of {model_name(explanation.source)}")  # an SVG holds no control characters
+    by = divisor(explanation.scale, explanation.head_dim)
+    return save_scaling_effect(place, EffectSheet(effect, explanation.labels, head, by, note), style)
 
 
 @dataclass(frozen=True, repr=False)

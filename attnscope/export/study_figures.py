@@ -27,18 +27,24 @@ import pyarrow as pa
 from attnscope import figures
 from attnscope.errors import visible
 from attnscope.export.drawing import layers_by_heads
-from attnscope.figures import About, Course, Dots, Maps, Pairs, Panel, SetCost, Style
+from attnscope.figures import About, Maps, Panel, SetCost, Style
 from attnscope.figures.curves import (
     BudgetLine,
     ColouredTokens,
+    Course,
+    CourseSheet,
     Curve,
+    Dots,
+    DotSheet,
     Lines,
     save_budget_lines,
+    save_courses,
     save_curve,
+    save_dots,
     save_lines,
     save_tokens,
 )
-from attnscope.figures.pictures import Grid, save_grid
+from attnscope.figures.pictures import Grid, Pairs, save_grid, save_pairs
 from attnscope.figures.style import ROLE_COLOURS, effect_scale
 from attnscope.inputs.spans import WORDS
 from attnscope.metrics.metrics import METRICS, metrics_for
@@ -215,9 +221,7 @@ def save_probes(atlas: Atlas, folder: Path, name: str, style: Style = Style(), p
     title = f"Probes of {number_of(len(atlas.heads), 'head')} in {number_of(len(layers), 'layer')}"
     heads = [head_name(*head) for head in atlas.heads]
     path, look = folder / f"probes.{style.image}", style.of_model(name)
-    return figures.save_dots(
-        path, drawn, look, heads=heads, rows=probe_rows(drawn), mark=LEAST, texts=(title, note, foot)
-    )
+    return save_dots(path, DotSheet(drawn, heads, probe_rows(drawn), LEAST, (title, note, foot)), look)
 
 
 def probe_dots(finding: Finding) -> Dots:
@@ -270,7 +274,7 @@ def save_head_js(texts: OnTexts, atlas: Atlas, path: Path, style: Style = Style(
     )
     note = f"Jensen-Shannon divergence, mean over the rows of {number_of(texts.texts, 'text')}; tree: average linkage"
     title = f"How far apart {len(roles)} heads are"
-    return figures.save_pairs(path, pairs, style, title=title, note=note, unit="JS, bits")
+    return save_pairs(path, pairs, style, title=title, note=note, unit="JS, bits")
 
 
 TABLE = "checkpoints.parquet"
@@ -295,14 +299,9 @@ def stacked(
 def draw_checkpoints(atlases: Mapping[str, Atlas], folder: Path, name: str, style: Style = Style()) -> Path:
     """Draw every probe over the checkpoints; name: of the model."""
     heads = list(dict.fromkeys(head for atlas in atlases.values() for head in atlas.heads))
-    return figures.save_courses(
-        folder / f"checkpoints.{style.image}",
-        courses(atlases, heads),
-        style.of_model(name),
-        heads=[head_name(*head) for head in heads],
-        revisions=list(atlases),
-        note=f"effect: score minus null; coloured: a lower bound for all heads at once of {LEAST} at some checkpoint",
-    )
+    note = f"effect: score minus null; coloured: a lower bound for all heads at once of {LEAST} at some checkpoint"
+    sheet = CourseSheet(courses(atlases, heads), [head_name(*head) for head in heads], list(atlases), note)
+    return save_courses(folder / f"checkpoints.{style.image}", sheet, style.of_model(name))
 
 
 def courses(atlases: Mapping[str, Atlas], heads: list[tuple[int, int]]) -> list[Course]:

@@ -12,16 +12,15 @@ from typing import TYPE_CHECKING, Any
 from attnscope.figures.style import About, Depth, Maps, Panel, Part, Patches, PatchSheet, Style
 
 if TYPE_CHECKING:
-    from attnscope.figures.curves import Course, Dots, SetCost, save_courses, save_depth, save_dots, save_sets
+    from attnscope.figures.curves import SetCost, save_depth, save_sets
     from attnscope.figures.heads import head_maps, save_head_maps
     from attnscope.figures.metrics import save_metrics
     from attnscope.figures.overview import save_layer, save_layers, save_overview
-    from attnscope.figures.pictures import Pairs, save_pairs, save_patches
+    from attnscope.figures.pictures import save_patches
 
 __all__ = ["About", "Depth", "Maps", "Panel", "Part", "PatchSheet", "Patches", "Style"]
-__all__ += ["Course", "Dots", "SetCost", "save_courses", "save_depth", "save_dots", "save_sets"]
 __all__ += ["head_maps", "save_head_maps", "save_layer", "save_layers", "save_metrics", "save_overview"]
-__all__ += ["Pairs", "save_pairs", "save_patches"]
+__all__ += ["SetCost", "save_depth", "save_patches", "save_sets"]
 
 OF_A_TEXT = ("heads", "metrics", "overview")  # what draws a text; the others load several times as long
 

@@ -421,27 +421,25 @@ class Course:
     named: Sequence[int]
 
 
-def save_courses(
-    path: Path, courses: Sequence[Course], style: Style, *, heads: Sequence[str], revisions: Sequence[str], note: str
-) -> Path:
+@dataclass(frozen=True)
+class CourseSheet:
+    """Probes over checkpoints: a panel per probe, with the heads and revisions by their names."""
+
+    courses: Sequence[Course]
+    heads: Sequence[str]
+    revisions: Sequence[str]
+    note: str = ""
+
+
+def save_courses(path: Path, sheet: CourseSheet, style: Style) -> Path:
     """Write a panel per probe; a head that is named in any keeps its colour and marker in all, the others are grey."""
-    title = f"{len(heads)} heads over {len(revisions)} checkpoints"
-
-    def build(room: float) -> Figure:
-        return courses_figure(courses, style, (heads, list(map(shown_label, revisions))), (title, note), room)
-
-    return save_drawn(path, style, [style.title, *revisions], build, 1240)
+    texts = [style.title, *sheet.revisions]
+    return save_drawn(path, style, texts, lambda room: courses_figure(sheet, style, room), 1240)
 
 
-def courses_figure(
-    courses: Sequence[Course],
-    style: Style,
-    names: tuple[Sequence[str], Sequence[str]],
-    texts: tuple[str, str],
-    room: float,
-) -> Figure:
-    """The picture; to be called within `writer.drawing`. names: heads and revisions. texts: title and note."""
-    heads, revisions = names
+def courses_figure(sheet: CourseSheet, style: Style, room: float) -> Figure:
+    """The picture; to be called within `writer.drawing`."""
+    courses, heads, revisions = sheet.courses, sheet.heads, list(map(shown_label, sheet.revisions))
     panels = Panels(len(courses), style, room, (300, 180), before=40, after=56)
     wide, high = panels.size
     # Colours go round once before a marker comes again with the same one.
@@ -475,7 +473,8 @@ def courses_figure(
             label.set_anncoords("offset points")
     # Long names of revisions are turned, so that what is below a panel is known only once they are drawn.
     layout.in_print(panels.figure, style)
-    return panels.titled(*texts, below=layout.extent(panels.pairs[0][0].get_xticklabels())[1] + 26)
+    title = f"{len(heads)} heads over {len(revisions)} checkpoints"
+    return panels.titled(title, sheet.note, below=layout.extent(panels.pairs[0][0].get_xticklabels())[1] + 26)
 
 
 @dataclass(frozen=True)
@@ -490,42 +489,35 @@ class Dots:
     named_N: np.ndarray
 
 
-def save_dots(
-    path: Path,
-    probes: Sequence[Dots],
-    style: Style,
-    *,
-    heads: Sequence[str],
-    rows: Sequence[int],
-    mark: float,
-    texts: tuple[str, str, str],
-) -> Path:
-    """Write a panel per probe, with a row per head, and below them all other heads in one row.
+@dataclass(frozen=True)
+class DotSheet:
+    """Probes side by side: a panel each, with a row per head, and below them all other heads in one row.
 
     heads: names. rows: the places of those with a row of their own. mark: where a dashed line is. texts: title, note,
     and a line of the foot.
     """
-    texts_drawn = [style.title, *texts, *heads]
-    return save_drawn(
-        path, style, texts_drawn, lambda room: dots_figure(probes, style, (heads, rows), mark, texts, room), DOTS_PX
-    )
+
+    probes: Sequence[Dots]
+    heads: Sequence[str]
+    rows: Sequence[int]
+    mark: float
+    texts: tuple[str, str, str]
 
 
 DOTS_PX, DOTS_WIDE, DOTS_GAP, ROW_PX = 1000, 150, 18, 15  # a figure, a panel, a gap, a row
 DOTS_NAME, UNIT_LETTERS = 9.5, 17  # points of a panel's name, letters of a line of its unit
 
 
-def dots_figure(
-    probes: Sequence[Dots],
-    style: Style,
-    shown: tuple[Sequence[str], Sequence[int]],
-    mark: float,
-    texts: tuple[str, str, str],
-    room: float,
-) -> Figure:
-    """The picture; to be called within `writer.drawing`. shown: heads and rows, see `save_dots`."""
+def save_dots(path: Path, sheet: DotSheet, style: Style) -> Path:
+    """Write a panel per probe. Raises UsageError for a folder that cannot be written."""
+    texts = [style.title, *sheet.texts, *sheet.heads]
+    return save_drawn(path, style, texts, lambda room: dots_figure(sheet, style, room), DOTS_PX)
+
+
+def dots_figure(sheet: DotSheet, style: Style, room: float) -> Figure:
+    """The picture; to be called within `writer.drawing`."""
     [blue] = line_colours(1)
-    (heads, rows), (title, note, foot) = shown, texts
+    probes, heads, rows, (title, note, foot) = sheet.probes, sheet.heads, sheet.rows, sheet.texts
     others = np.setdiff1d(np.arange(len(heads)), rows)
     names = [heads[head] for head in rows] + [f"{len(others)} others"] * bool(len(others))
     line_px = layout.line_px(layout.sized(MARK_SIZE, style))
@@ -552,7 +544,7 @@ def dots_figure(
     for index, ((ax, bar_ax), probe) in enumerate(zip(pairs, probes, strict=True)):
         bar_ax.set_axis_off()
         ax.axvline(0, color=DARK_INK, linewidth=px(1), zorder=1)
-        ax.axvline(mark, color=layout.NOTE_COLOUR, linewidth=px(1), linestyle="--", zorder=1)
+        ax.axvline(sheet.mark, color=layout.NOTE_COLOUR, linewidth=px(1), linestyle="--", zorder=1)
         # Pale dots of the heads without a row first, then every row's interval and its dot.
         if len(others):
             ax.plot(probe.effect_N[others], np.full(len(others), len(rows)), "o", color=GREY, markersize=3, alpha=0.6)

@@ -94,45 +94,35 @@ def _entropy(weights_QK: np.ndarray) -> float:
     return float(-(positive * np.log(positive)).sum(-1).mean())
 
 
-def save_scaling_effect(
-    path: Path,
-    effect: ScalingEffect,
-    labels: Sequence[str],
-    *,
-    head: str,
-    divisor: str,
-    note: str = "",
-    style: Style = STYLE,
-) -> Path:
-    """Write the four panels; returns the path.
+@dataclass(frozen=True)
+class EffectSheet:
+    """The four panels: the effect, a label per token, whose scores they are, and how the scaling is written ("/ √32").
 
-    labels: one per token. head: whose scores they are, for the title. divisor: how the scaling is written ("/ √32").
-    note: a line below the panels. Raises UsageError for a folder that cannot be written.
-
-        save_scaling_effect(Path("L2H3.png"), effect, labels, head="L2H3 of demo", divisor="/ √32")
+    note: a line below the panels.
     """
-    texts = [head, note, style.title, *map(shown_label, labels), "√·−"]
-    return layout.save_drawn(
-        path,
-        style,
-        texts,
-        lambda room: effect_figure(effect, labels, (head, divisor, note), style, room),
-        2 * PANEL_PX,
-    )
+
+    effect: ScalingEffect
+    labels: Sequence[str]
+    head: str
+    divisor: str
+    note: str = ""
 
 
-def effect_figure(
-    effect: ScalingEffect,
-    labels: Sequence[str],
-    words: tuple[str, str, str],
-    style: Style = STYLE,
-    room: float = 2 * PANEL_PX,
-) -> Figure:
-    """The four panels; to be called within `writer.drawing`. words: head, divisor and note."""
-    figure, (head, divisor, note) = layout.new_figure(), words
+def save_scaling_effect(path: Path, sheet: EffectSheet, style: Style = STYLE) -> Path:
+    """Write the four panels; returns the path. Raises UsageError for a folder that cannot be written.
+
+    save_scaling_effect(Path("L2H3.png"), EffectSheet(effect, labels, "L2H3 of demo", "/ √32"))
+    """
+    texts = [sheet.head, sheet.note, style.title, *map(shown_label, sheet.labels), "√·−"]
+    return layout.save_drawn(path, style, texts, lambda room: effect_figure(sheet, style, room), 2 * PANEL_PX)
+
+
+def effect_figure(sheet: EffectSheet, style: Style = STYLE, room: float = 2 * PANEL_PX) -> Figure:
+    """The four panels; to be called within `writer.drawing`."""
+    figure, effect, labels, note = layout.new_figure(), sheet.effect, sheet.labels, sheet.note
     cell = room / 2 / len(labels) if style.in_print else max(1, min(LARGEST_CELL, room // 2 // len(labels)))
     # Scores at the left, each on its own colour scale; weights at the right, both on one.
-    scaled = f"q · k {divisor}"
+    scaled = f"q · k {sheet.divisor}"
     raw_limits, scaled_limits = (find_limits([scores], STYLE, "logit") for scores in (effect.raw_QK, effect.scaled_QK))
     shared = find_limits([effect.raw_weights_QK, effect.scaled_weights_QK], STYLE)
     panels: list[tuple[np.ndarray, Limits, Quantity, str, str]] = [
@@ -177,7 +167,7 @@ def effect_figure(
         f"0 means all weight on one key, {_nats(effect.uniform_entropy)} is uniform over them.",
     ]
     foot += [f"Every {ordinal(step)} token is labelled."] * (step > 1) + [note] * bool(note)
-    heading = style.headed(f"{head}: what scaling does to the softmax")
+    heading = style.headed(f"{sheet.head}: what scaling does to the softmax")
     _place(figure, pairs, titles, layout.Words(figure, (heading, "", foot), TITLE_SIZE, style), len(labels) * cell)
     return figure
 

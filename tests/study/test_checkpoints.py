@@ -11,7 +11,7 @@ from huggingface_hub import constants
 
 from attnscope.export.study_figures import courses, stacked
 from attnscope.figures import Style
-from attnscope.figures.curves import GREY, HEAD_COLOURS, Course, courses_figure
+from attnscope.figures.curves import GREY, HEAD_COLOURS, Course, CourseSheet, courses_figure
 from attnscope.figures.fonts import Fonts
 from attnscope.figures.writer import drawing
 from attnscope.model import loading
@@ -66,7 +66,7 @@ def test_named_heads_are_coloured_the_same_everywhere_and_named_at_their_end():
         Course("two", "above other", np.array([[0.1, 0.0, 0.2], [0.8, 0.1, 0.81]]), [0, 2]),
     ]
     with drawing(Fonts()):
-        figure = courses_figure(shown, Style(), (["L0H0", "L0H1", "L1H0"], ["a", "b"]), ("title", ""), 1240)
+        figure = courses_figure(CourseSheet(shown, ["L0H0", "L0H1", "L1H0"], ["a", "b"]), Style(), 1240)
     one, two = figure.axes[0], figure.axes[2]
     drawn = [{tuple(line.get_ydata()): line.get_color() for line in ax.lines} for ax in (one, two)]
     assert drawn[0] == {(0.1, 0.2): GREY, (0.0, 0.1): GREY, (0.2, 0.9): HEAD_COLOURS[0]}
