@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from itertools import chain
+from functools import cached_property, lru_cache
+from itertools import chain, groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -30,7 +30,6 @@ from attnscope.observe.records import (
     Relation,
     RelationRows,
     first_ranked,
-    relation_rows,
     with_others,
 )
 from attnscope.observe.request import ENTRIES, LayerKey, ModelLayers, PerLayer, codes, kv_head_of
@@ -403,13 +402,40 @@ class Observation:
 
     def relation_rows(self, min_weight: float | None = None) -> RelationRows:
         """The same; what all rows of a head share is kept once."""
-        parts: list[RelationRows] = []
-        for obs in self.stacks.values():
-            if obs.kept_keys is None:
-                raise UsageError("this observation kept no relations", "ask with Request(relations=True)")
-            units = len(obs.units()), len(obs.units("keys"))
-            parts += relation_rows(obs.kept_keys, units, obs.kv_of, obs.view, obs.stack, min_weight)
-        return RelationRows.joined(parts)
+        return RelationRows.joined([part for obs in self.stacks.values() for part in obs._own_relations(min_weight)])
+
+    def _own_relations(self, min_weight: float | None) -> Iterator[RelationRows]:
+        """Those of this stack, layers of one shape together.
+
+        Those under min_weight are left out, by their size where the view ranks by size, or weights are signed.
+        """
+        if self.kept_keys is None:
+            raise UsageError("this observation kept no relations", "ask with Request(relations=True)")
+        queries, keys = len(self.units()), len(self.units("keys"))
+        place, by_size = STACKS.index(self.stack), self.view.by_size or mixes(self.stack)
+        for _, alike in groupby(self.kept_keys.items(), lambda item: item[1].weight.shape[1:]):
+            layers = list(alike)
+            # Which entries are rows: padding, and what no query sees, are none.
+            weight_HQk = np.concatenate([np.asarray(kept.weight[:, :queries]) for _, kept in layers])
+            key_HQk = np.concatenate([np.asarray(kept.key[:, :queries]) for _, kept in layers], dtype=np.int32)
+            keep = ~np.isnan(weight_HQk) & (key_HQk < keys)
+            if min_weight is not None:
+                keep &= (np.abs(weight_HQk) if by_size else weight_HQk) >= min_weight
+            which = [
+                _which(key.layer, tuple(kept.heads), *self.kv_of[key], self.view.by_kv, place) for key, kept in layers
+            ]
+            query_Q = np.array(layers[0][1].query[:queries], np.int32)
+            if keep.size and (keep == keep[0]).all():  # as under a causal mask: the same entries of every head
+                kept_Q, entry = np.count_nonzero(keep[0], -1), np.flatnonzero(keep[0])
+                rows = np.full(len(keep), len(entry))
+                weight, key = (part.reshape(len(part), -1).take(entry, 1).ravel() for part in (weight_HQk, key_HQk))
+                query = np.tile(np.repeat(query_Q, kept_Q), len(keep))
+            else:
+                kept_HQ = np.count_nonzero(keep, -1)
+                rows = kept_HQ.sum(-1)
+                weight, key = weight_HQk[keep], key_HQk[keep]
+                query = np.repeat(np.broadcast_to(query_Q, kept_HQ.shape), kept_HQ.ravel())
+            yield RelationRows(np.concatenate(which), rows, query, key, weight)
 
     @property
     def most_relations(self) -> int:
@@ -499,6 +525,15 @@ class Observation:
             tuple((columns.atlas_roles[place] or "").split()),
             str(columns.stack[place]) in self.other_stacks,
         )
+
+
+@lru_cache(maxsize=1 << 10)
+def _which(layer: int, numbers: tuple[int, ...], heads: int, kv_heads: int, by_kv: bool, stack: int) -> np.ndarray:
+    """Of some heads of a layer what `RelationRows.which` says."""
+    which = [
+        (layer, -1 if by_kv else head, head if by_kv else kv_head_of(head, heads, kv_heads), stack) for head in numbers
+    ]
+    return np.array(which, np.int32).reshape(-1, 4)
 
 
 def _units(text: Prompt, group: str | None) -> Sequence[str]:

@@ -9,10 +9,8 @@ T token, S span, G unit, D width of q and k, V width of v.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import lru_cache
-from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -22,8 +20,8 @@ from attnscope.inputs.prompt import Span
 from attnscope.metrics.metrics import COLUMNS, KEPT_FIRST, MASS, order_of
 from attnscope.metrics.roles import NONE
 from attnscope.metrics.texts import MAP_SIDE, Cells
-from attnscope.model.selection import STACKS, StackLayer, has_decoder_heads, is_linear, mixes
-from attnscope.observe.request import PerLayer, View, codes, kv_head_of
+from attnscope.model.selection import STACKS, StackLayer, has_decoder_heads, is_linear
+from attnscope.observe.request import PerLayer, codes
 from attnscope.utils.display import head_name
 
 if TYPE_CHECKING:
@@ -439,49 +437,3 @@ class RelationRows(NamedTuple):
 NO_RELATIONS = RelationRows(
     np.empty((0, 4), np.int32), np.empty(0, np.int64), *(np.empty(0, kind) for kind in (np.int32, np.int32, np.float32))
 )
-
-
-def relation_rows(
-    kept: PerLayer[KeptKeys],
-    units: tuple[int, int],
-    kv_of: PerLayer[tuple[int, int]],
-    view: View,
-    stack: str,
-    min_weight: float | None,
-) -> Iterator[RelationRows]:
-    """The relations of a stack, layers of one shape together; see `Observation.relation_rows`.
-
-    units: how many queries and keys there are. kv_of: {layer: (heads, kv heads)}. Those under min_weight are left out,
-    by their size where the view ranks by size, or weights are signed.
-    """
-    place, by_size = STACKS.index(stack), view.by_size or mixes(stack)
-    for _, alike in groupby(kept.items(), lambda item: item[1].weight.shape[1:]):
-        layers = list(alike)
-        # Which entries are rows: padding, and what no query sees, are none.
-        weight_HQk = np.concatenate([np.asarray(keys.weight[:, : units[0]]) for _, keys in layers])
-        key_HQk = np.concatenate([np.asarray(keys.key[:, : units[0]]) for _, keys in layers], dtype=np.int32)
-        keep = ~np.isnan(weight_HQk) & (key_HQk < units[1])
-        if min_weight is not None:
-            keep &= (np.abs(weight_HQk) if by_size else weight_HQk) >= min_weight
-        which = [_which(key.layer, tuple(keys.heads), *kv_of[key], view.by_kv, place) for key, keys in layers]
-        query_Q = np.array(layers[0][1].query[: units[0]], np.int32)
-        if keep.size and (keep == keep[0]).all():  # as under a causal mask: the same entries of every head
-            kept_Q, entry = np.count_nonzero(keep[0], -1), np.flatnonzero(keep[0])
-            rows = np.full(len(keep), len(entry))
-            weight, places = (part.reshape(len(part), -1).take(entry, 1).ravel() for part in (weight_HQk, key_HQk))
-            query = np.tile(np.repeat(query_Q, kept_Q), len(keep))
-        else:
-            kept_HQ = np.count_nonzero(keep, -1)
-            rows = kept_HQ.sum(-1)
-            weight, places = weight_HQk[keep], key_HQk[keep]
-            query = np.repeat(np.broadcast_to(query_Q, kept_HQ.shape), kept_HQ.ravel())
-        yield RelationRows(np.concatenate(which), rows, query, places, weight)
-
-
-@lru_cache(maxsize=1 << 10)
-def _which(layer: int, numbers: tuple[int, ...], heads: int, kv_heads: int, by_kv: bool, stack: int) -> np.ndarray:
-    """Of some heads of a layer what `RelationRows.which` says."""
-    which = [
-        (layer, -1 if by_kv else head, head if by_kv else kv_head_of(head, heads, kv_heads), stack) for head in numbers
-    ]
-    return np.array(which, np.int32).reshape(-1, 4)

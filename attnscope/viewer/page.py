@@ -77,10 +77,6 @@ class Plan:
         """What so many components of so many queries take at most, over all heads."""
         return 4 * components * queries * tokens * BASE64
 
-    def packed_whole(self) -> Wanted:
-        """Every map as it was kept."""
-        return Wanted(self.bits, top_k=ALL_KEYS if self.listed else MOST_KEYS)
-
     def shrunk(self, heads: int, tokens: int) -> Wanted:
         """Binned maps and relations, each within its share of the page."""
         rows = math.isqrt(int(2 * MAPS * self.room / (max(heads, 1) * self.bits / 8 * BASE64)))
@@ -293,7 +289,7 @@ def page_of(
     pair = (sides[0].plain, sides[1].plain) if len(sides) > 1 else None
     by = alignment(*pair, align) if pair else None
     # whether all weights fit is known when they are packed: deflate makes less of them than any estimate
-    packed, blobs = _packed(sides, plan.packed_whole())
+    packed, blobs = _packed(sides, Wanted(plan.bits, top_k=ALL_KEYS if plan.listed else MOST_KEYS))
     if blobs.size > plan.room:
         heads, tokens = sum(len(side.said["heads"]) for side in sides), max(len(side.plain) for side in sides)
         packed, blobs = _packed(sides, plan.shrunk(heads, tokens))

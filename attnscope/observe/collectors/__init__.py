@@ -75,13 +75,20 @@ class Collector(LayerCollector):
     """
 
     name: ClassVar[str]
-    of_heads: ClassVar[bool] = False
     in_order: ClassVar[bool] = False
+
+    @property
+    def of_heads(self) -> bool:
+        return False
 
     @classmethod
     @abstractmethod
     def of(cls, texts: Sequence[TextInputs], request: Request) -> Collector | None:
         """What collects what is asked of one stack over some texts; None where that is nothing."""
+
+    def of_layers(self, collected: Any, layers: Sequence[Layer]) -> dict[LayerKey, Any]:
+        """What was kept of a block with the heads of all layers, by layer; at the first where it is not cut."""
+        return {layers[0].key: collected}
 
     def of_text(self, collected: Any, row: int, text: TextInputs) -> Any:
         """One text's part of what was kept of a layer; row: which of the texts it is."""
@@ -105,6 +112,10 @@ class ViewCollector(Collector):
 
     view: View
 
+    @property
+    def of_heads(self) -> bool:
+        return self.cuts and self.view.weights == "softmax"  # a block has weights, not how they were made
+
     def questions(self, layer: Layer) -> Sequence[Question]:
         return self.ask(layer) if self.view.kept(layer) else ()
 
@@ -119,6 +130,14 @@ class ViewCollector(Collector):
     @abstractmethod
     def keep(self, layer: Layer, heads: list[int], answers: Answers) -> Any:
         """`collect` of a layer with these heads."""
+
+    def of_layers(self, collected: Any, layers: Sequence[Layer]) -> dict[LayerKey, Any]:
+        start, parts = 0, dict[LayerKey, Any]()
+        for layer in layers:
+            if heads := self.view.kept(layer):
+                parts[layer.key] = self.part(collected, slice(start, start + len(heads)), heads)
+                start += len(heads)
+        return parts
 
     def part(self, collected: Any, places: slice, heads: list[int]) -> Any:
         """Of what `keep` kept that of the heads at some places, whose numbers in their layer are `heads`.
@@ -198,34 +217,17 @@ class LayerBatcher:
 def collect_together(collectors: Mapping[str, Collector], layers: Sequence[Layer]) -> dict[LayerKey, dict[str, Any]]:
     """What the collectors keep of alike layers, from one block with the heads of all; see `LayerBatcher.add`."""
     whole = side_by_side(layers)
-    of_block = {name: collector for name, collector in collectors.items() if collector.of_heads or _cuts(collector)}
+    of_block = {name: collector for name, collector in collectors.items() if collector.of_heads}
     of_layers = {name: collector for name, collector in collectors.items() if name not in of_block}
     answers = whole.P.together(_questions(of_block, whole))
     kept = {layer.key: collect_layer(of_layers, layer) for layer in layers}
     for name, collector in of_block.items():
-        for key, collected in _of_layers(collector, collector.collect(whole, answers), layers).items():
+        for key, collected in collector.of_layers(collector.collect(whole, answers), layers).items():
             kept[key][name] = collected
     for layer in layers:
         if isinstance(layer.P, SmallAttention):
             layer.P.answered(answers)  # its report says who answered what, here the block
     return kept
-
-
-def _cuts(collector: LayerCollector) -> bool:
-    """Whether what is kept of a block is cut into layers: the block has their weights, not how they were made."""
-    return isinstance(collector, ViewCollector) and collector.cuts and collector.view.weights == "softmax"
-
-
-def _of_layers(collector: LayerCollector, collected: Any, layers: Sequence[Layer]) -> dict[LayerKey, Any]:
-    """What a collector kept of a block with the heads of all layers, by layer; at the first where it is not cut."""
-    if not isinstance(collector, ViewCollector):
-        return {layers[0].key: collected}
-    start, parts = 0, dict[LayerKey, Any]()
-    for layer in layers:
-        if heads := collector.view.kept(layer):
-            parts[layer.key] = collector.part(collected, slice(start, start + len(heads)), heads)
-            start += len(heads)
-    return parts
 
 
 def side_by_side(layers: Sequence[Layer]) -> Layer:

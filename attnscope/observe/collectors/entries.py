@@ -282,9 +282,7 @@ class Maps(MapCollector):
 
     def cut(self, values_HQK: np.ndarray) -> np.ndarray:
         """The part of a text's matrices that is drawn."""
-        rows = list(range(self.tokens) if self.queries is None else self.queries)
-        columns = list(range(self._keys) if self.keys is None else self.keys)
-        return values_HQK[:, rows][:, :, columns]
+        return values_HQK[:, list(self.rows.tokens)][:, :, list(self.columns.tokens)]
 
     def _mean_of_key0(self, layer: Layer, heads: list[int], answers: Answers) -> np.ndarray:
         visible, mass_BHQ, rows = layer.P.visible, answers[Key(0)], torch.tensor(self.rows.tokens)
