@@ -17,7 +17,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
 from typing import Any, NamedTuple, Self
 
 from torch import Tensor, nn
@@ -32,14 +31,14 @@ from attnscope.hooks.forwards import UNKNOWN, Forward, ForwardKeeper, Layer, kep
 from attnscope.hooks.functions import check_heard
 from attnscope.hooks.generation import ends
 from attnscope.hooks.joining import JoinedLayer, JoinedText, joined
-from attnscope.hooks.listen import overhearing, uncompiled
+from attnscope.hooks.listen import uncompiled
 from attnscope.hooks.report import CaptureReport
 from attnscope.inputs.prompt import Prompt, from_ids
 from attnscope.inputs.tensors import prompt_of_tokens
 from attnscope.model.geometry import LayerGeometry
 from attnscope.model.loaded import LoadedModel, LoadedModule
 from attnscope.model.loading import as_deployed, holds_model, wrap
-from attnscope.model.selection import ENCODER, VISION_ONLY, as_ranges, has_summaries, mixes, select_stacks
+from attnscope.model.selection import ENCODER, VISION_ONLY, as_ranges, mixes, select_stacks
 from attnscope.model.tasks import looks_back_alone
 from attnscope.observe.any_module import ModuleInput, PassCalls, check_ask, with_tokens
 from attnscope.observe.collect import ReadyLayer, model_facts, observe_layers
@@ -132,11 +131,7 @@ class Recording:
         if self._started:
             raise UsageError("this recording was used before", "call attnscope.recording again")
         self._started = True
-        geometry = self.loaded.geometry
-        hearing = partial(overhearing, self.loaded.model, windows=geometry.windows)
-        summaries = {layer.index for stack, of in geometry.views.items() if has_summaries(stack) for layer in of}
-        forwards = kept_forwards(self.loaded.model, geometry.stack, hearing, summaries)
-        self._kept = self._open.enter_context(forwards)
+        self._kept = self._open.enter_context(kept_forwards(self.loaded))
         return self
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:

@@ -1,7 +1,7 @@
 """Forwards that somebody else runs, kept row by row: q, k and v of their own tokens, and which keys they saw.
 
-    with kept_forwards(model, DECODER, partial(overhearing, model)) as kept:
-        model.generate(ids, num_beams=3)
+    with kept_forwards(loaded) as kept:
+        loaded.model.generate(ids, num_beams=3)
     path(kept.forwards[-1], row=0)  # the rows of one text, from its first forward on
 
 The tokens before those of a forward with a cache are those of an earlier one. Which one shows in the keys that the
@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,8 +24,12 @@ from torch import Tensor, nn
 from attnscope.attention.spec import AttentionSpec, Visibility
 from attnscope.hooks.calls import AttentionCall, CallSite
 from attnscope.hooks.forward import bound, temporary
+from attnscope.hooks.listen import overhearing
 from attnscope.hooks.report import tolerance
-from attnscope.model.selection import CROSS, DECODER, ENCODER
+from attnscope.model.selection import CROSS, DECODER, ENCODER, has_summaries
+
+if TYPE_CHECKING:
+    from attnscope.model.loaded import LoadedModel
 
 Layer = tuple[str, int]  # a stack and the number of a layer
 UNKNOWN = -1  # the id of a token with an embedding alone
@@ -468,23 +472,18 @@ def _own(x: Tensor) -> Tensor:
 
 
 @contextmanager
-def kept_forwards(
-    model: nn.Module,
-    main: str,
-    hearing: Callable[[Callable[[AttentionCall], None]], Any],
-    over_summaries: Collection[int] = (),
-) -> Iterator[ForwardKeeper]:
+def kept_forwards(loaded: LoadedModel) -> Iterator[ForwardKeeper]:
     """While open, what the forwards of a model leave is kept, those of this thread. The model's outputs are its own.
 
-    main: the stack of the model. hearing: opens what hands calls on, as `overhearing`, and gives what to call when a
-    forward begins. over_summaries: layers over keys that are no tokens, which are left out.
+    Layers over keys that are no tokens are left out.
     """
-    readers = _readers(model, main)
-    keeper = ForwardKeeper(main, readers, over_summaries)
+    model, geometry = loaded.model, loaded.geometry
+    summaries = {layer.index for stack, of in geometry.views.items() if has_summaries(stack) for layer in of}
+    readers = _readers(model, geometry.stack)
+    keeper = ForwardKeeper(geometry.stack, readers, summaries)
     hooks = [part.register_forward_pre_hook(keeper.enter, with_kwargs=True) for part in readers]
     hooks += [part.register_forward_hook(keeper.leave, always_call=True) for part in readers]
-    with temporary(hooks), hearing(keeper.on_call) as begin:
-        keeper.begin = begin
+    with temporary(hooks), overhearing(model, keeper.on_call, geometry.windows) as keeper.begin:
         yield keeper
 
 

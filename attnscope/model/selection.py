@@ -62,11 +62,7 @@ def prefix(stack: str) -> str:
 
 def _compared(by: Callable[[Any, Any], bool]) -> Any:
     """A comparison of a StackLayer with any index: by number, then by stack."""
-
-    def compare(layer: StackLayer, other: object) -> bool:
-        return by(_order(layer), _order(other)) if isinstance(other, int) else NotImplemented
-
-    return compare
+    return lambda layer, other: by(_order(layer), _order(other)) if isinstance(other, int) else NotImplemented
 
 
 def _order(layer: int) -> tuple[int, str]:
