@@ -237,17 +237,13 @@ class Why(DrawnRecord):
     def export(self, folder: str | Path, *, style: Style = Style(), force: bool = False) -> list[Path]:
         """Write why.parquet, why.json and the figure; the paths. Raises UsageError for a folder that holds another."""
         into = Path(folder)
-        self.check_folder(into, force)
+        refuse_other_kind(into, NAME, force)
+        before = document(into / NAME, "damaged, or no logit of ours", "name another folder", force=force)
+        check(into, "logit", before, self._asked(), force)
         into.mkdir(parents=True, exist_ok=True)
         table = save(self.table(), into / TABLE)
         save_json(self.facts(), into / NAME)
         return [table, into / NAME, self.draw(into, style)]
-
-    def check_folder(self, folder: Path, force: bool) -> None:
-        """Raise UsageError for a folder that holds another logit, unless force says to write over it."""
-        refuse_other_kind(folder, NAME, force)
-        before = document(folder / NAME, "damaged, or no logit of ours", "name another folder", force=force)
-        check(folder, "logit", before, self._asked(), force)
 
 
 @dataclass(frozen=True)

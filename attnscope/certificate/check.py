@@ -47,6 +47,7 @@ from attnscope.utils.tables import as_table
 if TYPE_CHECKING:
     from attnscope.model.loaded import LoadedModel
 
+Ids = Prompt | Tensor | Sequence[int]
 TEXT = (
     "The financial bank is located on the river bank, and the river runs past the old mill; when the mill wheel turns, "
     "the people at the bank hear the river, and the financial bank is quiet again."
@@ -65,9 +66,9 @@ def known_departure(config: Any) -> str:
 
 def check_parity(
     loaded: LoadedModel,
-    prompt: Prompt | Tensor | Sequence[int],
+    prompt: Ids,
     *,
-    source: Prompt | Tensor | Sequence[int] | None = None,
+    source: Ids | None = None,
     select: str | None = None,
     atol: float = ATOL,
     level: Level = "full",
@@ -137,7 +138,7 @@ def check_parity(
     return replace(report, too_short=too_short(loaded, report), on_trust=on_trust(loaded, report))
 
 
-def _ids(prompt: Prompt | Tensor | Sequence[int], device: str) -> Tensor:
+def _ids(prompt: Ids, device: str) -> Tensor:
     ids = torch.as_tensor(getattr(prompt, "ids", prompt), device=device)
     return ids[None] if ids.dim() == 1 else ids
 
@@ -145,12 +146,7 @@ def _ids(prompt: Prompt | Tensor | Sequence[int], device: str) -> Tensor:
 SCHEMA = "certificate/4"  # goes up when a field is renamed, or means something else
 
 
-def certificate(
-    report: ParityReport,
-    loaded: LoadedModel,
-    prompt: Prompt | Tensor | Sequence[int],
-    source: Prompt | Tensor | Sequence[int] | None = None,
-) -> dict[str, Any]:
+def certificate(report: ParityReport, loaded: LoadedModel, prompt: Ids, source: Ids | None = None) -> dict[str, Any]:
     """The certificate of one parity run; prompt and source as `check_parity` took them.
 
     Weights are named by the sha256 of each safetensors file in the model's folder; empty for a model made in memory.
@@ -188,11 +184,7 @@ def certificate(
 
 
 def verify(
-    loaded: LoadedModel,
-    prompt: Prompt | Tensor | Sequence[int],
-    *,
-    source: Prompt | Tensor | Sequence[int] | None = None,
-    engine: Engine = ENGINES["eager"],
+    loaded: LoadedModel, prompt: Ids, *, source: Ids | None = None, engine: Engine = ENGINES["eager"]
 ) -> dict[str, Any]:
     """A parity run in short, for a manifest: whether it held, at which level, the largest difference of each layer.
 
