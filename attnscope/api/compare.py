@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -104,6 +104,16 @@ class SidesOfText(NamedTuple):
 
 
 @dataclass(frozen=True)
+class ComparisonTexts:
+    """The texts of a comparison and how they are read; ready: called with either run of a single text."""
+
+    texts: Sequence[SidesOfText]
+    options: CompareOptions
+    tell: Progress = NO_PROGRESS
+    ready: Callable[[Run], object] = lambda run: None
+
+
+@dataclass(frozen=True)
 class CompareCall(CompareOptions):
     """What `attnscope.compare` is called with."""
 
@@ -140,27 +150,25 @@ def compare(call: CompareCall) -> Compared:
         texts = [SidesOfText(f"text {number}", part, part) for number, part in enumerate(text)]
     else:
         texts = [SidesOfText("the text", text, text if call.compare_text is None else call.compare_text)]
-    return compared(texts, [model for model in (call.model, call.other) if model is not None], call)
+    return compared(ComparisonTexts(texts, call), [model for model in (call.model, call.other) if model is not None])
 
 
 def compared(
-    texts: Sequence[SidesOfText],
+    sides: ComparisonTexts,
     models: Sequence[LoadedModel],
-    asked: CompareOptions,
     *,
     options: Mapping[str, Any] | None = None,
     out: Path | None = None,
     force: bool = False,
     maps: bool = True,
-    tell: Progress = NO_PROGRESS,
-    ready: Any = lambda run: None,
 ) -> Compared:
     """Read both sides of every text; with a baseline one side, against what an earlier run left.
 
     models: of both sides, or one. options: what compare.json says was asked for; out, force: the folder that it is to
     be written to, which is refused before the passes where it holds another comparison. maps: keep the maps of one
-    pair, to be drawn. ready: called with either run of a single text.
+    pair, to be drawn.
     """
+    texts, asked = sides.texts, sides.options
     # What can be refused is refused before the passes: other models, heads that are not there, a folder of another.
     conditions = None if asked.gate is None else parse_gate(asked.gate)
     options = _options(asked) if options is None else options
@@ -179,13 +187,13 @@ def compared(
     if out is not None:
         check_folder(out, facts, force)
     if before is not None:
-        comparison = beside_baseline(numbers_of(texts, models[0], asked, tell, ready), before)
+        comparison = beside_baseline(numbers_of(sides, models[0]), before)
     else:
         # Each layer is compared as soon as the second pass has read it.
         steps = 2 * len(texts) * sum(map(len, models[0].geometry.stacks.values()))
-        with tell.stage("forward passes", steps, "layers") as advance:
+        with sides.tell.stage("forward passes", steps, "layers") as advance:
             comparison = compare_heads(
-                ((_side(first), _side(other)) for first, other in _runs(texts, models, asked, tell, ready)),
+                ((_side(first), _side(other)) for first, other in _runs(sides, models)),
                 maps=heads if maps and len(texts) == 1 else None,
                 memory=asked.memory,
                 align=asked.align,
@@ -220,10 +228,9 @@ def _side(run: Run) -> OneSide:
     return OneSide(run.loaded, run.prompt, run.engine, run.source)
 
 
-def _runs(
-    texts: Sequence[SidesOfText], loaded: Sequence[LoadedModel], asked: CompareOptions, tell: Progress, ready: Any
-) -> Iterator[list[Run]]:
-    """What is about to be read of each text: by one model, or by two."""
+def _runs(sides: ComparisonTexts, loaded: Sequence[LoadedModel]) -> Iterator[list[Run]]:
+    """What is about to be read of each text, by one model, or by two; of many texts those that do not fit are named."""
+    texts, asked = sides.texts, sides.options
 
     def prepared(model: LoadedModel, text: Text, chat: bool, engine: EngineWord) -> Run:
         how = {"engine": engine, "memory": asked.memory, "truncate": asked.truncate, "target": asked.target}
@@ -240,38 +247,26 @@ def _runs(
         except InputError as error:
             if len(texts) == 1:
                 raise
-            tell.say(f"left out: {name}: {error.message}")
+            sides.tell.say(f"left out: {name}: {error.message}")
             continue
         for run in runs if len(texts) == 1 else ():
-            ready(run)
+            sides.ready(run)
         yield runs
 
 
-def numbers_of(
-    texts: Sequence[SidesOfText],
-    loaded: LoadedModel,
-    asked: CompareOptions,
-    tell: Progress = NO_PROGRESS,
-    ready: Any = lambda run: None,
-) -> SideNumbers:
+def numbers_of(sides: ComparisonTexts, loaded: LoadedModel) -> SideNumbers:
     """What a baseline keeps of every text, from one pass over each."""
-    steps = len(texts) * sum(map(len, loaded.geometry.stacks.values()))
-    with tell.stage("forward passes", steps, "layers") as advance:
-        return read_numbers((_side(run) for [run] in _runs(texts, [loaded], asked, tell, ready)), advance)
+    steps = len(sides.texts) * sum(map(len, loaded.geometry.stacks.values()))
+    with sides.tell.stage("forward passes", steps, "layers") as advance:
+        return read_numbers((_side(run) for [run] in _runs(sides, [loaded])), advance)
 
 
-def save_baseline(
-    path: Path,
-    texts: Sequence[SidesOfText],
-    loaded: LoadedModel,
-    asked: CompareOptions,
-    tell: Progress = NO_PROGRESS,
-    ready: Any = lambda run: None,
-) -> SideNumbers:
+def save_baseline(path: Path, sides: ComparisonTexts, loaded: LoadedModel) -> SideNumbers:
     """Read every text and write what a later run is held to, the baseline of a gate, to a file."""
-    numbers = numbers_of(texts, loaded, asked, tell, ready)
+    numbers = numbers_of(sides, loaded)
     about = {name: getattr(loaded, name) for name in ("name", "revision", "dtype", "device")}
-    save_json(baseline_document(numbers, {"model": about, "engine": asked.engine, "versions": versions()}), path)
+    document = baseline_document(numbers, {"model": about, "engine": sides.options.engine, "versions": versions()})
+    save_json(document, path)
     return numbers
 
 

@@ -147,7 +147,7 @@ def compare(asked: Sides, room: Room, selected: Selected, top: Top, printing: Re
     if asked.second_loading:
         other = load_model(asked.second_model(), printing)
 
-    from attnscope.api.compare import CompareOptions, compared, save_baseline
+    from attnscope.api.compare import CompareOptions, ComparisonTexts, compared, save_baseline
     from attnscope.cli.study_tables import differences_sheet
     from attnscope.observe.run import run_lines, target_lines
 
@@ -162,15 +162,16 @@ def compare(asked: Sides, room: Room, selected: Selected, top: Top, printing: Re
     def ready(run: Run) -> None:
         output.log_lines((*run_lines(run), *target_lines(run)), printing.quiet)
 
+    sides = ComparisonTexts(texts, how, tell, ready)
     if asked.save_baseline is not None:
-        numbers = save_baseline(asked.save_baseline, texts, loaded, how, tell, ready)
+        numbers = save_baseline(asked.save_baseline, sides, loaded)
         size = f"{number_of(len(numbers.heads), 'head')} over {number_of(len(numbers.texts), 'text')}"
         output.log(f"wrote {asked.save_baseline}: {size}", printing.quiet)
         output.log_lines((f"check failed: {line}" for line in numbers.failures), quiet=False)
         return 1 if numbers.failures else 0
-    folder: dict[str, Any] = {"options": options, "out": printing.out, "force": printing.force}
+    out, force = printing.out, printing.force
     models = [loaded] if asked.baseline is not None else [loaded, other]
-    result = compared(texts, models, how, **folder, maps=printing.out is not None, tell=tell, ready=ready)
+    result = compared(sides, models, options=options, out=out, force=force, maps=out is not None)
     # Files first: a reader of stdout that goes away takes nothing from the folder.
     comparison = result.found
     if printing.out is not None:
