@@ -13,7 +13,7 @@ from PIL import Image
 import attnscope
 from attnscope.cli.figure_options import FIGURES as OFFERED
 from attnscope.errors import UsageError
-from attnscope.export.drawing import ASKED_FOR, FIGURES, Drawing, head_sheet, layer_maps, mass_panels
+from attnscope.export.drawing import ASKED_FOR, FIGURES, Drawing, DrawingOptions, head_sheet, layer_maps, mass_panels
 from attnscope.export.manifest import OURS
 from attnscope.figures import Maps, Panel, Style, save_metrics, save_overview
 from attnscope.figures.colours import DARK_INK, LIGHT_INK
@@ -350,4 +350,4 @@ def test_python_refuses_them_too(demo, tmp_path: Path, asked) -> None:
     written = asked.export(tmp_path, figures=ASKED_FOR, tables=False)
     assert [path.name for path in written] == ["mass.png", "top.png", "depth.png", "manifest.json"]
     assert Drawing.of(asked).sheet is None, "no copy of maps that nobody asked for"
-    assert Drawing.of(asked, top=None).sheet.name == "First 24 of 24 heads"
+    assert Drawing.of(asked, DrawingOptions(top=None)).sheet.name == "First 24 of 24 heads"

@@ -15,7 +15,7 @@ import transformers
 import attnscope
 from attnscope.cli.head_tables import without_attention
 from attnscope.errors import UsageError
-from attnscope.export.drawing import Drawing, layer_maps, rows_of
+from attnscope.export.drawing import Drawing, DrawingOptions, layer_maps, rows_of
 from attnscope.export.export import manifest
 from attnscope.figures.fonts import Fonts
 from attnscope.figures.heads import HeadFigure
@@ -404,7 +404,7 @@ def test_a_window_to_both_sides_has_two_edges():
 
 def test_a_sheet_of_heads_of_several_layers_has_no_window(windowed):
     seen, _, _ = windowed
-    sheet = Drawing.of(seen, sort="focus", top=None).sheet
+    sheet = Drawing.of(seen, DrawingOptions(sort="focus", top=None)).sheet
     assert sheet.window == ""
     assert replace(sheet, window="x").window == "x"
 

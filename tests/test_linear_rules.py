@@ -23,7 +23,7 @@ from attnscope.attention.channels import ChannelMap, FadingMean
 from attnscope.attention.linear import LinearMap
 from attnscope.cli.study_tables import patch_notes
 from attnscope.errors import InputError, ModelError, UsageError
-from attnscope.export.drawing import depths_of, drawings
+from attnscope.export.drawing import DrawingOptions, depths_of, drawings
 from attnscope.hooks import mixers
 from attnscope.hooks.mixers import delta_rule
 from attnscope.metrics.metrics import Texts, measure
@@ -536,7 +536,7 @@ def test_heads_without_focus_are_ranked_by_the_first_metric_that_they_have(chann
     assert "metric=previous_token" in about(seen, {}).open.split("&")
     # By a metric that no head has, titles are without a number.
     for sort, number in (("focus", False), (seen.ranked_by, True)):
-        drawing = drawings(seen, sort=sort, top=None)[""]
+        drawing = drawings(seen, DrawingOptions(sort=sort, top=None))[""]
         assert all((", " in title) is number for title in drawing.sheet.titles)
         assert [depth.name for depth in depths_of(seen, (), sort)[0]] == ["previous token"] * number
 

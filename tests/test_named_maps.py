@@ -13,7 +13,7 @@ from rich.console import Console
 
 import attnscope
 from attnscope.errors import UsageError
-from attnscope.export.drawing import drawings, terminal_maps
+from attnscope.export.drawing import DrawingOptions, drawings, terminal_maps
 from attnscope.export.export import manifest
 from attnscope.figures.colours import cell_number, find_limits, make_norm
 from attnscope.figures.fonts import Fonts
@@ -283,13 +283,13 @@ def test_pictures_of_linear_layers_are_centred_on_0_and_keep_signs_where_they_ar
 
 def test_heads_are_sorted_by_a_metric_of_one_stack_where_it_is_measured(linear):
     seen = attnscope.capture(linear, TEXT, request=Request(maps="all"))
-    drawn = drawings(seen, sort="decay_length", top=3)
+    drawn = drawings(seen, DrawingOptions(sort="decay_length", top=3))
     assert drawn["decoder"].sheet is None
     best = sorted(drawn["linear"].sheet.titles, key=lambda title: -float(title.split()[-1]))
     assert list(drawn["linear"].sheet.titles) == best
     assert len(best) == 3
     with pytest.raises(UsageError, match="did not measure mass"):
-        drawings(seen, sort="mass")
+        drawings(seen, DrawingOptions(sort="mass"))
 
 
 def test_a_terminal_has_a_legend_for_each_kind_of_map_and_equal_steps_for_signs(linear):

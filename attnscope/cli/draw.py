@@ -205,7 +205,7 @@ def _run(
 
     over: the metrics that are drawn, without them all, and over the layers what heads are sorted by.
     """
-    from attnscope.export.drawing import drawings
+    from attnscope.export.drawing import DrawingOptions, drawings
     from attnscope.export.manifest import NAME
     from attnscope.export.redraw import AGAIN, Redrawn, load_run
     from attnscope.model.selection import select_stacks
@@ -225,7 +225,7 @@ def _run(
         wanted = select_stacks(select, heads, seen.stack, of="this run")
         kept = seen.kept_heads()
         chosen = [head.name for head in kept if head.head in wanted.get(head.stack, {}).get(head.layer, ())]
-    drawn = drawings(seen, chosen, depth=over, metrics=over)
+    drawn = drawings(seen, DrawingOptions(chosen, depth=over, metrics=over))
     panels = any(drawing.panels for drawing in drawn.values())
     # Tables hold less than a run did: what they lack is named, with how to draw it all the same.
     lacking = [kind for kind in MAPS if kind in kinds and seen.maps is None and (kind != "heads" or chosen)]

@@ -268,6 +268,21 @@ class Picture:
 
 
 @dataclass(frozen=True)
+class DrawingOptions:
+    """Which heads and metrics are drawn.
+
+    heads: names of those drawn one by one, None for all kept. sort, top: the order of the heads on a sheet, and how
+    many, None for all. depth, metrics: see `Export`.
+    """
+
+    heads: Sequence[str] | None = None
+    sort: str | None = None
+    top: int | None = 0
+    depth: Sequence[str] = ()
+    metrics: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
 class Drawing:
     """One text's pictures before they are drawn, without torch: maps, heads to draw one by one, panels of metrics.
 
@@ -291,28 +306,16 @@ class Drawing:
     depth: tuple[tuple[Depth, ...], str] = ((), "")
 
     @classmethod
-    def of(
-        cls,
-        seen: Observation,
-        heads: Sequence[str] | None = None,
-        sort: str | None = None,
-        top: int | None = 0,
-        stack: str = "",
-        depth: Sequence[str] = (),
-        metrics: Sequence[str] = (),
-    ) -> Drawing:
-        """What there is to draw of one stack's observation; heads: names of those drawn one by one, None for all kept.
-
-        sort, top: the order of the heads on a sheet, and how many, None for all. stack: see `Maps`; depth, metrics: see
-        `Export`.
-        """
+    def of(cls, seen: Observation, options: DrawingOptions = DrawingOptions(), stack: str = "") -> Drawing:
+        """What there is to draw of one stack's observation; stack: see `Maps`."""
+        heads, sort = options.heads, options.sort
         names = [stack + head.name for head in seen.kept_heads()] if heads is None else heads
-        layers, panels = score_panels(seen, metrics)
+        layers, panels = score_panels(seen, options.metrics)
         mass, note = mass_panels(seen)
         maps = tuple(layer_maps(seen, stack)) if seen.maps else ()
-        sheet, without = head_sheet(seen, maps, sort, top), seen.others
+        sheet, without = head_sheet(seen, maps, sort, options.top), seen.others
         of_mass, over = (with_rows(layers, mass, without)[1], note), patch_sheets(seen, names)
-        rows, depths = with_rows(layers, panels, without), depths_of(seen, depth, sort)
+        rows, depths = with_rows(layers, panels, without), depths_of(seen, options.depth, sort)
         return cls(
             maps, tuple(names), *rows, about(seen), of_mass, sheet, dict(without), dict(seen.within), over, depths
         )
@@ -390,28 +393,21 @@ class Drawing:
         return [maps for maps in self.maps if maps.layer in self.layers] if "layers" in kinds else []
 
 
-def drawings(
-    seen: Observation,
-    heads: Sequence[str] | None = None,
-    sort: str | None = None,
-    top: int | None = 0,
-    depth: Sequence[str] = (),
-    metrics: Sequence[str] = (),
-) -> dict[str, Drawing]:
-    """What there is to draw of every stack, by the folder that it goes to: "" where there is one; see `Drawing.of`.
+def drawings(seen: Observation, options: DrawingOptions = DrawingOptions()) -> dict[str, Drawing]:
+    """What there is to draw of every stack, by the folder that it goes to: "" where there is one.
 
     A stack without the metric that heads are sorted by has no sheet of them. Raises UsageError where none has it.
     """
     if not seen.other_stacks:
-        return {"": Drawing.of(seen, heads, sort, top, depth=depth, metrics=metrics)}
-    seen.kept_heads(sort)
-    by = order_of(sort)[0] if sort else ""
+        return {"": Drawing.of(seen, options)}
+    seen.kept_heads(options.sort)
+    by = order_of(options.sort)[0] if options.sort else ""
     drawn = {}
     for stack, obs in seen.stacks.items():
-        sorted_by = (sort, top) if not by or by in COLUMNS or by in obs.columns.scores else (None, 0)
+        sorted_too = not by or by in COLUMNS or by in obs.columns.scores
         if not obs.chosen.nothing:
-            other = f"{stack} " * (stack in seen.other_stacks)
-            drawn[stack] = Drawing.of(obs, heads, *sorted_by, other, depth, metrics)
+            of_stack = options if sorted_too else replace(options, sort=None, top=0)
+            drawn[stack] = Drawing.of(obs, of_stack, f"{stack} " * (stack in seen.other_stacks))
     return drawn
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from attnscope.errors import UsageError
-from attnscope.export.drawing import DEFAULT, Advance, check_kinds, draw_alone, drawings, save_rollout
+from attnscope.export.drawing import DEFAULT, Advance, DrawingOptions, check_kinds, draw_alone, drawings, save_rollout
 from attnscope.export.manifest import NAME, TARGET, check, inner_folders, run_facts, taken, tokens_of
 from attnscope.figures import Style
 from attnscope.figures.style import ROLE_COLOURS
@@ -208,7 +208,7 @@ def _drawn(seen: Observation, folder: Path, how: Export, names: Sequence[str]) -
     rolled = {stack * _several(seen): obs for stack, obs in seen.stacks.items() if obs.rollout is not None}
     written = [save_rollout(obs, folder / stack, how.style) for stack, obs in rolled.items()]
     top = how.top if "top" in how.kinds else 0
-    drawn = drawings(seen, names, how.sort, top, how.depth, how.metrics) if how.kinds else {}
+    drawn = drawings(seen, DrawingOptions(names, how.sort, top, how.depth, how.metrics)) if how.kinds else {}
     for stack, drawing in drawn.items():
         written += drawing.draw(folder / stack, how.kinds, how.style, how.workers, how.advance)
     return written
@@ -242,7 +242,8 @@ def heads_with_roles(seen: Observation, sort: str | None) -> list[str]:
 
 def picture_count(seen: Observation, how: Export) -> int:
     """How many pictures `export` draws: the calls of `how.advance`."""
-    drawn = drawings(seen, drawn_heads(seen, how), how.sort, how.top, how.depth, how.metrics)
+    options = DrawingOptions(drawn_heads(seen, how), how.sort, how.top, how.depth, how.metrics)
+    drawn = drawings(seen, options)
     return sum(drawing.pictures(how.kinds) for drawing in drawn.values())
 
 
