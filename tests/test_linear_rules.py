@@ -22,6 +22,8 @@ from attnscope.attention import questions as ask
 from attnscope.attention.channels import ChannelMap, FadingMean
 from attnscope.attention.linear import LinearMap
 from attnscope.cli.study_tables import patch_notes
+from attnscope.corpus.folder import Job
+from attnscope.corpus.worker import Worker
 from attnscope.errors import InputError, ModelError, UsageError
 from attnscope.export.drawing import DrawingOptions, depths_of, drawings
 from attnscope.hooks import mixers
@@ -484,6 +486,34 @@ def test_a_model_of_linear_layers_alone_is_asked_for_no_heads_of_attention(demo)
         attnscope.knockout(loaded, TEXT, keep="stream:1+2")
     patched = attnscope.patch(loaded, TEXT, corrupted="the bank of the field", at="first", what="value")
     assert not any("share keys and values" in line for line in patch_notes(patched))
+    with pytest.raises(ModelError, match="no layer of mamba2 has one; leave out texts"):
+        attnscope.scan(loaded, sequences=2, texts=[TEXT])
+    with pytest.raises(ModelError, match="weighs by values, is of attention by a softmax, and no layer of mamba2 has"):
+        Worker(Job(request=Request(view=View(weights="value"))), loaded)
+
+
+@pytest.mark.parametrize("family", ["mamba", "mamba2"])
+def test_without_attention_the_number_of_a_layer_names_its_map_in_python_too(demo, family):
+    loaded = wrap(roused_model(family, vocab_size=2000), demo.tokenizer, family)
+    seen = attnscope.capture(loaded, TEXT, layers=[1])
+    assert [key.layer for key in seen.weights] == [1]
+    assert set(seen.relations()["layer"].to_pylist()) == {1}
+    kept = attnscope.capture(loaded, TEXT, request=Request(view=View(heads={2: [0]}), weights={2: [0]}, relations=True))
+    assert {key.layer: list(heads) for key, heads in kept.weight_heads.items()} == {2: [0]}
+    assert set(kept.relations()["layer"].to_pylist()) == {2}
+    with pytest.raises(UsageError, match="there is no layer 9; there are 0, 1, 2, 3"):
+        attnscope.capture(loaded, TEXT, layers=[9])
+
+
+def test_the_text_of_a_linear_head_is_coloured_by_shares(demo):
+    loaded = wrap(roused_model("qwen3_next", vocab_size=2000), demo.tokenizer, "qwen3_next")
+    seen = attnscope.capture(loaded, TEXT)
+    rows = seen.matrix("linear.2.1")[[3, 5]].abs()
+    assert (seen.matrix("linear L2H1") < 0).any()
+    coloured = seen.text(query="3,5", head="linear.2.1").table()["weight"].to_pylist()
+    assert coloured == pytest.approx((rows / rows.sum(-1, keepdim=True)).mean(0).tolist(), abs=1e-6)
+    with pytest.raises(UsageError, match='no layer 0 with attention; there are 3; its map is select="linear.0"'):
+        attnscope.capture(loaded, TEXT, layers=[0])
 
 
 def test_a_stack_that_a_call_has_no_use_for_is_refused_as_that_and_not_as_absent(demo):

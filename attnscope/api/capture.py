@@ -215,12 +215,15 @@ def capture(
         seen = [Capture.made_of(hear(model, ask).observe(ask)) for ask in asks]
         return seen if several else seen[0]
     check_loaded(model)
-    heads, there = None, model.geometry.heads_by_layer
+    heads, geometry = None, model.geometry
     if layers is not None:
+        there, kind = geometry.heads_of_stacks[geometry.numbered], " with attention" * any(geometry.stacks.values())
         for layer in layers:
             if layer not in there:
-                known = ", ".join(map(str, there))
-                raise UsageError(f"there is no layer {layer} with attention", f"there are {known}")
+                hint = f"there are {', '.join(map(str, there))}"
+                if layer in geometry.mixing:
+                    hint += f"; its map is {{select={geometry.mixing[layer][0]}.{layer}}}"
+                raise UsageError(f"there is no layer {layer}{kind}", hint)
         heads = {layer: range(there[layer]) for layer in layers}
     keep = kept(heads, request, (query, key, define), how)
     if is_several(text):

@@ -41,12 +41,12 @@ SHOWN_HEADS = 12  # of the table
 LONGEST_TOKEN = 16  # letters of a cell
 RELATION, ROLES = "strongest relation", "roles"
 TEXT_ROLE, LEADING = "text role", KEPT_FIRST[:5]  # what an atlas' roles leave room for after the first metrics
-NAME = re.compile(r"(?:(\w+) )?L?(\d+)[H.](\d+)", re.IGNORECASE)
+NAME = re.compile(r"(?:([a-z]+)[ .])?L?(\d+)[H.](\d+)", re.IGNORECASE)
 INK = "31, 119, 180"  # of the coloured text, as red, green, blue
 
 
 def place_of(observation: Observation, name: str) -> tuple[LayerKey, int]:
-    """The layer and the number of a head that is named as `L1H4`, `1.4` or `cross L1H4`.
+    """The layer and the number of a head that is named as `L1H4`, `1.4`, `cross L1H4` or `cross.1.4`.
 
     Raises UsageError for what names no head of the model, UnknownLayerError for one of a layer without attention.
     """
@@ -217,8 +217,8 @@ class Capture(Observation):
         """The text, coloured by the weight that its tokens get: for a notebook, `.table()` has the numbers.
 
         query: the tokens that look, as `last` or `Mary`; those of the capture, or the last, without it. head: of one
-        head, as `L1H4`; the mean of all heads with kept matrices, without it. Raises UsageError for what names no
-        token or head, and where no matrices were kept.
+        head, as `L1H4`; the mean of all heads with kept matrices, without it. Of a layer without a softmax it is |w| as
+        a share of its row. Raises UsageError for what names no token or head, and where no matrices were kept.
 
             >>> seen.text(query="last", head="L2H1")
         """
@@ -227,14 +227,19 @@ class Capture(Observation):
             match = choose(self.queries, "last" if query is None else str(query), None, {}, ()).query
         assert match is not None
         rows = list(match.positions)
+        stack = self.stack
         if head is not None:
-            matrices, whose = [self.matrix(head)[None]], head
+            stack, matrices, whose = place_of(self, head)[0].stack, [self.matrix(head)[None]], head
         else:
             matrices = [weights for weights in self.of(self.stack).weights.values() if len(weights)]
             if not matrices:
                 raise UsageError("no matrices were kept of this capture", "ask for Request(weights=True)")
             whose = f"mean of {sum(map(len, matrices))} heads"
-        per_head = [weights[:, rows].mean(1) for weights in matrices]  # (H, K) each
+        rows_HrK = [weights[:, rows] for weights in matrices]
+        if mixes(stack):  # weights that may have a sign: |w| as a share of its row
+            sums_Hr1 = [part.abs().sum(-1, keepdim=True).clamp_min(1e-37) for part in rows_HrK]
+            rows_HrK = [part.abs() / sums for part, sums in zip(rows_HrK, sums_Hr1, strict=True)]
+        per_head = [part.mean(1) for part in rows_HrK]  # (H, K) each
         weight_T = np.concatenate([means.double().numpy() for means in per_head]).mean(0)
         title = f"{whose}, query {match.expression}: {described(self.queries, match)}"
         return ColouredText(self.keys, weight_T, title, tuple(rows) if self.queries is self.keys else ())

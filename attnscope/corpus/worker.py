@@ -49,7 +49,7 @@ from attnscope.observe.collect import observe
 from attnscope.observe.engine_choice import FASTER_SCORES, Choice, choose, kernel_reads
 from attnscope.observe.inputs import reading_targets
 from attnscope.observe.observation import Observation
-from attnscope.observe.request import Request
+from attnscope.observe.request import OF_SOFTMAX, Request
 from attnscope.utils.memory import is_out_of_memory, keep_freed_memory
 
 MOST_REPLICAS = 4
@@ -173,6 +173,8 @@ class Worker:
         self.of_two = self.loaded.geometry.task == SEQ2SEQ
         # What would fail for every text is refused before any is read.
         check_fields(job, self.loaded)
+        if job.request.view.weights != "softmax":
+            self.loaded.check_softmax(OF_SOFTMAX)
         named = job.target_field is not None
         if named and not self.of_two:
             own = NAMES[self.loaded.geometry.task]

@@ -180,6 +180,11 @@ class Geometry:
         return self.stacks | {stack: {layer.index: layer for layer in layers} for stack, layers in self.views.items()}
 
     @property
+    def numbered(self) -> str:
+        """The stack of which a number alone names a layer: without attention that of its maps."""
+        return self.stack if any(self.stacks.values()) else next(iter(self.views), self.stack)
+
+    @property
     def tower(self) -> tuple[LayerGeometry, ...]:
         """The layers of the vision tower of a decoder that is given pictures too."""
         return self.other_stacks.get(VISION, ())

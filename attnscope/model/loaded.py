@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from attnscope.model.quantised import Arithmetic
 
 WHOLE_MODEL = "load a checkpoint of the whole language model"
+MAPS_ALONE = "`attnscope heads` and `draw` show the maps of its layers; or choose another model"
 
 
 @dataclass(frozen=True, repr=False)
@@ -214,15 +215,14 @@ class LoadedModel:
             other = f"looks both ways: its config says {words}" if words else f"is {NAMES[self.geometry.task]}"
             raise ModelError(f"{what} is for {meant}, and {self.name} {other}", hint)
 
-    def check_softmax(self, what: str) -> None:
+    def check_softmax(self, what: str, otherwise: str = MAPS_ALONE) -> None:
         """Raise ModelError where `what` is of a softmax, and the layers of the model mix tokens without one.
 
         >>> attnscope.load("demo").check_softmax("a rollout")
         """
         if not any(self.geometry.stacks.values()) and any(map(mixes, self.geometry.views)):
             raise ModelError(
-                f"{what} is of attention by a softmax, and no layer of {self.geometry.model_type} has one",
-                "`attnscope heads` and `draw` show the maps of its layers; or choose another model",
+                f"{what} is of attention by a softmax, and no layer of {self.geometry.model_type} has one", otherwise
             )
 
     def check_heads(self, why: str) -> None:

@@ -437,7 +437,7 @@ def observe(
 
     geometry = loaded.geometry
     every = Pass(
-        *(request, geometry.stack, geometry.shown, geometry.every, advance, loaded.device, directions),
+        *(request, geometry.numbered, geometry.shown, geometry.every, advance, loaded.device, directions),
         asks_all=not engine.probes,
         loaded=loaded,
         asked=asked,

@@ -191,6 +191,7 @@ class PerLayer(Mapping[LayerKey, T]):
         return f"PerLayer of {len(self)} layers"
 
 
+OF_SOFTMAX = "what is before a softmax, or weighs by values,"  # the views that no layer without one has
 ENTRIES = {"softmax": "weight", "scores": "score", "value": "norm", "logit": "logit"}  # the column of what a view reads
 
 
@@ -374,8 +375,8 @@ class Request:
             view=replace(self.view, heads=heads),
             rollout=rollout,
             per_token=per_token,
-            weights=_own(self.weights, stack),
-            operands=_own(self.operands, stack),
+            weights=_own(self.weights, stack, plain),
+            operands=_own(self.operands, stack, plain),
         )
         return request.of_signed() if mixes(stack) else request
 
@@ -407,12 +408,15 @@ class Request:
         return choose(prompt, *asked) if source is None else choose_of_two(prompt, source, *asked)
 
 
-def _own(asked: bool | Mapping[int, Sequence[int]], stack: str) -> bool | Mapping[int, Sequence[int]]:
-    """Of {layer: heads} those of one stack: of layers without a softmax those whose indices name it."""
+def _own(asked: bool | Mapping[int, Sequence[int]], stack: str, plain: str) -> bool | Mapping[int, Sequence[int]]:
+    """Of {layer: heads} those of one stack: of layers without a softmax those whose indices name it.
+
+    plain: the stack of indices that name none.
+    """
     if not isinstance(asked, Mapping):
         return asked
-    named = stack if mixes(stack) else ""
-    return {int(layer): heads for layer, heads in asked.items() if stack_of(layer) == named}
+    names = [stack] * mixes(stack) + [""] * (stack == plain or not mixes(stack))
+    return {int(layer): heads for layer, heads in asked.items() if stack_of(layer) in names}
 
 
 class TextInputs(NamedTuple):

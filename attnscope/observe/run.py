@@ -53,7 +53,7 @@ from attnscope.observe.inputs import (
 )
 from attnscope.observe.logit_path import asked_of_answer, directions_of_answer
 from attnscope.observe.observation import NamesBeside, Observation
-from attnscope.observe.request import CaptureSpec, Request, RunInfo, TextInputs
+from attnscope.observe.request import OF_SOFTMAX, CaptureSpec, Request, RunInfo, TextInputs
 from attnscope.utils.memory import check_free
 from attnscope.utils.stages import NO_PROGRESS, Progress
 
@@ -102,7 +102,7 @@ class Run:
         geometry = self.loaded.geometry
         stacks = [*geometry.stacks.values()]
         mixing = {stack: layers for stack, layers in geometry.shown.items() if mixes(stack)}
-        if any(self.request.of(stack, geometry.stack).view.heads != {} for stack in mixing):
+        if any(self.request.of(stack, geometry.numbered).view.heads != {} for stack in mixing):
             stacks += mixing.values()
         return sum(map(len, stacks))
 
@@ -286,7 +286,7 @@ def _check(loaded: LoadedModel, ask: CaptureSpec) -> None:
         for check in (loaded.check_task, loaded.check_logits, loaded.check_bare):
             check("an effect on a logit")
     if ask.keep.rollout or ask.keep.view.weights != "softmax":
-        loaded.check_softmax("a rollout" if ask.keep.rollout else "what is before a softmax, or weighs by values,")
+        loaded.check_softmax("a rollout" if ask.keep.rollout else OF_SOFTMAX)
     if ask.keep.rollout or ask.keep.operands:
         loaded.check_queries("a rollout" if ask.keep.rollout else "what keeps q and k")
     # A target is of an encoder-decoder, an answer of a decoder that can go on with the text.
@@ -314,7 +314,7 @@ def _check_matrices(loaded: LoadedModel, request: Request, prompt: Prompt, sourc
     pairs = {ENCODER: source * source if source else tokens * tokens, CROSS: tokens * source}
     pairs |= {VISION: sum(len(part) ** 2 for part in prompt.medium.tower)}
     for stack, layers in loaded.geometry.shown.items():
-        of_stack = request.of(stack, loaded.geometry.stack)
+        of_stack = request.of(stack, loaded.geometry.numbered)
         chosen = of_stack.view_of(of_stack.weights).heads
         kept = sum(layer.heads if chosen is None else len(chosen.get(layer.index, ())) for layer in layers.values())
         heads, needed = heads + kept, needed + 4 * kept * pairs.get(stack, tokens * tokens)

@@ -103,6 +103,7 @@ def load_texts(folder: Path) -> OnTexts | None:
 def prompts_of(loaded: LoadedModel, texts: Sequence[str]) -> list[Prompt]:
     """The texts as tokens, at most LONGEST of each. Raises InputError where none has two."""
     loaded.check_bare("a scan")
+    loaded.check_softmax("a comparison of heads on texts", "leave out {texts}")
     # A single token sees itself, whatever the head.
     prompts = [prompt for prompt in natural_prompts(loaded, texts, LONGEST) if len(prompt) > 1]
     if not prompts:
