@@ -37,6 +37,7 @@ from attnscope.observe.collectors.heads import TopRelation
 from attnscope.observe.request import CaptureSpec, Layer, LayerKey, Request, View
 from attnscope.observe.run import prepare
 from attnscope.reference import naive
+from attnscope.serve.questions import divergences
 from attnscope.studies.copying import copying_of
 from attnscope.viewer.page import about
 from helpers.command_line import call
@@ -505,6 +506,18 @@ def test_without_attention_the_number_of_a_layer_names_its_map_in_python_too(dem
         attnscope.capture(loaded, TEXT, layers=[9])
 
 
+def test_two_sides_of_a_page_have_no_divergence_of_layers_without_a_softmax(demo):
+    loaded = wrap(roused_model("qwen3_next", vocab_size=2000), demo.tokenizer, "qwen3_next")
+    first, other = (attnscope.capture(loaded, text) for text in (TEXT, "the river field was the bank"))
+    by_stack: dict[str, list[Any]] = {"linear": [], "decoder": []}
+    for one in divergences(first, other, None):
+        by_stack[one.key.stack].append(one)
+    assert [len(heads) for heads in by_stack.values()] == [12, 4]
+    assert {one.js for one in by_stack["linear"]} == {None}
+    assert all(one.js > 0 for one in by_stack["decoder"])
+    assert all(0 < one.lost < 1 for one in by_stack["linear"])
+
+
 def test_the_text_of_a_linear_head_is_coloured_by_shares(demo):
     loaded = wrap(roused_model("qwen3_next", vocab_size=2000), demo.tokenizer, "qwen3_next")
     seen = attnscope.capture(loaded, TEXT)
@@ -512,7 +525,7 @@ def test_the_text_of_a_linear_head_is_coloured_by_shares(demo):
     assert (seen.matrix("linear L2H1") < 0).any()
     coloured = seen.text(query="3,5", head="linear.2.1").table()["weight"].to_pylist()
     assert coloured == pytest.approx((rows / rows.sum(-1, keepdim=True)).mean(0).tolist(), abs=1e-6)
-    with pytest.raises(UsageError, match='no layer 0 with attention; there are 3; its map is select="linear.0"'):
+    with pytest.raises(UsageError, match=r'no layer 0 with attention; there are 3; its map is select="linear.0"'):
         attnscope.capture(loaded, TEXT, layers=[0])
 
 

@@ -236,9 +236,10 @@ class Capture(Observation):
                 raise UsageError("no matrices were kept of this capture", "ask for Request(weights=True)")
             whose = f"mean of {sum(map(len, matrices))} heads"
         rows_HrK = [weights[:, rows] for weights in matrices]
-        if mixes(stack):  # weights that may have a sign: |w| as a share of its row
-            sums_Hr1 = [part.abs().sum(-1, keepdim=True).clamp_min(1e-37) for part in rows_HrK]
-            rows_HrK = [part.abs() / sums for part, sums in zip(rows_HrK, sums_Hr1, strict=True)]
+        if mixes(stack):
+            from attnscope.attention.linear import shares_of
+
+            rows_HrK = list(map(shares_of, rows_HrK))
         per_head = [part.mean(1) for part in rows_HrK]  # (H, K) each
         weight_T = np.concatenate([means.double().numpy() for means in per_head]).mean(0)
         title = f"{whose}, query {match.expression}: {described(self.queries, match)}"

@@ -269,8 +269,13 @@ def _is_product(question: Question) -> bool:
 def block_of_sizes(P: AttentionOperator, start: int, stop: int) -> Block:
     """Rows of a signed map, or of one of sizes, and |w| as shares of each row's sum of them."""
     signed = P.rows(start, stop)
-    size = signed.abs()
-    return Block(size.div_(size.sum(-1, keepdim=True).clamp_min(TINY)), start, stop, P.visible, signed)
+    return Block(shares_of(signed), start, stop, P.visible, signed)
+
+
+def shares_of(weights: Tensor) -> Tensor:
+    """|w| of rows (..., K) as shares of each row's sum of them, 0 in a row of zeros."""
+    size = weights.abs()
+    return size.div_(size.sum(-1, keepdim=True).clamp_min(TINY))
 
 
 class Shares(AttentionOperator):

@@ -24,7 +24,7 @@ from attnscope.inputs.prompt import Prompt, from_ids, isolation_for, reading
 from attnscope.inputs.spans import Align
 from attnscope.inputs.tokens import TokenSelection
 from attnscope.interventions.spec import DRAWS, AskedText, CutPlan
-from attnscope.model.selection import MIXING, SEQ2SEQ, is_vision, select, select_layers
+from attnscope.model.selection import MIXING, SEQ2SEQ, is_vision, mixes, select, select_layers
 from attnscope.observe.request import RunInfo
 from attnscope.utils.stages import Progress
 
@@ -458,7 +458,11 @@ class ShowPage(Purpose):
 
 
 def divergences(first: Observation, other: Observation, align: Align | None) -> list[HeadDivergence]:
-    """Of each head that both hold whole. Raises InputError as `alignment`."""
+    """Of each head that both hold whole; of layers without a softmax |w| is read as shares, which have no divergence.
+
+    Raises InputError as `alignment`.
+    """
+    from attnscope.attention.linear import shares_of
     from attnscope.inputs.spans import alignment, units
     from attnscope.studies.comparison import weights_divergence
 
@@ -479,9 +483,12 @@ def divergences(first: Observation, other: Observation, align: Align | None) -> 
             side.weights[key][[held.index(head) for head in heads]]
             for side, held in zip((first, other), of_both, strict=True)
         )
+        has_softmax = not mixes(key.stack)
+        if not has_softmax:
+            first_HQK, other_HQK = shares_of(first_HQK), shares_of(other_HQK)
         js_H, _, lost_H, other_lost_H, _ = weights_divergence(first_HQK, other_HQK, shared)
         for head, js, lost, other_lost in zip(heads, js_H, lost_H, other_lost_H, strict=True):
-            bits = float(js) if np.isfinite(js) else None
+            bits = float(js) if has_softmax and np.isfinite(js) else None
             result.append(HeadDivergence(key, head, bits, float(lost), float(other_lost)))
     return result
 
