@@ -77,13 +77,15 @@ class ChannelRule(ABC):
             total_BrK += self.weights(start, stop, channels).abs_().sum(1)
         return total_BrK / C
 
-    def output(self, start: int, stop: int) -> Tensor:
-        """Rows of what the layer makes of its values, (B, r, C)."""
-        parts = []
+    def output(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        """Rows of what the layer makes of its values, (B, r, C), and of the mean of |w| over channels, (B, r, K)."""
+        parts, total_BrK = [], torch.zeros((), device=self.values_BTC.device)
         for channels in self.runs(stop - start):
             values_BcK = self.values_BTC[:, :, channels].float().transpose(1, 2)
-            parts.append((self.weights(start, stop, channels) @ values_BcK[..., None])[..., 0])
-        return self.after(torch.cat(parts, 1).transpose(1, 2), start, stop)
+            weights_BcrK = self.weights(start, stop, channels)
+            parts.append((weights_BcrK @ values_BcK[..., None])[..., 0])
+            total_BrK = total_BrK + weights_BcrK.abs_().sum(1)
+        return self.after(torch.cat(parts, 1).transpose(1, 2), start, stop), total_BrK / self.shape[2]
 
 
 class Factors(NamedTuple):
@@ -328,8 +330,10 @@ class Joined(ChannelRule):
             channel -= part.shape[2]
         raise IndexError(channel)
 
-    def output(self, start: int, stop: int) -> Tensor:
-        return torch.cat([part.output(start, stop) for part in self.parts], -1)
+    def output(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        outputs, means = zip(*(part.output(start, stop) for part in self.parts), strict=True)
+        share = [part.shape[2] / self.shape[2] for part in self.parts]
+        return torch.cat(outputs, -1), sum(mean * of for mean, of in zip(means, share, strict=True))
 
 
 class ChannelMap(AttentionOperator):

@@ -413,14 +413,15 @@ def _outside(device: torch.device) -> Iterator[None]:
 
 def _checked(call: AttentionCall, rule: LinearRule | ChannelRule, output: Tensor) -> CallCheck:
     """How a call of a rule held, which gave this output, (B, T, ...)."""
-    check, P, sample = check_call(call, RULE), call.P, sampled(call.visible, REPEATED_ROWS, call.P.device)
-    # The largest weight on a token after the query: 0 in a rule that knows no later token.
-    rows = (lambda a, b: P.rule.mean(a, b)[:, None]) if isinstance(P, ChannelMap) else P.rows  # not the whole map
-    future = [(rows(a, b).abs() * ~call.visible.rows(a, b)).max() for a, b in sample.runs]
-    check.note(masked_weight=torch.stack(future).max())
-    # Every channel's M v against what the model's own code made.
+    check, sample = check_call(call, RULE), sampled(call.visible, REPEATED_ROWS, call.P.device)
     if isinstance(rule, ChannelRule):
-        own = torch.cat([rule.output(a, b) for a, b in sample.runs], 1)
-        check.note(value_error=relative_error(own, sample.of(output)))
+        # Every channel's M v against what the model's own code made; its map is not made whole for that.
+        outputs, rows = zip(*(rule.output(a, b) for a, b in sample.runs), strict=True)
+        check.note(value_error=relative_error(torch.cat(outputs, 1), sample.of(output)))
         check.dtype = output.dtype
+    else:
+        rows = tuple(call.P.rows(a, b).abs().amax(1) for a, b in sample.runs)
+    # The largest weight on a token after the query: 0 in a rule that knows no later token.
+    later = (part[:, None] * ~call.visible.rows(*run) for part, run in zip(rows, sample.runs, strict=True))
+    check.note(masked_weight=torch.stack([part.max() for part in later]).max())
     return check
