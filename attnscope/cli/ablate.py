@@ -7,7 +7,8 @@ What else `ablate` answers of the same heads and task: pairs, a pruning, a scree
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -142,22 +143,14 @@ class VariantOptions(OptionGroup, panel="What to ask"):
 PRUNED = "each step is chosen and measured on the same sequences: on average its loss is too low"
 
 
-def print_answer(record: Any, on: On, measured: StudyTable) -> int:
-    """The table on stdout, of sets a number of sets and not of rows; on stderr what a reader has to know."""
-    if record.stem != "ablation":
-        return print_study(record, on, measured, ANSWERS[record.stem])
-    format, table = output.wanted_format(measured.format), record.table()
-    names, sets = table["set"].to_pylist(), table["set"].unique()
-    first = sets.slice(0, on.limit(format)).to_pylist()
-    table = table.slice(0, sum(name in first for name in names))
-    output.emit(table, format, lambda: sets_sheet(record, on.shown))
-    rest = on.rest(len(sets.slice(0, on.shown)), len(sets), "sets") if format == "table" else []
-    output.log_lines([*rest, *ablation_notes(record)], measured.quiet)
-    return 0
+def rows_of_sets(result: Any) -> Iterable[int]:
+    """How many rows each set has."""
+    return Counter(result.table()["set"].to_pylist()).values()
 
 
 # Of each question what a terminal shows of the first rows, and the lines below.
 ANSWERS: Mapping[str, Printed[Any]] = {
+    "ablation": Printed(sets_sheet, ablation_notes, what="sets", sizes=rows_of_sets),
     "pairs": Printed(pairs_sheet, lambda record: interval_notes(record.statistics, "sequences")),
     "prune": Printed(prune_sheet, lambda record: [f"intact {record.intact:.3f} {record.unit}", PRUNED]),
     "gradient": Printed(screen_sheet, lambda record: [trusted(record)]),
@@ -218,4 +211,4 @@ def ablate(studied: Studied, taken: Taken, on: On, otherwise: VariantOptions, me
     output.log(cost.line, measured.quiet)
     with unwinding():
         result = run_ablation(study, asked, atlas, tell, cost.steps, style)
-    return print_answer(result.found, on, measured)
+    return print_study(result.found, on, measured, ANSWERS[result.found.stem])

@@ -188,7 +188,7 @@ def compare(asked: Sides, room: Room, selected: Selected, top: Top, printing: Re
         if opened:
             output.log(open_line(opened, f"{intervals} differences of metrics"), printing.quiet)
     sheet = partial(differences_sheet, comparison, result.places[: top.shown], output.width())
-    output.emit_first(result.table(), top, format, sheet, printing.quiet, printing.spreadsheet)
+    output.emit_first(result.table(), top, format, sheet, printing)
     left = ((stack, layers) for stack, layers in loaded.geometry.views.items() if mixes(stack))
     without = (f"{stack} layers {as_ranges([layer.index for layer in layers])}" for stack, layers in left)
     output.log_lines((f"not compared: {layers}, which have no softmax" for layers in without), printing.quiet)

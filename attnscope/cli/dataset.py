@@ -160,7 +160,7 @@ def dataset_heads(context: typer.Context, folder: Path, asked: DatasetAsk, print
     # A terminal gets the first rows, a file all of them.
     shown = order[: asked.top.shown]
     sheet = dataset_sheet(heads, shown, chosen.sort, output.width())
-    output.emit_first(heads.table(order), asked.top, format, lambda: sheet, printing.quiet, printing.spreadsheet)
+    output.emit_first(heads.table(order), asked.top, format, lambda: sheet, printing)
     if format == "table":
         notes = [*open_ends(heads, shown, chosen.sort), *dataset_legend(dataset, sheet.columns)]
         output.log_lines(notes, printing.quiet)

@@ -13,8 +13,9 @@ from attnscope.cli.config import with_options
 from attnscope.cli.figure_options import Look, StudyTable
 from attnscope.cli.option_groups import FIRST, command_line, fill
 from attnscope.cli.options import Queries, TextsAsked
-from attnscope.cli.output import Top, write_file, writing_to
+from attnscope.cli.output import Top, writing_to
 from attnscope.cli.reproduce import study_command
+from attnscope.cli.study import Printed, print_study
 from attnscope.cli.study_tables import depth_sheet
 from attnscope.utils.folders import PICTURES, TABLES
 from attnscope.utils.signals import unwinding
@@ -54,7 +55,6 @@ def depth(asked: TextsAsked, question: ListedTokens, top: Top, table: StudyTable
     Some models mix earlier blocks by a softmax. Their table has the weights instead: of attention, or of q, k and v
     apart, of the MLP, and of the final state.
     """
-    format = output.wanted_format(table.format)
     meant = question.asks()
 
     from attnscope.api.depth import DepthOptions, ask_of
@@ -75,12 +75,11 @@ def depth(asked: TextsAsked, question: ListedTokens, top: Top, table: StudyTable
         with unwinding(), output.progress("drawing", None, table.quiet):
             again = Again(command=study_command("depth", text, asked, question))
             result.export(table.folder, style=style(), force=table.force, again=again)
-    if table.file is not None:
-        write_file(table.file, result.table, lambda folder: [result.draw(folder, style())], table.quiet)
-    # A reader counts as one row, and has a row per block in data.
-    rows = result.table(top.limit(format))
-    output.emit(rows, format, lambda: depth_sheet(result, top.shown))
-    readers = sum(1 for _ in result.readers())
-    output.log_lines(top.rest(min(readers, top.shown or readers), readers) if format == "table" else (), table.quiet)
-    output.log_lines((*result.notes, result.line), table.quiet)
-    return 0
+    printed: Printed[Depth] = Printed(
+        depth_sheet,
+        lambda record: (*record.notes, record.line),
+        lambda record, folder: [record.draw(folder, style())],
+        hint="name a folder",
+        sizes=lambda record: map(len, record.readers()),  # a reader counts as one row, and has a row per block in data
+    )
+    return print_study(result, top, table, printed)

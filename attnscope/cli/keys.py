@@ -50,7 +50,7 @@ def keys(asked: TextRun, chosen: Heads, question: Queries, top: Top, printing: R
     export_text(seen, printing, options=options, figures=(), keys=True)
     titles = [TOP_KEY if name == "resting" else name for name in table.column_names]
     sheet = partial(relations_sheet, table.rename_columns(titles), top.shown, wrapped=TOP_KEY)
-    output.emit_first(table, top, format, sheet, printing.quiet, printing.spreadsheet)
+    output.emit_first(table, top, format, sheet, printing)
     output.log_lines(LEGEND if format == "table" else (), printing.quiet)
     say_shares(seen, printing.quiet)
     return report_checks(seen, printing.quiet)

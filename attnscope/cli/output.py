@@ -98,20 +98,15 @@ def emit(table: pa.Table, format: str, picture: Callable[[], RenderableType], sp
 
 
 def emit_first(
-    table: pa.Table,
-    top: Top,
-    format: str,
-    picture: Callable[[], RenderableType],
-    quiet: bool,
-    spreadsheet: bool = False,
+    table: pa.Table, top: Top, format: str, picture: Callable[[], RenderableType], printing: Results
 ) -> None:
     """As `emit`, the first rows, as many as were asked for; on stderr how many a person does not see.
 
     picture: of the first `top.shown` rows.
     """
-    emit(table.slice(0, top.limit(format)), format, picture, spreadsheet)
-    for line in top.rest(len(table.slice(0, top.shown)), len(table)) if format == "table" else ():
-        log(line, quiet)
+    emit(table.slice(0, top.limit(format)), format, picture, printing.spreadsheet)
+    if format == "table":
+        log_lines(top.rest(len(table.slice(0, top.shown)), len(table)), printing.quiet)
 
 
 def emit_data(table: pa.Table, format: str, spreadsheet: bool = False) -> None:

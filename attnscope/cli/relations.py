@@ -107,7 +107,7 @@ def relations(asked: TextRun, entries: Related, question: Question, top: Top, pr
     how = listed.shown() if format == "table" or top.top is not None else listed.written()
     table = seen.relations(**how)
     sheet = partial(relations_sheet, table, top.shown)
-    output.emit_first(table, top, format, sheet, printing.quiet, printing.spreadsheet)
+    output.emit_first(table, top, format, sheet, printing)
     if format == "table" and listed.over is None:
         line = "strongest first over all heads; a pipe without --top, and --over none, get them head by head"
         output.log(line, printing.quiet)

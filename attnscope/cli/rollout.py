@@ -62,7 +62,7 @@ def rollout(asked: TextRun, question: Queries, top: Top, printing: Results, unit
     style = drawing.figure_style(command_line("rollout", *groups))
     export_text(seen, printing, options=options, figures=(), style=style, top_k=top_k, min_weight=units.min_weight)
     sheet = partial(relations_sheet, table, top.shown)
-    output.emit_first(table, top, format, sheet, printing.quiet, printing.spreadsheet)
+    output.emit_first(table, top, format, sheet, printing)
     return max(
         report_checks(seen, printing.quiet), *(report_rollout(stack, printing.quiet) for stack in seen.stacks.values())
     )

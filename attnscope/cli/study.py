@@ -95,7 +95,8 @@ class Printed(Generic[Tabled]):
     """How the record of a study is shown. sheet: its first rows on a terminal. notes: what a reader has to know.
 
     draw: writes the pictures into a folder. page: writes what else a folder gets. extra: writes what an option of this
-    study alone asks for. hint: what makes one picture of many.
+    study alone asks for. hint: what makes one picture of many. what: what --top counts; sizes: how many rows each of
+    these has, where it is not one.
     """
 
     sheet: Callable[[Tabled, int | None], RenderableType]
@@ -104,6 +105,8 @@ class Printed(Generic[Tabled]):
     page: Callable[[Tabled, Path], object] = lambda record, folder: None
     extra: Callable[[Tabled], object] = lambda record: None
     hint: str = ONE_BY_ONE
+    what: str = "rows"
+    sizes: Callable[[Tabled], Iterable[int]] | None = None
 
 
 def run_study(study: Study[Record], top: Texts, table: StudyTable, printed: Printed[Record]) -> int:
@@ -136,7 +139,10 @@ def print_study(record: Tabled, top: Top, table: StudyTable, printed: Printed[Ta
     if table.file is not None:
         write_file(table.file, record.table, lambda folder: printed.draw(record, folder), table.quiet, printed.hint)
     printed.extra(record)
-    format = output.wanted_format(table.format)
-    output.emit_first(record.table(), top, format, lambda: printed.sheet(record, top.shown), table.quiet)
-    output.log_lines(printed.notes(record), table.quiet)
+    format, rows = output.wanted_format(table.format), record.table()
+    sizes = [1] * len(rows) if printed.sizes is None else [*printed.sizes(record)]
+    first = rows.slice(0, sum(sizes[: top.limit(format)]))
+    output.emit(first, format, lambda: printed.sheet(record, top.shown))
+    rest = top.rest(len(sizes[: top.shown]), len(sizes), printed.what) if format == "table" else []
+    output.log_lines([*rest, *printed.notes(record)], table.quiet)
     return 0
