@@ -595,7 +595,7 @@ def observe_layers(
         shown.setdefault(key.stack, {})[key.layer] = layer.geometry
     report = CaptureReport([layer.check for layer in layers.values()], attention=attention)
     every = {stack: tuple(of_stack.values()) for stack, of_stack in shown.items()}
-    source = LayerSource(request, plain, shown, every, advance)
+    source = LayerSource(request, plain, shown, every, advance)  # on the CPU, and each layer is asked
     of_stacks: dict[str, Observation] = {}
     with torch.no_grad():
         # A stack has texts of its own: the same names may choose other tokens in each.
