@@ -251,7 +251,7 @@ def test_a_layer_of_an_unknown_type_attends_where_its_modules_do(model_type, mon
 @pytest.mark.families
 def test_the_layers_of_a_part_that_has_no_class_of_its_own_are_asked_of_the_whole(monkeypatch):
     config = tiny_stacks("t5gemma")
-    assert layer_modules(config.encoder, config.encoder, "encoder") is None
+    assert layer_modules(config.encoder, "encoder") is None
     monkeypatch.delitem(TYPES, "sliding_attention")
     every = geometry_of(config, count=False).every
     assert [layer.attention for stack in ("encoder", "decoder") for layer in every[stack]] == [True] * 8

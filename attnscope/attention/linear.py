@@ -325,20 +325,16 @@ class ShareTiles(Tiles):
         size_Hr1 = reached.sum(-1, keepdim=True)
         reached.div_(size_Hr1.clamp_min(TINY))
         norm = (size_Hr1 != 0).float()
-        top_heads, top = self._largest(place, p)
-        columns = None if text is None else text[place.groups]
-        max_p = p.amax(-1, keepdim=True)
-        own = {"signed": signed, "size_Hr": size_Hr1[..., 0]}
-        return ShareTile(place, None, p, norm, torch.ones_like(norm), max_p, top, top_heads, columns, **own)
-
-    def _largest(self, place: TilePlace, p: Tensor) -> tuple[list[int], tuple[Tensor, Tensor] | None]:
-        """As `searched`, without the keys after a query."""
+        # The keys after a query are none of its largest.
         own = p[..., place.rows]
         future = torch.ones(own.shape[-2:], dtype=torch.bool, device=p.device).triu_(1)
         own.masked_fill_(future, HIDDEN)
-        largest = self.searched(place, p)
+        top_heads, top = self.searched(place, p)
         own.masked_fill_(future, 0.0)
-        return largest
+        columns = None if text is None else text[place.groups]
+        max_p = p.amax(-1, keepdim=True)
+        signs = {"signed": signed, "size_Hr": size_Hr1[..., 0]}
+        return ShareTile(place, None, p, norm, torch.ones_like(norm), max_p, top, top_heads, columns, **signs)
 
 
 @dataclass(eq=False, kw_only=True)

@@ -307,13 +307,11 @@ class AttentionSpec:
 
     def first_texts(self, count: int) -> AttentionSpec:
         """The call with its first texts alone."""
-        return self._texts(0, count)
+        return self.texts(0, count)
 
-    def text(self, row: int) -> AttentionSpec:
-        """The call with one of its texts alone."""
-        return self._texts(row, row + 1)
+    def texts(self, start: int, stop: int) -> AttentionSpec:
+        """The call with some of its texts alone."""
 
-    def _texts(self, start: int, stop: int) -> AttentionSpec:
         def part(values: Tensor | None) -> Tensor | None:  # of all texts, or one for all of them
             return values if values is None or values.ndim < 4 or len(values) == 1 else values[start:stop]
 

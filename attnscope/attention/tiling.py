@@ -43,13 +43,8 @@ class TiledOperator(AttentionOperator):
     """
 
     kernel: str = ""
-
-    def __init__(
-        self, batch: int, heads: int, visible: Visibility, spec: AttentionSpec | None, device: torch.device
-    ) -> None:
-        super().__init__(batch, heads, visible, spec, device)
-        self.with_output = False
-        self._output: Tensor | None = None
+    with_output: bool = False
+    _output: Tensor | None = None
 
     @abstractmethod
     def tiles(

@@ -299,7 +299,7 @@ def geometry_of(config: Any, *, count: bool = True, task: str | None = None) -> 
         if name in added and name in types:
             views[stack] = tuple(layer for layer in layers if types[layer.index] == name)
             rates[stack] = added[name]
-    views |= _mixing_layers(config, text, main_stack(task), layers)
+    views |= _mixing_layers(config, main_stack(task), layers)
     if hasattr(text, "lambda_std_dev"):
         pairs = (replace(layer, heads=layer.heads // 2, kv_heads=max(1, layer.kv_heads // 2)) for layer in layers)
         views[DIFFERENCE] = tuple(pairs)
@@ -521,7 +521,7 @@ def _layers(config: Any, stack: str) -> tuple[LayerGeometry, ...]:
 
     # A word that is not in TYPES is of a layer with attention where its modules attend: then a model is built.
     unknown = {index for index, word in enumerate(words) if word not in TYPES}
-    modules = layer_modules(config, text, stack) if unknown else None
+    modules = layer_modules(config, stack) if unknown else None
     attending = unknown & modules.attending if modules else set()
 
     # With a Mamba in the config and no list of the layers that are one, all layers have it parallel to their attention;
@@ -540,13 +540,11 @@ def _layers(config: Any, stack: str) -> tuple[LayerGeometry, ...]:
     )
 
 
-def _mixing_layers(
-    config: Any, text: Any, stack: str, layers: Sequence[LayerGeometry]
-) -> dict[str, tuple[LayerGeometry, ...]]:
+def _mixing_layers(config: Any, stack: str, layers: Sequence[LayerGeometry]) -> dict[str, tuple[LayerGeometry, ...]]:
     """The layers that mix tokens by a rule without a softmax, by the kind of their maps."""
     if all(layer.attention and not layer.parallel for layer in layers):
         return {}
-    modules = layer_modules(config, text, stack)
+    modules = layer_modules(config, stack)
     kinds: dict[str, list[LayerGeometry]] = {}
     for index, mixer in sorted(modules.mixers.items()) if modules else ():
         if index < len(layers):

@@ -532,11 +532,11 @@ class LayerModules(NamedTuple):
     mixers: Mapping[int, Mixer]
 
 
-def layer_modules(config: Any, part: Any, stack: str) -> LayerModules | None:
+def layer_modules(config: Any, stack: str) -> LayerModules | None:
     """What the modules of a stack's layers do; None where the model of a config cannot be built.
 
-    part: what the model's config has for the stack, or the whole. The model of that part, or the whole, is built on the
-    meta device, without code that it brings, once for each config.
+    The model of the stack's own config, or the whole, is built on the meta device, without code that it brings, once
+    for each config.
     """
     key = stack, config.to_json_string()
     if key not in _last_answer:
@@ -544,7 +544,7 @@ def layer_modules(config: Any, part: Any, stack: str) -> LayerModules | None:
 
         _last_answer.clear()  # one model is read at a time, and asks again for every pass
         layers = None
-        for whole in (part, config):
+        for whole in (stack_config(config, stack), config):
             with suppress(Exception):  # any family's constructor, with any config
                 model: Any = empty_of(AutoModel, copy.deepcopy(whole))
                 of_stack = model.get_decoder() if stack == DECODER else model.get_encoder()

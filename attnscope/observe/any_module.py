@@ -355,7 +355,7 @@ def _of_row(
 ) -> tuple[AttentionOperator, int]:
     """The operator of one row of the batch of a call, and how many kv heads it has."""
     if call.spec is not None:
-        return operator(call.spec.text(row)), call.spec.kv_heads
+        return operator(call.spec.texts(row, row + 1)), call.spec.kv_heads
     assert call.weights_BHQK is not None
     weights = call.weights_BHQK[row : row + 1]
     room.take(weights.numel() * weights.element_size())
