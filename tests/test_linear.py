@@ -287,6 +287,19 @@ def test_keys_that_a_state_forgot_are_each_given_once() -> None:
         assert all(len({*row}) == len(row) for row in keys[:, -1].tolist())
 
 
+@pytest.mark.usefixtures("in_tiles")
+def test_a_row_of_zeros_is_0_to_every_question() -> None:
+    rule = gated_delta(70)
+    query = rule.tokens["query"].clone()
+    query[:, 40] = 0.0
+    M, asked = LinearMap(replace(rule, tokens={**rule.tokens, "query": query})), every_question(1, 70)
+    by_row = [question for question in asked if not isinstance(question, GroupMass | Received | Strongest | TopK)]
+    answers = M.together([*by_row, TopK(5)])
+    for answer in (*(answers[question] for question in by_row), answers[TopK(5)][0]):
+        assert not answer[:, :, 40].any()
+        assert not answer[:, :, 5:].isnan().any()
+
+
 @pytest.mark.parametrize("decay", [0.05, 9.0])
 def test_rows_answer_as_tiles_do(decay: float) -> None:
     rule = gated_delta(37, 2, decay)

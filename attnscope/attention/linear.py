@@ -332,7 +332,7 @@ class ShareTiles(Tiles):
         top_heads, top = self.searched(place, p)
         own.masked_fill_(future, 0.0)
         columns = None if text is None else text[place.groups]
-        max_p = p.amax(-1, keepdim=True)
+        max_p = p.amax(-1, keepdim=True).clamp_min_(TINY)  # a row of zeros has an entropy of 0
         signs = {"signed": signed, "size_Hr": size_Hr1[..., 0]}
         return ShareTile(place, None, p, norm, torch.ones_like(norm), max_p, top, top_heads, columns, **signs)
 
@@ -356,6 +356,6 @@ class ShareTile(Tile):
 
     @cached_property
     def energy(self) -> tuple[Tensor, Tensor]:
-        t = self.p.clamp_min(TINY).log_().sub_(self.max_p.clamp_min(TINY).log())
+        t = self.p.clamp_min(TINY).log_().sub_(self.max_p.log())
         key0, whole = self.key0 * t[..., 0], t.mul_(self.p).sum(-1)
         return key0, whole - key0
