@@ -132,17 +132,12 @@ def load_tokenizer(options: LoadOptions) -> LoadedTokenizer:
     Example:
         load_tokenizer(LoadOptions(model="demo")).max_positions  # 512
     """
-    source, refused = locate(options), None
-    try:
-        sources.check_tokenizer(source, options)
-    except ModelError as error:
-        refused = error
+    source = locate(options)
     config, task, _ = _config(source, options)
     if task == VISION_ONLY:
         what = f"{source.name} ({config.model_type}) reads pictures, and has no tokenizer"
         raise ModelError(what, "give it one with {picture=FILE}")
-    if refused is not None:  # only now: one that reads no text has none, and that is the better answer
-        raise refused
+    sources.check_tokenizer(source, options)  # only now: one that reads no text has none, the better answer
     most = _geometry(config, source, task).max_positions
     return LoadedTokenizer(_tokenizer(source, config, options), source.name, most, source.source_folder != DEMO_FOLDER)
 
