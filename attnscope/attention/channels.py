@@ -159,13 +159,13 @@ class FactoredRule(ChannelRule):
 class Recurrence(FactoredRule):
     """w_ij = sum over states of read_i * (the decays after j up to i) * write_j, and on the diagonal also skip.
 
-    log_decay: of some channels, (B, T, c, N), float64. write, read: (B, T, c or 1, N); without them 1. skip_C: what a
-    token's own value adds without the state.
+    log_decay: of some channels, (B, T, c, N), float64. write, read: what broadcasts to it. skip_C: what a token's own
+    value adds without the state.
     """
 
     log_decay: Callable[[slice], Tensor]
-    write: Callable[[slice], Tensor] | None = None
-    read_BT1N: Tensor | None = None
+    write: Callable[[slice], Tensor]
+    read_BT1N: Tensor
     skip_C: Tensor | None = None
     width: int = 1
 
@@ -175,11 +175,10 @@ class Recurrence(FactoredRule):
 
     def factors(self, channels: slice, stop: int) -> Factors:
         log_BcTN = self.log_decay(channels)[:, :stop].transpose(1, 2).clamp_min(-1e4).cumsum(2)
-        write_BcTN = torch.ones_like(log_BcTN, dtype=torch.float32)
-        read_BcTN = write_BcTN if self.read_BT1N is None else self.read_BT1N[:, :stop].transpose(1, 2)
-        if self.write is not None:
-            write_BcTN = self.write(channels)[:, :stop].transpose(1, 2).contiguous()
-        read_BcTN = read_BcTN.expand_as(log_BcTN)
+        write_BcTN, read_BcTN = (
+            part[:, :stop].transpose(1, 2).expand_as(log_BcTN) for part in (self.write(channels), self.read_BT1N)
+        )
+        write_BcTN = write_BcTN.contiguous()
         own_BcT = (read_BcTN * write_BcTN).sum(-1)
         if self.skip_C is not None:
             own_BcT += self.skip_C[channels].float()[:, None]
@@ -188,9 +187,7 @@ class Recurrence(FactoredRule):
     def single(self, channel: int) -> LinearRule:
         one, (B, T, _) = slice(channel, channel + 1), self.shape
         log = self.log_decay(one)
-        ones = torch.ones(B, T, 1, log.shape[-1], device=log.device)
-        write = ones if self.write is None else self.write(one).expand_as(ones)
-        read = ones if self.read_BT1N is None else self.read_BT1N.expand_as(ones)
+        write, read = (part.expand(B, T, 1, log.shape[-1]) for part in (self.write(one), self.read_BT1N))
         skip = 0.0 if self.skip_C is None else self.skip_C[channel].float()
         own = (read * write).sum(-1) + skip
         # What is read of the state before a token fades by that token's decay first.

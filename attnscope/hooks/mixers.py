@@ -196,12 +196,14 @@ def rwkv_attention(own: Own, arguments: Arguments) -> ChannelRule:
 def gated_recurrence(own: Own, arguments: Arguments) -> ChannelRule:
     """A recurrence with a gate for each channel and token. Source: De et al. 2024, Griffin, arXiv 2402.19427."""
     gate_BTC = arguments["recurrent_gate"].double() * ~arguments["reset"]
-    log_BTC = gate_BTC.log()
+    log_BTC, one_1111 = gate_BTC.log(), torch.ones(1, 1, 1, 1, device=gate_BTC.device)
     return Recurrence(
         "gated recurrence",
         arguments["hidden_states"],
         _as_it_is,
         log_decay=lambda channels: log_BTC[..., channels, None],
+        write=lambda channels: one_1111,
+        read_BT1N=one_1111,
     )
 
 
