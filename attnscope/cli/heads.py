@@ -16,7 +16,7 @@ from attnscope.cli.one_text import FEW, Show, draw_in_terminal, export_text, obs
 from attnscope.cli.option_groups import FIRST, HIDDEN, SETTING, build, command_line, fill, of_run
 from attnscope.cli.option_groups import metrics as metric_names
 from attnscope.cli.options import Entries, Question, Relations, TextRun
-from attnscope.cli.output import Results, Top, writing_to
+from attnscope.cli.output import Results, Top
 from attnscope.errors import UsageError
 from attnscope.utils.folders import PICTURES, TABLES
 
@@ -122,8 +122,15 @@ class Ranking(Top, panel="What to ask"):
         return f"-{sort.removeprefix('-')}" if self.ascending else sort
 
 
-OUT = "Folder for tables and figures, or a file for the table or one picture."
-RankedHeads = writing_to(Results, OUT, *PICTURES, *TABLES)
+class RankedHeads(Results):
+    """A table to stdout; tables, figures and a manifest to --out."""
+
+    files = (*PICTURES, *TABLES)
+    out: Annotated[
+        Path | None, "Folder for tables and figures, or a file for the table or one picture.", "DIR|FILE"
+    ] = None
+
+
 GROUPS = (TextRun, MeasuredEntries, Question, Ranking, RankedHeads, Relations, Drawing, Show)
 
 
@@ -150,7 +157,7 @@ def heads(
     entries: MeasuredEntries,
     question: Question,
     ranking: Ranking,
-    printing: Results,
+    printing: RankedHeads,
     relations: Relations,
     drawing: Drawing,
     showing: Show,
