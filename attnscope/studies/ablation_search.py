@@ -266,12 +266,11 @@ class HeadStudy(Study[Record]):
     def cost(self, of_all: Callable[[int], int] = lambda count: count) -> Cost:
         """As of any study; of_all: what all sequences take, where those of the task are but some of them."""
         passes = Passes.planned(self.model, self.task, self.replacement)
-        token_layers = of_all(self.token_layers(passes) + learning_cost(passes))
-        once = of_all(passes.token_layers([]))
-        rows = of_all(sum(map(len, self.task.rows))) * token_layers // max(1, once)
+        token_layers = self.token_layers(passes) + learning_cost(passes)
+        rows = sum(map(len, self.task.rows)) * token_layers // max(1, passes.token_layers([]))
         what = f"{self.kind} of {len(self.heads)} heads on {of_all(len(self.task))} sequences of {self.task.name}:"
         sets = [HeadSet("", (head,)) for head in self.heads]
-        return cost_of(what, token_layers, rows, passes, sets)
+        return cost_of(what, of_all(token_layers), of_all(rows), passes, sets)
 
     def measure(self, facts: dict[str, Any], parts: Parts, advance: Advance) -> Record:
         sets = [HeadSet("", tuple(self.heads))]

@@ -204,11 +204,11 @@ class _Apart:
         """(C,): what each component gives to a number; the layer's own biases are what no residual leaves."""
         return self._with_bias(self._gradients(number), number)
 
-    def _with_bias(self, gradients: list[Tensor | None], number: OneSided) -> np.ndarray:
+    def _with_bias(self, gradients: list[Tensor], number: OneSided) -> np.ndarray:
         shares_C = self.sides.side(number.side).shares(gradients).detach().cpu().numpy()
         return np.append(shares_C, float(number.of(self.nothing[number.side])))
 
-    def _gradients(self, number: OneSided) -> list[Tensor | None]:
+    def _gradients(self, number: OneSided) -> list[Tensor]:
         value = number.of(self.sides.spec)
         check_made(value, number.side)
         return self.sides.side(number.side).gradients(value)

@@ -229,8 +229,7 @@ class _Recording:
         self.tape.closed -= 1
         if self.tape.closed or self.track is None or self.within is None:
             return
-        values = [one for one in (*args, *kwargs.values()) if isinstance(one, Tensor)]
-        nodes = [node for one in values if (node := self.tape.node(one)) is not None and not node.carries]
+        nodes = [node for one in (*args, *kwargs.values()) if (node := self.tape.node(one)) and not node.carries]
         block = Block(self.kind(module, args, kwargs, output), self.track.runs)
         source = Source(self.at, block, sum(weight.numel() for weight in module.parameters()))
         self.at += 1
@@ -399,19 +398,18 @@ class _Depth(_Recording):
                 self.track.last = node
 
     def entered(self, track: _Track, node: Node) -> None:
-        self.shares(track, track.written, node.value, track.runs, LAYER)
+        self.shares(track, track.written, node.value, track.runs)
 
     def finished(self, track: _Track) -> None:
         if self.mixtures:
             return
         if track.last is None or not track.last.carries:
             raise ModelError(f"{LOST}: what leaves the last layer is not made of what enters it", ANOTHER)
-        self.shares(track, self.expanded(track.last), track.last.value, None, FINAL)
+        self.shares(track, self.expanded(track.last), track.last.value, None)
 
-    def shares(
-        self, track: _Track, parts: Mapping[Block, Tensor], residual: Tensor, layer: int | None, use: str
-    ) -> None:
-        """How much of a residual each block wrote. Raises ModelError where their parts do not sum to it."""
+    def shares(self, track: _Track, parts: Mapping[Block, Tensor], residual: Tensor, layer: int | None) -> None:
+        """How much of a residual each block wrote; layer: that reads it, None behind the last. Raises ModelError where
+        their parts do not sum to it."""
         count = self.streams.get(track.blocks, 1)
         whole_TSE = by_token(residual, count).float()
         size_TS1 = whole_TSE.square().sum(-1, keepdim=True)
@@ -433,10 +431,9 @@ class _Depth(_Recording):
             part_TSE = by_token(parts[block], count).to(whole_TSE)
             share_CSQ.append(self._kept(torch.einsum("tse,tse->ts", part_TSE, direction_TSE), track))
             norm_CSQ.append(self._kept(part_TSE.norm(dim=-1), track))
-        names = tuple(block.name for block in blocks)
-        self.points.append(
-            DepthPoint(track.stack, layer, use, names, np.stack(share_CSQ), np.stack(norm_CSQ), self._tokens(track))
-        )
+        use, names = FINAL if layer is None else LAYER, tuple(block.name for block in blocks)
+        values = np.stack(share_CSQ), np.stack(norm_CSQ)
+        self.points.append(DepthPoint(track.stack, layer, use, names, *values, self._tokens(track)))
 
     def _place(self, block: Block) -> tuple[int, int]:
         """In the order of the model: by layer, and in it by what wrote first."""

@@ -353,13 +353,13 @@ def heads_null(
     missing = [why for _, why in own if why]
     if missing:
         return Null(why=tuple(missing))
-    mass, alike = _mean_mass(cut, masses), []
+    mass, alike = float(masses.by_text(cut).mean()), []
     for one in heads:
         strongest = [_strongest(one, text, queries[text], masses) for text in range(len(cut.keys))]
         if one.heads == cut.heads or None in strongest:
             continue
         other = Cut(f"{one.name}, strongest", one.heads, tuple((key,) for key in strongest if key is not None))
-        apart = abs(math.log(_mean_mass(other, masses) / mass))
+        apart = abs(math.log(masses.by_text(other).mean() / mass))
         if apart <= math.log(ALIKE):
             alike.append((apart, Draw(other)))
     if len(alike) < FEWEST:
@@ -406,10 +406,6 @@ def _strongest(heads: HeadSet, text: int, queries: Sequence[int], masses: Masses
     there_K = masses.seen_by_all(heads, text, len(queries)) & (mass_K > 0)
     there_K[[0, *masses.resting(heads, text)]] = False
     return int(np.where(there_K, mass_K, -1.0).argmax()) if there_K.any() else None
-
-
-def _mean_mass(cut: Cut, masses: Masses) -> float:
-    return float(np.mean([masses.of(cut, text) for text in range(len(cut.keys))]))
 
 
 COPY = "intact copy"
@@ -492,7 +488,8 @@ class KnockoutStudy(SetStudy[KnockoutResult]):
 
     def measure(self, facts: dict[str, Any], parts: Parts, advance: Advance) -> KnockoutResult:
         sets, plan, knockout, passes = self.sets, self.plan, self.intervention, self.passes
-        copy, texts, lengths = Cut(COPY, (), ((),) * len(self.cases)), range(len(self.cases)), passes.task.lengths
+        count, lengths = len(self.cases), passes.task.lengths
+        copy = Cut(COPY, (), ((),) * count)
         rows, every = [len(queries) for queries in knockout.queries], {cut.identity: cut for cut in sets}
         nulls: dict[NullKind, tuple[Null, ...]] = {kind: (Null(),) for kind in KINDS}
         if len(sets) == 1 and not plan.random:
@@ -519,14 +516,14 @@ class KnockoutStudy(SetStudy[KnockoutResult]):
             }
             # Cuts and draws that take no weight from any text are not run.
             every |= {cut.identity: cut for kind in KINDS for null in nulls[kind] for cut in null.cuts}
-            taken = [cut for cut in every.values() if cut.moves or any(masses.of(cut, text) > 0 for text in texts)]
+            taken = [cut for cut in every.values() if cut.moves or (masses.by_text(cut) > 0).any()]
             passes = replace(passes, intervention=replace(knockout, heads=heads_by_layer(taken)))
             run = effects_by_set(passes, taken, parts, advance, copy)
         # A text has no effect where no row sees a key, and exactly none where their weight is exactly 0.
-        effects = {name: run.by_set.get(name, np.zeros(len(texts))) for name in every}
+        effects = {name: run.by_set.get(name, np.zeros(count)) for name in every}
         for name, cut in every.items():
             if cut.heads and not cut.moves:
-                mass_S = np.array([masses.of(cut, text) for text in texts])
+                mass_S = masses.by_text(cut)
                 effects[name] = np.where(np.isnan(mass_S), np.nan, np.where(mass_S == 0, 0.0, effects[name]))
         if all(np.isnan(effects[cut.identity]).all() for cut in sets):
             why = "no query sees any of the keys in the heads that were chosen"

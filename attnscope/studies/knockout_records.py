@@ -103,14 +103,16 @@ class Masses:
     emptied: dict[TextLayer, np.ndarray] = field(default_factory=dict)
     rests: dict[TextLayer, np.ndarray] = field(default_factory=dict)
 
-    def of(self, cut: Cut, text: int, key: Sequence[int] | None = None) -> float:
-        """The mean weight that the rows of a cut's heads give to its keys, or to others; NaN where no row sees one."""
-        keys = list(cut.keys[text] if key is None else key)
-        total = 0.0
-        for mass_K in self._of_heads(self.mass, cut, text):
-            total += float(mass_K[keys].sum())
+    def of(self, cut: Cut, text: int) -> float:
+        """The mean weight that the rows of a cut's heads give to its keys; NaN where no row sees one."""
+        keys = list(cut.keys[text])
+        total = sum(float(mass_K[keys].sum()) for mass_K in self._of_heads(self.mass, cut, text))
         seen = any(rows_K[keys].any() for rows_K in self._of_heads(self.seen, cut, text))
         return total / len(cut.heads) if seen else np.nan
+
+    def by_text(self, cut: Cut) -> np.ndarray:
+        """(S,): the same of every text."""
+        return np.array([self.of(cut, text) for text in range(len(cut.keys))])
 
     def per_key(self, cut: HeadSet, text: int) -> np.ndarray:
         """(K,) the mean weight of each key in a cut's heads and rows."""
@@ -280,9 +282,9 @@ class KnockoutResult(StudyRecord):
         columns["n"] = columns.pop("n")  # the last
         return as_table(columns).take(integers(self.order))
 
-    def mass(self, cut: Cut, texts: Sequence[int] | None = None) -> float:
+    def mass(self, cut: Cut) -> float:
         """The weight that was cut: mean over rows, heads and the texts that see any of the keys."""
-        mass_S = np.array([self.masses.of(cut, text) for text in (range(len(self.cases)) if texts is None else texts)])
+        mass_S = self.masses.by_text(cut)
         return float(np.nanmean(mass_S)) if np.isfinite(mass_S).any() else np.nan
 
     def _places(self, places: Sequence[Sequence[int]]) -> str | None:

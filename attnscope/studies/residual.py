@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -108,6 +109,10 @@ def position_term(spec: AttentionSpec, head: int, query: int) -> Tensor | None:
 
 
 ROWS = 128  # of weights at once
+# Asked for several times, and 0 where a number does not depend on a variable.
+gradients_of: Callable[..., tuple[Tensor, ...]] = partial(
+    torch.autograd.grad, retain_graph=True, allow_unused=True, materialize_grads=True
+)
 
 
 @dataclass(frozen=True)
@@ -170,25 +175,24 @@ class ResidualSources:
         stack = None if heads.stack == self.plain else heads.stack
         return [Component("head", heads.layer, head, stack=stack) for head in range(heads.output_BQHV.shape[2])]
 
-    def gradients(self, value: Tensor, along: Tensor | None = None) -> list[Tensor | None]:
-        """Of a number at the residuals, then at the heads' outputs; along: of a tensor, in this direction, itself a
-        variable."""
+    def gradients(self, value: Tensor, along: Tensor | None = None) -> list[Tensor]:
+        """Of a number at the residuals, then at the heads' outputs, 0 where it does not depend on them; along: of a
+        tensor, in this direction, itself a variable."""
         variables = [*self.residuals, *(heads.output_BQHV for _, heads in self.heads)]
-        how = {"retain_graph": True, "allow_unused": True, "create_graph": along is not None}
-        return list(torch.autograd.grad(value, variables, along, **how))
+        return list(gradients_of(value, variables, along, create_graph=along is not None))
 
-    def shares(self, gradients: Sequence[Tensor | None], products: Callable[..., Tensor] | None = None) -> Tensor:
+    def shares(self, gradients: Sequence[Tensor], products: Callable[..., Tensor] | None = None) -> Tensor:
         """(C,) float64: how much of a number each component gives, by its gradients; products: those of heads."""
         products, whole = products or _products, []
         residuals, of_heads = gradients[: len(self.residuals)], gradients[len(self.residuals) :]
         # A residual is one head; of several streams in any order of axes, all its numbers are one vector.
         for x, gradient in zip(self.residuals, residuals, strict=True):
             shape = (*x.shape[:2], 1, x.shape[2]) if x.ndim == 3 else (1, 1, 1, -1)
-            whole.append(products(x.reshape(shape), None if gradient is None else gradient.reshape(shape))[0])
+            whole.append(products(x.reshape(shape), gradient.reshape(shape))[0])
         outputs = [heads.output_BQHV for _, heads in self.heads]
         return self.shared(whole, [products(*pair) for pair in zip(outputs, of_heads, strict=True)])
 
-    def shares_by_row(self, gradients: Sequence[Tensor | None]) -> Tensor:
+    def shares_by_row(self, gradients: Sequence[Tensor]) -> Tensor:
         """(C, T) float64: how much of a number each component gives by what it wrote at each token."""
         if any(x.ndim != 3 for x in self.residuals):
             raise ModelError("the residual of this model is several vectors per token", ANOTHER)
@@ -212,7 +216,7 @@ class ResidualSources:
         at_C = torch.tensor([places[component] for component in slots], device=part_C.device)
         return part_C.new_zeros(len(places), *part_C.shape[1:]).index_add(0, at_C, part_C)
 
-    def shares_by_token(self, of_numbers: Sequence[Sequence[Tensor | None]]) -> dict[Component, Tensor]:
+    def shares_by_token(self, of_numbers: Sequence[Sequence[Tensor]]) -> dict[Component, Tensor]:
         """{head: (N, K) float64}: how much of each number, by its gradients, each head gives by each token it reads."""
         shares: dict[Component, Tensor] = {}
         for at, (_, heads) in enumerate(self.heads, len(self.residuals)):
@@ -273,18 +277,14 @@ class WrittenSides:
         return sources
 
 
-def _by_row(x_BTHV: Tensor, gradient_BTHV: Tensor | None) -> Tensor:
+def _by_row(x_BTHV: Tensor, gradient_BTHV: Tensor) -> Tensor:
     """(H, T) float64 on the CPU: what each head gives by each token of its output."""
-    if gradient_BTHV is None:
-        return torch.zeros(x_BTHV.shape[2], x_BTHV.shape[1], dtype=torch.float64)
     product_BTHV = exact(x_BTHV.detach()) * exact(gradient_BTHV)
     return product_BTHV.sum((0, 3)).T.cpu().double()
 
 
-def _products(x_BTHV: Tensor, gradient_BTHV: Tensor | None) -> Tensor:
+def _products(x_BTHV: Tensor, gradient_BTHV: Tensor) -> Tensor:
     """(H,) float64 on the CPU: what each head gives, the sum of x times gradient over the tokens that it reaches."""
-    if gradient_BTHV is None:
-        return torch.zeros(x_BTHV.shape[2], dtype=torch.float64)
     x_BTHV = x_BTHV.detach()
     if not gradient_BTHV.requires_grad:  # of one key or query, nearly all rows are 0
         row_R = torch.nonzero(gradient_BTHV[0].flatten(1).any(1))[:, 0]
@@ -293,28 +293,27 @@ def _products(x_BTHV: Tensor, gradient_BTHV: Tensor | None) -> Tensor:
 
 
 @torch.no_grad()
-def _by_token(heads: HeadOutputs, gradients: Sequence[Tensor | None]) -> Tensor:
+def _by_token(heads: HeadOutputs, gradients: Sequence[Tensor]) -> Tensor:
     """(N, H, K): what each head gives to each number by each key, A (v . gradient), summed over its rows."""
     call, v_BGKV = heads.call, None if heads.call is None else heads.call.v_BGKV
     if call is None or v_BGKV is None:
         raise ModelError("the values of this model's heads are not seen", "leave out {by=tokens}")
     P, v_GKV = call.P, v_BGKV[0].float()
     found_NHK = exact(torch.zeros(len(gradients), P.heads, v_GKV.shape[1], device=P.device))
-    gradient_of = {number: gradient[0] for number, gradient in enumerate(gradients) if gradient is not None}
-    rows_of = {number: torch.nonzero(one.flatten(1).any(1))[:, 0].tolist() for number, one in gradient_of.items()}
+    rows_of = [torch.nonzero(one[0].flatten(1).any(1))[:, 0].tolist() for one in gradients]
     for start in range(0, heads.output_BQHV.shape[1], ROWS):
-        here = {number: [row for row in rows if start <= row < start + ROWS] for number, rows in rows_of.items()}
-        reached = [row for rows in here.values() for row in rows]
+        here = [[row for row in rows if start <= row < start + ROWS] for rows in rows_of]
+        reached = [row for rows in here for row in rows]
         if not reached:
             continue
         first, stop = min(reached), max(reached) + 1
         weights_HQK, shares_BHQ1 = P.rows(first, stop)[0], call.output_shares(first, stop)
         weights_HQK = weights_HQK if shares_BHQ1 is None else weights_HQK * shares_BHQ1[0]
-        for number, rows in here.items():
+        for number, rows in enumerate(here):
             if rows:
                 # What a whole weight on a key gives, by the gradients at these rows of the heads' outputs.
                 gradient_GrV = (
-                    gradient_of[number][rows].float().transpose(0, 1).reshape(len(v_GKV), -1, v_GKV.shape[-1])
+                    gradients[number][0, rows].float().transpose(0, 1).reshape(len(v_GKV), -1, v_GKV.shape[-1])
                 )
                 read_HrK = (gradient_GrV @ v_GKV.mT).view(P.heads, len(rows), -1)
                 found_NHK[number] += (weights_HQK[:, [row - first for row in rows]] * read_HrK).sum(1)
@@ -334,14 +333,14 @@ def vectors_of(found: ResidualSources, vector_RD: Tensor, weight_NR: Tensor, row
         return None
     # Where nothing lies between two blocks but additions, they share one gradient, which is asked for once.
     places: dict[int, list[int]] = {}
-    for place, gradient in enumerate(_gradients(vector_RD[:, 0], variables)):
+    for place, gradient in enumerate(gradients_of(vector_RD[:, 0].sum(), variables)):
         places.setdefault(gradient.data_ptr(), []).append(place)
     groups = list(places.values())
     leaders = [variables[alike[0]] for alike in groups]
     at_once = max(1, AT_ONCE // (len(leaders) * variables[0].numel()))
     parts: list[list[Tensor]] = [[] for _ in variables]
     for numbers in torch.arange(vector_RD.shape[1]).split(at_once):
-        gradients = [_gradients(vector_RD[:, number], leaders) for number in numbers.tolist()]
+        gradients = [gradients_of(vector_RD[:, number].sum(), leaders) for number in numbers.tolist()]
         for alike, of_group in zip(groups, zip(*gradients, strict=True), strict=True):
             towards_RdE = torch.stack([one[0, rows] for one in of_group], 1)
             for place in alike:
@@ -353,11 +352,6 @@ def vectors_of(found: ResidualSources, vector_RD: Tensor, weight_NR: Tensor, row
     whole, by_head = every[: len(found.residuals)], every[len(found.residuals) :]
     of_weighting = range(len(weight_NR))
     return torch.stack([found.shared([one[n, 0] for one in whole], [one[n] for one in by_head]) for n in of_weighting])
-
-
-def _gradients(numbers_R: Tensor, variables: Sequence[Tensor]) -> list[Tensor]:
-    gradients = torch.autograd.grad(numbers_R.sum(), variables, retain_graph=True, allow_unused=True)
-    return [torch.zeros_like(x) if one is None else one for x, one in zip(variables, gradients, strict=True)]
 
 
 @torch.no_grad()
