@@ -105,7 +105,7 @@ def names_of(folder: Path) -> HeadNames:
 def read_atlas(folder: Path) -> tuple[HeadNames, Mapping[str, list[Any]]]:
     """What the atlas of a folder calls the heads, and the columns of its table, with each contrast's heads as rows.
 
-    Raises ValueError for a damaged one, InputError for one of another version.
+    Raises ValueError for a damaged table, InputError for damaged facts, and for those of another version.
     """
     import pyarrow as pa
 

@@ -237,15 +237,12 @@ def of_texts(loaded: LoadedModel, where: Where, most: int | None, opened: ExitSt
     tokenised = opened.enter_context(prompts.reading(loaded.tokenizer, where))
 
     def read(ask: CaptureSpec) -> Prompt:
-        text, answer = ask.text, ask.answer
+        text, answer, limit = ask.text, ask.answer, _limit(loaded, ask, most)
         assert isinstance(text, str)
-        if answer is not None:
-            loaded.check_bare("an answer")
         if not text.strip():
             raise InputError("the text is empty", "give a text with at least one word")
         if not isinstance(answer, str | None):
             raise UsageError("the text is words, and its answer is token ids", SAME_FORM)
-        limit = most if answer is None else None
         prompt = tokenised(text, ask.chat, limit, ask.truncate, answer, ask.pair)
         loaded.check_ids(prompt.ids)
         return _behind_virtual(loaded, prompt)
@@ -257,21 +254,25 @@ def of_tokens(loaded: LoadedModel, where: Where, most: int | None, opened: ExitS
     """Token ids, or a Prompt, which is read as it is."""
 
     def read(ask: CaptureSpec) -> Prompt:
-        text, answer = ask.text, ask.answer
+        text, answer, limit = ask.text, ask.answer, _limit(loaded, ask, most)
         assert not isinstance(text, str | Sound | GivenTensors)
-        if answer is not None:
-            loaded.check_bare("an answer")
         check_ids(loaded, text.ids if isinstance(text, Prompt) else text)
         if not isinstance(text, Prompt):
             virtual = list(loaded.virtual)  # ids of an earlier run begin with them
             own = text[len(virtual) :] if list(text[: len(virtual)]) == virtual else text
-            room = most if answer is None else None
-            text = from_ids(loaded.tokenizer, own, max_tokens=room, truncate=ask.truncate)
+            text = from_ids(loaded.tokenizer, own, max_tokens=limit, truncate=ask.truncate)
         if answer and isinstance(answer, str):
             raise UsageError("the text is token ids, and its answer is words", SAME_FORM)
         return _answered(loaded, _behind_virtual(loaded, text), answer)
 
     return read
+
+
+def _limit(loaded: LoadedModel, ask: CaptureSpec, most: int | None) -> int | None:
+    """The tokens that a text may have: with an answer, which only a bare model reads, so many as there are."""
+    if ask.answer is not None:
+        loaded.check_bare("an answer")
+    return most if ask.answer is None else None
 
 
 def _is_sound(ask: CaptureSpec) -> bool:

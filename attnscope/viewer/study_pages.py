@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attnscope.model.selection import DECODER, LINEAR, StackLayer, is_linear, stack_of
+from attnscope.model.selection import DECODER, LINEAR, StackLayer, stack_of
+from attnscope.observe.request import LayerKey
 from attnscope.studies.attribution_records import KeyParts
 from attnscope.viewer.pack import Blobs, joined_arrays
 from attnscope.viewer.page import BASE64, About, Plan, page_of
@@ -269,7 +270,7 @@ class WhySide(Side):
     def packed(self, blobs: Blobs, wanted: Wanted) -> dict[str, Any]:
         """As that of a side, with the logits: numbers are float32, parts_CQK, then logit_QK."""
         side = super().packed(blobs, wanted)
-        at = {_index(key.layer, key.stack): place for key, place in self.at.items()}
+        at = {key.named: place for key, place in self.at.items()}
         why = [
             {
                 "at": at[parts.layer],
@@ -285,12 +286,8 @@ class WhySide(Side):
         return {**side, "why": why}
 
 
-def _index(layer: int, stack: str) -> int:
-    return StackLayer(layer, stack) if is_linear(stack) else layer
-
-
 def _said(component: Component, at: Mapping[int, int]) -> dict[str, Any]:
-    place = None if component.layer is None else at.get(_index(component.layer, component.stack or ""))
+    place = None if component.layer is None else at.get(LayerKey(component.layer, component.stack or "").named)
     if component.head is None or place is None:
         return {"name": component.name}
     return {"name": component.name, "at": place, "head": component.head}
