@@ -583,6 +583,20 @@ def test_heads_without_focus_are_ranked_by_the_first_metric_that_they_have(chann
 
 
 @pytest.mark.e2e
+def test_an_order_by_what_no_head_has_is_said_to_be_none(tmp_path, channels):
+    """Of a text, and of a dataset; heads that have it are in its order without a word."""
+    folder = tmp_path / "model"
+    channels.model.save_pretrained(folder)
+    channels.tokenizer.save_pretrained(folder)
+    (tmp_path / "corpus.txt").write_text(f"{TEXT}\n")
+    call("batch", str(tmp_path / "corpus.txt"), "-m", str(folder), "--out", str(tmp_path / "dataset")).ok()
+    for source in (("--text", TEXT, "-m", str(folder)), (str(tmp_path / "dataset"),)):
+        line = "no head here has focus: heads are in the model's order"
+        assert line in call("heads", *source, "--sort", "focus").ok().err
+        assert line not in call("heads", *source, "--sort", "self").ok().err
+
+
+@pytest.mark.e2e
 def test_the_shell_reads_one_channel(channels, tmp_path):
     channels.model.save_pretrained(tmp_path)
     channels.tokenizer.save_pretrained(tmp_path)

@@ -17,7 +17,7 @@ from attnscope.cli.output import Results, Top, write_file
 from attnscope.cli.study_tables import open_line
 from attnscope.errors import UsageError
 from attnscope.metrics.metrics import KEPT_FIRST, UNIFORM
-from attnscope.observe.records import first_ranked
+from attnscope.observe.records import first_ranked, unranked
 from attnscope.utils import display as cells
 from attnscope.utils.display import Column, Row, Sheet, fitting
 from attnscope.utils.signals import unwinding
@@ -161,6 +161,7 @@ def dataset_heads(context: typer.Context, folder: Path, asked: DatasetAsk, print
     shown = order[: asked.top.shown]
     sheet = dataset_sheet(heads, shown, chosen.sort, output.width())
     output.emit_first(heads.table(order), asked.top, format, lambda: sheet, printing)
+    output.log_lines(unranked(heads.scores, places, asked.sort), printing.quiet)
     if format == "table":
         notes = [*open_ends(heads, shown, chosen.sort), *dataset_legend(dataset, sheet.columns)]
         output.log_lines(notes, printing.quiet)

@@ -249,7 +249,9 @@ def _print(
 
     shown: the heads that a person sees.
     """
-    lines = missing_support(seen)
+    from attnscope.observe.records import unranked
+
+    lines = [*unranked(seen.every.scores, seen.every.order(None), ranking.sort), *missing_support(seen)]
     if format != "table":
         output.emit_data(seen.table(order, ranking.limit(format)), format, printing.spreadsheet)
     else:

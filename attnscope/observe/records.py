@@ -328,6 +328,15 @@ def first_ranked(scores: Mapping[str, Score], places: np.ndarray) -> str | None:
     return next((name for name in order if np.isfinite(scores[name].value[places]).any()), next(iter(order), None))
 
 
+def unranked(scores: Mapping[str, Score], places: np.ndarray, sort: str | None) -> list[str]:
+    """A line where no head of some places has the metric that they are to be sorted by."""
+    name = "" if sort is None else order_of(sort)[0]
+    if name not in scores or name == MASS.id or np.isfinite(scores[name].value[places]).any():
+        return []
+    how = f"`attnscope metrics {name}` says which heads can have it"
+    return [f"no head here has {name}: heads are in the model's order; {how}"]
+
+
 def with_others(listed: pa.Table, others: Sequence[tuple[str, int, str]], sort: str | None) -> pa.Table:
     """A table of heads with a last column `type`, and a row of nulls for each (stack, layer, type) that is no softmax
     attention."""
