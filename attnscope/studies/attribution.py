@@ -119,7 +119,7 @@ class _Apart:
         # Rows that no side has.
         more: list[tuple[Component, Sequence[float]]] = []
         position_K = position_term(spec, question.head, question.query)
-        if position_K is not None:
+        if bool(position_K.any()):
             added = [float(position_K[keys].mean()) for keys in ([self.key], self.others)]
             more.append((POSITION, added))
             logits = [logit + one for logit, one in zip(logits, added, strict=True)]
@@ -302,10 +302,8 @@ def _of_head(
     logit_QK, size_QK = _numbers(q_QD @ k_KD.T), _numbers(q_QD.abs() @ k_KD.abs().T)
     check_sum(parts_CQK, logit_QK, size_QK)
     # What positions add to a logit is in no residual.
-    added = [position_term(spec, head, query) for query in queries]
-    if any(added_K is not None for added_K in added):
-        none_K = torch.zeros(spec.k_BGKD.shape[2], dtype=torch.float64)
-        position_QK = _numbers(torch.stack([none_K if added_K is None else added_K for added_K in added]))
+    position_QK = _numbers(torch.stack([position_term(spec, head, query) for query in queries]))
+    if position_QK.any():
         components, parts_CQK = [*components, POSITION], np.concatenate([parts_CQK, position_QK[None]])
         logit_QK = logit_QK + position_QK
     seen_QK = np.zeros(logit_QK.shape, bool)

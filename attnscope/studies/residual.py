@@ -95,17 +95,16 @@ def visible_keys(spec: AttentionSpec, head: int, query: int) -> list[int]:
     return keys
 
 
-def position_term(spec: AttentionSpec, head: int, query: int) -> Tensor | None:
-    """(K,) float64: what positions add to the logits of q and k, as ALiBi and relative bias do; None without."""
-    keys, rows = spec.k_BGKD.shape[2], []
+def position_term(spec: AttentionSpec, head: int, query: int) -> Tensor:
+    """(K,) float64: what positions add to the logits of q and k, as ALiBi and relative bias do; 0 without."""
+    keys = spec.k_BGKD.shape[2]
+    added_K = torch.zeros(keys, dtype=torch.float64)
     for values in (spec.bias, spec.visible.mask if spec.visible.additive else None):
         if values is not None:
             values_HQK = values[0, ..., :keys].expand(spec.heads, spec.q_BHQD.shape[2], keys)
-            rows.append(values_HQK[head, query].detach().cpu().double())
-    if not rows:
-        return None
-    added_K = torch.stack(rows).sum(0)
-    return added_K if bool(added_K[visible_keys(spec, head, query)].any()) else None
+            added_K = added_K + values_HQK[head, query].detach().cpu().double()
+    # What a mask adds to hidden keys alone is no position's.
+    return added_K if bool(added_K[visible_keys(spec, head, query)].any()) else torch.zeros_like(added_K)
 
 
 ROWS = 128  # of weights at once
