@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import html
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Unpack
@@ -72,12 +73,13 @@ def heads_html(seen: Observation) -> str:
     measured = (*seen.every.scores, UNIFORM, "top_key_mass")
     scores = [column for column in score_columns(seen) if column.key in measured]
     columns = [*map(Column, which), *scores, Column(RELATION), Column("weight", cells.number)]
-    sheet, more = Sheet([head_row(seen, head, " ") for head in heads], columns), len(seen.kept_heads()) - len(heads)
-    return sheet._repr_html_() + (f"<p>{more} more heads in table()</p>" if more else "")
+    rows = [{**head_row(seen, head, " ", _token), "kv": str(head.kv_head)} for head in heads]
+    more = len(seen.kept_heads()) - len(heads)
+    return Sheet(rows, columns)._repr_html_() + (f"<p>{more} more heads in table()</p>" if more else "")
 
 
-def head_row(seen: Observation, head: Head, between: str) -> Row:
-    """What the columns show of a head; between: what is between the roles of an atlas."""
+def head_row(seen: Observation, head: Head, between: str, token: Callable[[Prompt, int], str]) -> Row:
+    """What the columns show of a head; between: what is between the roles of an atlas. token: how one is written."""
     relation, stack = head.strongest, seen.of(head.stack)
     return {
         "head": head.name,
@@ -88,8 +90,8 @@ def head_row(seen: Observation, head: Head, between: str) -> Row:
         "unif": "≈" * bool(head.near_uniform),
         **head.score,
         UNIFORM: head.uniform,
-        "top_key_mass": f"{token_name(stack.keys, head.top_key)} {cells.number(head.top_key_mass)}",
-        RELATION: f"{token_name(stack.queries, relation.query)} → {token_name(stack.keys, relation.key)}"
+        "top_key_mass": f"{token(stack.keys, head.top_key)} {cells.number(head.top_key_mass)}",
+        RELATION: f"{token(stack.queries, relation.query)} → {token(stack.keys, relation.key)}"
         if relation
         else cells.MISSING,
         "weight": relation.weight if relation else None,
@@ -111,14 +113,10 @@ def score_columns(seen: Observation) -> list[Column]:
     return columns
 
 
-def token_name(prompt: Prompt, position: int) -> str:
-    """A token in a line: `bank(8)`, a long one with an ellipsis."""
-    from rich.text import Text
-
+def _token(prompt: Prompt, position: int) -> str:
+    """A token in a cell of a notebook: `bank(8)`, a long one with an ellipsis."""
     label = prompt.labels[position]
-    text = Text(label.strip("·") or label)
-    text.truncate(LONGEST_TOKEN, overflow="ellipsis")
-    return f"{text.plain}({position})"
+    return f"{cells.shortened(label.strip('·') or label, LONGEST_TOKEN)}({position})"
 
 
 @dataclass(frozen=True, repr=False)
@@ -140,7 +138,7 @@ class ColouredText:
 
     def __repr__(self) -> str:
         most = np.argsort(-self.weight_T, kind="stable")[:3]
-        largest = ", ".join(f"{token_name(self.prompt, place)} {self.weight_T[place]:.2f}" for place in most.tolist())
+        largest = ", ".join(f"{_token(self.prompt, place)} {self.weight_T[place]:.2f}" for place in most.tolist())
         return f"ColouredText: {self.title}; most: {largest}"
 
     def _repr_html_(self) -> str:

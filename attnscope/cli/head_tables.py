@@ -10,7 +10,7 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from attnscope.api.captured import RELATION, ROLES, TEXT_ROLE, head_row, score_columns
+from attnscope.api.captured import LONGEST_TOKEN, RELATION, ROLES, TEXT_ROLE, head_row, score_columns
 from attnscope.metrics.metrics import COLUMNS, KNOWN, LENGTHS, LOOKBACKS, MASS, UNIFORM, order_of
 from attnscope.model.geometry import NOT_KNOWN
 from attnscope.model.selection import as_ranges, is_linear
@@ -18,6 +18,7 @@ from attnscope.utils import display as cells
 from attnscope.utils.display import Column, Row, Sheet, fitting
 
 if TYPE_CHECKING:
+    from attnscope.inputs.prompt import Prompt
     from attnscope.observe.observation import Observation
     from attnscope.observe.records import Head
 
@@ -42,7 +43,7 @@ def heads_table(seen: Observation, shown: Sequence[Head], sort: str, width: int)
     """The ranked heads: as many metrics as so many characters have room for, the one that sorts in any case."""
     between = " " if width >= WIDE else "\n"
     null = uniform_rows(seen, shown)
-    rows: list[Row] = [head_row(seen, head, between) for head in shown]
+    rows: list[Row] = [head_row(seen, head, between, token_name) for head in shown]
     rows += [{"head": UNIFORM, ROLES: kind, "role": kind, **scores} for kind, scores in null]
 
     # The relation gives up room before a metric does, down to a few words.
@@ -83,6 +84,16 @@ def uniform_rows(seen: Observation, shown: Sequence[Head]) -> list[tuple[str, di
     if len({tuple(map(cells.score, scores.values())) for scores in scores_of.values()}) == 1:
         return [("", next(iter(scores_of.values())))]
     return list(scores_of.items())
+
+
+def token_name(prompt: Prompt, position: int) -> str:
+    """A token in a line of a terminal: `bank(8)`, one of too many columns with an ellipsis."""
+    from rich.text import Text
+
+    label = prompt.labels[position]
+    text = Text(label.strip("·") or label)
+    text.truncate(LONGEST_TOKEN, overflow="ellipsis")
+    return f"{text.plain}({position})"
 
 
 WORDS = {  # of the columns that are shown, as many on a line as 80 columns hold

@@ -114,7 +114,7 @@ def positions(seen: Observation, name: str) -> tuple[int, ...]:
 
 def scale_legend(seen: Observation, head: HeadTokens, shown_T: np.ndarray) -> str:
     """The words next to the scale: the largest weight, the sink's, that of the chosen keys, and what is marked."""
-    from attnscope.api.captured import token_name
+    from attnscope.cli.head_tables import token_name
     from attnscope.observe.observation import coloured
 
     query, key = (positions(seen, name) for name in ("query", "key"))
