@@ -8,7 +8,6 @@ import random
 import signal
 import subprocess
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -19,7 +18,7 @@ from attnscope.api.captured import Capture
 from attnscope.certificate.check import check_parity
 from attnscope.errors import UsageError
 from attnscope.export.drawing import DEFAULT, FIGURES
-from attnscope.export.manifest import OURS, TARGET, differences, prompt_of, read_manifest
+from attnscope.export.manifest import OURS, ask_of, differences, prompt_of
 from attnscope.figures.style import ImageFormat
 from attnscope.inputs.prompt import Prompt
 from attnscope.observe.request import CaptureSpec
@@ -424,13 +423,6 @@ def test_a_repeated_run_is_still_that_run(tmp_path, arguments):
     before = files_of(out)
     call(arguments[0], "--from", str(out / "manifest.json"), "-o", str(out), "-q").ok()
     assert files_of(out).keys() == before.keys()
-
-
-def ask_of(path):
-    """What the run of a manifest asked, of the tokens that it read: `read` gives the same again."""
-    manifest = read_manifest(path)
-    target = prompt_of(manifest, path, TARGET).ids if TARGET in manifest else None
-    return replace(CaptureSpec.of_json(manifest.get("ask")), text=prompt_of(manifest, path), target=target)
 
 
 @pytest.mark.parametrize(

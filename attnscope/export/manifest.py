@@ -36,7 +36,7 @@ from attnscope.utils.folders import (
 from attnscope.utils.schema import from_json
 
 if TYPE_CHECKING:
-    pass
+    from attnscope.observe.request import CaptureSpec
 
 SCHEMA = "run/4"  # of a folder; goes up when a file or a column is renamed, or means something else
 BEFORE = "run/3"  # whose heads.csv has the text's role alone, as `role`: what reads it knows that
@@ -87,6 +87,23 @@ def read_manifest(path: Path) -> dict[str, Any]:
     if manifest["schema"] != BEFORE:
         check_schema(manifest, SCHEMA, path, "run its text again with this version of attnscope")
     return manifest
+
+
+def ask_of(path: Path) -> CaptureSpec:
+    """What the run of a manifest asked, of the tokens that it read: `read` gives the same again.
+
+    Raises UsageError for a manifest that does not say it, and for a run that read more than tokens.
+
+        >>> read(load(), ask_of(Path("runs/bank/manifest.json"))).table()
+    """
+    from attnscope.observe.request import CaptureSpec
+
+    manifest = read_manifest(path)
+    prompt, target = prompt_of(manifest, path), prompt_of(manifest, path, TARGET).ids if TARGET in manifest else None
+    if prompt.medium.sha256 is not None:
+        message = f"the run of {path} read pictures or a sound too, which its tokens do not hold"
+        raise UsageError(message, "give {picture} or {audio} again")
+    return replace(CaptureSpec.of_json(manifest.get("ask")), text=prompt, target=target)
 
 
 def _of_any_version(path: Path) -> dict[str, Any]:
