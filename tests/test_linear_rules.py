@@ -506,6 +506,12 @@ def test_without_attention_the_number_of_a_layer_names_its_map_in_python_too(dem
         attnscope.capture(loaded, TEXT, layers=[9])
 
 
+def test_a_model_whose_own_code_keeps_no_gradients_is_refused_where_they_are_asked_for(demo):
+    loaded = wrap(roused_model("xlstm", vocab_size=2000), demo.tokenizer, "xlstm")
+    with pytest.raises(ModelError, match="xlstm keeps no gradients: its own code runs without them; leave out method"):
+        attnscope.patch(loaded, TEXT, corrupted="the bank of the field", at="first", over="heads", method="gradient")
+
+
 @pytest.mark.parametrize("family", ["mamba", "mamba2"])
 def test_two_sides_of_a_page_have_no_divergence_of_layers_without_a_softmax(demo, family):
     loaded = wrap(roused_model(family, vocab_size=2000), demo.tokenizer, family)

@@ -94,7 +94,8 @@ def first_order(passes: Passes, advance: Advance = lambda token_layers: None) ->
 @with_gradients
 def backward(passes: Passes, batch: Sequence[int]) -> list[tuple[AttentionCall, Tensor, Tensor]]:
     """The calls of an intact pass over some sequences, each with its output and the gradient of that: how much worse
-    the measure gets, summed over the sequences. Raises UsageError for weights made in inference mode."""
+    the measure gets, summed over the sequences. Raises UsageError for weights made in inference mode, ModelError for a
+    model whose own code keeps no gradients."""
     check_gradients(passes.loaded.model)
     calls: list[tuple[AttentionCall, Tensor]] = []
 
@@ -106,6 +107,10 @@ def backward(passes: Passes, batch: Sequence[int]) -> list[tuple[AttentionCall, 
     logits_BRV = passes.logits(batch, engine=replace(passes.engine, change=keep), gradients=True)
     values_BK = passes.values(logits_BRV, batch)
     cost = passes.measure.worse * values_BK.sum()  # of a text's rows only its own value has a gradient
+    if not cost.requires_grad:
+        raise ModelError(
+            f"{passes.loaded.name} keeps no gradients: its own code runs without them", "leave out {method}"
+        )
     gradients = torch.autograd.grad(cost, [output_BTHV for _, output_BTHV in calls])
     return [(call, output_BTHV.detach(), grad) for (call, output_BTHV), grad in zip(calls, gradients, strict=True)]
 

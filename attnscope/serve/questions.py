@@ -462,7 +462,6 @@ def divergences(first: Observation, other: Observation, align: Align | None) -> 
 
     Raises InputError as `alignment`.
     """
-    from attnscope.attention.linear import shares_of
     from attnscope.inputs.spans import alignment, units
     from attnscope.studies.comparison import weights_divergence
 
@@ -484,9 +483,7 @@ def divergences(first: Observation, other: Observation, align: Align | None) -> 
             for side, held in zip((first, other), of_both, strict=True)
         )
         has_softmax = not mixes(key.stack)
-        if not has_softmax:
-            first_HQK, other_HQK = shares_of(first_HQK), shares_of(other_HQK)
-        js_H, _, lost_H, other_lost_H, _ = weights_divergence(first_HQK, other_HQK, shared)
+        js_H, _, lost_H, other_lost_H, _ = weights_divergence(first_HQK, other_HQK, shared, not has_softmax)
         for head, js, lost, other_lost in zip(heads, js_H, lost_H, other_lost_H, strict=True):
             bits = float(js) if has_softmax and np.isfinite(js) else None
             result.append(HeadDivergence(key, head, bits, float(lost), float(other_lost)))

@@ -25,6 +25,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
+from attnscope.attention.linear import shares_of
 from attnscope.attention.operator import DenseAttention
 from attnscope.attention.spec import Visibility
 from attnscope.errors import InputError, MemoryLimitError, UsageError
@@ -322,11 +323,17 @@ def compare_heads(
     )
 
 
-def weights_divergence(first_HQK: torch.Tensor, other_HQK: torch.Tensor, shared: Units) -> Divergence:
+def weights_divergence(
+    first_HQK: torch.Tensor, other_HQK: torch.Tensor, shared: Units, shares: bool = False
+) -> Divergence:
     """The same of matrices that were kept of two texts' passes, for one layer; shared: what the texts share.
+
+    shares: whether |w| is read as a share of its row.
 
     >>> weights_divergence(seen.weights[3], other.weights[3], units(seen.prompt.plain, other.prompt.plain)).js   # (H,)
     """
+    if shares:
+        first_HQK, other_HQK = shares_of(first_HQK), shares_of(other_HQK)
     both = (first_HQK, shared.of_a), (other_HQK, shared.of_b)
     layers = ((DenseAttention(side_HQK[None], Visibility(*side_HQK.shape[1:])), of) for side_HQK, of in both)
     first, other = (DivergenceSide.of(P, of, of) for P, of in layers)
