@@ -30,7 +30,7 @@ from attnscope.attention.spec import AttentionSpec, Visibility, row_blocks
 SHORT = 128  # a row that is sorted as it is
 CHUNK = 8
 PLACES = (1 << 29) - 1  # what fits into the bits that a float64 has beyond a float32
-ABOVE_0 = 2.0**-1000  # lost in any other float32
+ABOVE_0 = 2.0**-1000  # too small to change a float64 that was a float32, but for 0
 
 
 def topk(entries: Tensor, k: int) -> tuple[Tensor, Tensor]:

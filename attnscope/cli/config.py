@@ -411,6 +411,7 @@ def with_options(
                 given |= repeated(context, groups, settings) if given["from_"] is not None else {}
             if given.get("config") is not None:
                 # One file serves several commands: what `heads` has, and this command has not, is ignored.
+                # By name, as `app` loads commands: `heads` is made with this function, and cannot be imported above.
                 of_heads = import_module("attnscope.cli.heads").GROUPS
                 given |= configured(context, groups, keys_of(*of_heads, *groups))
             given |= settings

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 Layer = tuple[str, int]  # a stack and the number of a layer
 UNKNOWN = -1  # the id of a token with an embedding alone
-UNSEEN = Visibility(0, 0)  # of calls whose keys are told apart by SeenKeys
+NO_VISIBILITY = Visibility(0, 0)  # of calls of which SeenKeys says what a query sees
 
 
 @dataclass(eq=False)
@@ -77,8 +77,8 @@ class SeenKeys:
 class CallRows:
     """What is kept of one call: how its rows are made, with the keys and values of its own tokens alone.
 
-    begin: the column of the first query's own key; earlier tokens are before it. spec: of those keys, which `sight`
-    tells apart; None of a family that shows its weights alone, weights_BHQK, whose keys may be in the cache.
+    begin: the column of the first query's own key; earlier tokens are before it. spec: of those keys, of which `sight`
+    says what a query sees; None of a family that shows its weights alone, weights_BHQK, whose keys may be in the cache.
     last_BHV: what the model's own attention gave for the last query.
     """
 
@@ -357,7 +357,7 @@ class _OpenForward:
             k, v = (part[:, :, own].detach().clone() for part in (spec.k_BGKD, spec.v_BGKV))
             bias = None if spec.bias is None else self._once(spec.bias, lambda bias: bias.detach().clone())
             scale = float(spec.scale)
-            rows.spec = replace(spec, q_BHQD=q, k_BGKD=k, v_BGKV=v, scale=scale, visible=UNSEEN, bias=bias)
+            rows.spec = replace(spec, q_BHQD=q, k_BGKD=k, v_BGKV=v, scale=scale, visible=NO_VISIBILITY, bias=bias)
             if call.stack == DECODER:
                 self.deepest = key, spec.k_BGKD
         self.forward.calls[key] = rows
